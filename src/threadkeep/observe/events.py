@@ -1,0 +1,159 @@
+"""What can happen, as frozen records of counts, times and names from closed sets; never what people said."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+type Backend = Literal["sqlite", "postgres", "other"]
+type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http", "other"]
+type Outcome = Literal["ok", "fallback", "conflict", "error"]
+type TurnStatus = Literal["complete", "interrupted", "failed"]
+
+BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
+CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
+TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something that happened; an `error` is the name of an error's class, since its sentence may quote people."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRead(Event):
+    """A read of the store ended, well or not; `fallback` means that the caller went on without what it wanted."""
+
+    backend: Backend
+    channel: Channel = "other"
+    outcome: Outcome = "ok"
+    milliseconds: float
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreWrite(Event):
+    """A write to the store ended, well or not; `fallback` means that the turn was kept to be written later."""
+
+    backend: Backend
+    channel: Channel = "other"
+    outcome: Outcome = "ok"
+    milliseconds: float
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadFailed(Event):
+    """Memory could not be read: `fallback` when the agent answered without it, `error` when the caller was told."""
+
+    backend: Backend
+    channel: Channel = "other"
+    outcome: Outcome = "error"
+    error: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteFailed(Event):
+    """A turn could not be written: `fallback` when it was kept for a retry, else `error` or `conflict`.
+
+    It is told once for each failing try, and it alone raises the counter of failed writes.
+    """
+
+    backend: Backend
+    channel: Channel = "other"
+    outcome: Outcome = "error"
+    error: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteDeferred(Event):
+    """A turn went to the pending writes, where it stays until it is written or a person drops it."""
+
+    backend: Backend
+    channel: Channel = "other"
+    messages: int
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteRecovered(Event):
+    """A turn from the pending writes has been written."""
+
+    backend: Backend
+    channel: Channel = "other"
+    tries: int
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteDropped(Event):
+    """A person dropped a turn from the pending writes."""
+
+    backend: Backend
+    channel: Channel = "other"
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PendingWrites(Event):
+    """How many turns wait to be written now."""
+
+    backend: Backend
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryTruncated(Event):
+    """A window left older messages out, or cut one, because of its limits."""
+
+    channel: Channel = "other"
+    dropped: int
+    cut: bool = False
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyResolutionFailed(Event):
+    """No candidate gave a valid session id; `reason` is one of the reasons of `threadkeep.resolve_key`."""
+
+    channel: Channel = "other"
+    reason: str
+    candidates: int = 0
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextBuilt(Event):
+    """A model call got its context: how many messages and tokens, and how many messages were left out."""
+
+    run_id: str | None = None
+    session_id: str | None = None
+    messages: int
+    tokens: int
+    dropped: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFailed(Event):
+    """A model call raised."""
+
+    channel: Channel = "other"
+    error: str
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnFinished(Event):
+    """A turn ended, in whatever way; the tokens are those that the model reported."""
+
+    channel: Channel = "other"
+    status: TurnStatus = "complete"
+    milliseconds: float
+    input_tokens: int = 0
+    output_tokens: int = 0
+    run_id: str | None = None
+    session_id: str | None = None

@@ -1,0 +1,53 @@
+"""Who is told: the Observer protocol, and a fan-out whose sinks cannot hurt the one who tells."""
+
+from __future__ import annotations
+
+import logging
+from typing import Protocol
+
+from threadkeep.observe.events import Event
+
+
+class Observer(Protocol):
+    """Is told what happened.
+
+    `notify` returns at once: it does no I/O that may block, keeps its order, and may be called from any task or thread.
+    """
+
+    def notify(self, event: Event, /) -> None:
+        """Take note of one event."""
+        ...
+
+
+class Observers:
+    """An observer that passes each event to all sinks in order, and survives those that fail.
+
+    Failures are counted, and each failing sink is named in the log once. Without sinks it is the observer that does
+    nothing.
+    """
+
+    def __init__(self, *sinks: Observer) -> None:
+        self._sinks = sinks
+        self._failing: set[int] = set()
+        self.failures = 0
+
+    def add(self, sink: Observer) -> None:
+        """Tell this sink too, from the next event on."""
+        self._sinks = (*self._sinks, sink)
+
+    def notify(self, event: Event, /) -> None:
+        """Pass the event to every sink; never raises because of one."""
+        for sink in self._sinks:
+            try:
+                sink.notify(event)
+            except Exception as error:  # noqa: BLE001 - a chat must not fail because its metrics do
+                self._report(sink, error)
+
+    def _report(self, sink: Observer, error: Exception) -> None:
+        self.failures += 1
+        if id(sink) in self._failing:
+            return
+        # Once for each sink: one that fails at every event would fill the log.
+        self._failing.add(id(sink))
+        sentence = "The observer %s failed with %s; it is told of later events all the same."
+        logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
