@@ -1,0 +1,88 @@
+"""A text shortened to a token budget, with a mark that says so."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Callable
+
+from threadkeep.context.tokens import TokenCounter
+
+CUT_MARK = "… [cut]"
+"""Stands at the end of a text whose end was cut."""
+
+_MAX_CLUSTER = 32
+_ZERO_WIDTH_JOINER = "\u200d"
+_CONTINUES = frozenset("\u200d\ufe0e\ufe0f") | {chr(tone) for tone in range(0x1F3FB, 0x1F400)}
+
+
+def middle_mark(characters: int) -> str:
+    """The mark that stands for so many characters cut out of the middle of a text."""
+    return f"… [cut {characters} characters] …"
+
+
+def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
+    """The text, or its beginning and `CUT_MARK`, such that the counter gives at most the budget.
+
+    Empty when not even the mark fits. The counter need not grow with the text: what is returned has been counted.
+    """
+    return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
+
+
+def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
+    """The text, or its beginning, `middle_mark` and its end, such that the counter gives at most the budget.
+
+    Empty when not even the mark fits.
+    """
+
+    def shortened(kept: int) -> str:
+        start = _boundary(text, kept - kept // 2)
+        end = len(text) - kept // 2
+        while end < len(text) and _boundary(text, end) != end:
+            end += 1
+        return text[:start] + middle_mark(end - start) + text[end:]
+
+    return _cut(text, budget, counter, shortened)
+
+
+def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int], str]) -> str:
+    total = counter(text)
+    if total <= budget:
+        return text
+    best = shortened(0)
+    if counter(best) > budget:
+        return ""
+    low, high = 0, _first_miss(len(text), budget, total, lambda kept: counter(shortened(kept)) <= budget)
+    while high - low > 1:
+        middle = (low + high) // 2
+        candidate = shortened(middle)
+        if counter(candidate) <= budget:
+            low, best = middle, candidate
+        else:
+            high = middle
+    return best
+
+
+def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
+    """A kept length that does not fit, near the budget, so that a huge text is not counted over and over."""
+    high = max(64, 2 * length * max(budget, 1) // max(total, 1))
+    while high < length and fits(high):
+        high *= 2
+    return min(high, length)
+
+
+def _boundary(text: str, end: int) -> int:
+    """The nearest place at or before `end` that does not part a character from its marks."""
+    for place in range(end, max(end - _MAX_CLUSTER, 0), -1):
+        if place >= len(text) or not _belongs(text[place - 1], text[place]):
+            return place
+    return end if end > _MAX_CLUSTER else 0
+
+
+def _belongs(before: str, after: str) -> bool:
+    if after < "\u0300":
+        return False
+    if after in _CONTINUES or before == _ZERO_WIDTH_JOINER:
+        return True
+    if "\ud800" <= before <= "\udbff" and "\udc00" <= after <= "\udfff":
+        return True
+    return unicodedata.category(after) in ("Mn", "Mc", "Me")

@@ -1,0 +1,242 @@
+"""The newest messages that fit: which stored rows a model call may see.
+
+The rules: contiguous from the newest, oldest first in the result; it stops at the first message that does not fit.
+The newest user message is always there: its room is reserved before any other's, and where it is older than the rest
+it stands first. If it alone is over the budget it stands alone, cut. If the newest message of all does not fit beside
+it, that one is cut instead of leaving the history empty. A limit of 0 means none; None means no such limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from threadkeep.context.cut import CUT_MARK, cut_end
+from threadkeep.context.manifest import Cut, Exclusion, ExclusionReason, Window, WindowManifest
+from threadkeep.context.tokens import TokenCounter, estimate, name_of
+from threadkeep.errors import InvalidInput
+from threadkeep.records import Message
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much a window may hold, and what measures it.
+
+    Without a counter the tokens counted when a message was stored are trusted; a counter given here recounts
+    everything.
+    """
+
+    max_messages: int | None = None
+    max_tokens: int | None = None
+    counter: TokenCounter | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse limits below zero.
+
+        Raises:
+            InvalidInput: names the limit.
+        """
+        for name, value in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+                raise InvalidInput(f"{name} is a whole number from 0 (0 means none), or None for no such limit.")
+
+    @property
+    def nothing(self) -> bool:
+        """Whether a limit of 0 leaves nothing at all."""
+        return self.max_messages == 0 or self.max_tokens == 0
+
+
+@dataclass(frozen=True)
+class Extent:
+    """What the session has, beside the rows that were read: enough to name everything that is out, in O(1).
+
+    `first_seq` is the oldest place that is still stored, `reset_seq` the place of the last reset (0: never),
+    `available` the number of user and assistant messages after it, if known.
+    """
+
+    first_seq: int = 1
+    reset_seq: int = 0
+    available: int | None = None
+
+
+def choose(
+    rows: Sequence[Message], limits: Limits, *, newest_user: Message | None = None, extent: Extent | None = None
+) -> Window:
+    """The window over rows that were read newest first.
+
+    Args:
+        rows: the newest user and assistant rows, newest first, all with their `seq`; reading `limits.max_messages` of
+            them is enough.
+        limits: the bounds and the counter.
+        newest_user: the session's newest user message when it is not among the rows.
+        extent: what the session has beside the rows; by default everything from place 1.
+    """
+    chooser = WindowChooser(limits, newest_user=newest_user)
+    chooser.add(rows)
+    return chooser.window(extent)
+
+
+class WindowChooser:
+    """A window chosen while its rows are still being read, page by page.
+
+    The newest user message must be in the first page, or be given: its room is reserved before anything else::
+
+        chooser = WindowChooser(limits, newest_user=...)
+        while chooser.wants_more and (rows := await next_older_rows()):
+            chooser.add(rows)
+        window = chooser.window(extent)
+    """
+
+    def __init__(self, limits: Limits, *, newest_user: Message | None = None) -> None:
+        self._limits = limits
+        self._counter = limits.counter or estimate
+        self._pinned = newest_user  # reserved and not yet met among the rows
+        self._pinned_tokens = 0
+        self._chosen: list[tuple[Message, int]] = []  # newest first
+        self._cuts: list[Cut] = []
+        self._used = 0
+        self._newest_seq = 0
+        self._stop: tuple[int, ExclusionReason] | None = None
+        self._started = False
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether older rows could still be in the window."""
+        return not (self._limits.nothing or self._stop or self._full)
+
+    def add(self, rows: Sequence[Message]) -> None:
+        """Take the next older rows, newest first.
+
+        Raises:
+            InvalidInput: a row has no `seq`, or a role that is never in a window.
+        """
+        for row in rows:
+            _check_row(row)
+        if not self._started:
+            rows = self._start(rows)
+        for row in rows:
+            if self._stop:
+                return
+            self._take(row)
+
+    def window(self, extent: Extent | None = None) -> Window:
+        """The window over the rows so far, oldest first, with its manifest."""
+        if not self._started:
+            self.add(())
+        pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []
+        chosen = [*pinned, *reversed(self._chosen)]
+        excluded = self._excluded(extent or Extent())
+        dropped = sum(gap.last_seq - gap.first_seq + 1 for gap in excluded if gap.reason != "reset")
+        if extent and extent.available is not None:
+            dropped = max(extent.available - len(chosen), 0)
+        manifest = WindowManifest(
+            counter=name_of(self._counter),
+            max_messages=self._limits.max_messages,
+            max_tokens=self._limits.max_tokens,
+            tokens=sum(tokens for _, tokens in chosen),
+            included=tuple(_seq(message) for message, _ in chosen),
+            cuts=tuple(sorted(self._cuts, key=lambda cut: cut.seq)),
+            excluded=excluded,
+            dropped=dropped,
+        )
+        return Window(tuple(message for message, _ in chosen), manifest.tokens, manifest)
+
+    @property
+    def _full(self) -> bool:
+        limit = self._limits.max_messages
+        return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
+
+    def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
+        """Reserve the newest user message's room before any other's."""
+        self._started = True
+        among = next((row for row in rows if row.role == "user"), None)
+        if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
+            self._pinned = among
+        elif not rows or _seq(self._pinned) > _seq(rows[0]):
+            rows = [self._pinned, *rows]
+        self._newest_seq = _seq(rows[0]) if rows else 0
+        if self._limits.nothing:
+            self._pinned = None
+            self._stop = (self._newest_seq, "over_limit" if self._limits.max_messages == 0 else "over_budget")
+        elif self._pinned is not None:
+            self._reserve(self._pinned)
+        return rows
+
+    def _reserve(self, user: Message) -> None:
+        tokens = self._tokens(user)
+        budget = self._limits.max_tokens
+        if budget is None or tokens <= budget:
+            self._pinned, self._pinned_tokens = user, tokens
+        else:
+            self._stop = (self._newest_seq, "over_budget")
+            self._pinned, self._pinned_tokens = self._shorten(user, tokens, budget) or (None, 0)
+        self._used = self._pinned_tokens
+
+    def _take(self, row: Message) -> None:
+        if self._pinned and row.seq == self._pinned.seq:
+            self._chosen.append((self._pinned, self._pinned_tokens))
+            self._pinned = None
+            return
+        if self._full:
+            self._stop = (_seq(row), "over_limit")
+            return
+        tokens, budget = self._tokens(row), self._limits.max_tokens
+        if budget is None or self._used + tokens <= budget:
+            self._chosen.append((row, tokens))
+            self._used += tokens
+            return
+        self._stop = (_seq(row), "over_budget")
+        if row.seq == self._newest_seq and (short := self._shorten(row, tokens, budget - self._used)):
+            self._chosen.append(short)
+            self._stop = (_seq(row) - 1, "over_budget")
+
+    def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
+        """The message cut to the budget; None when not even the mark and one character fit."""
+        counter = _scaled(self._counter, message.content, tokens)
+        content = cut_end(message.content, budget, counter)
+        if content in ("", CUT_MARK):
+            return None
+        after = counter(content)
+        self._cuts.append(Cut(_seq(message), tokens, after))
+        return message.with_fields(content=content, tokens=after), after
+
+    def _tokens(self, message: Message) -> int:
+        if self._limits.counter is None and message.tokens is not None:
+            return message.tokens
+        return self._counter(message.content)
+
+    def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
+        """Everything older than the run of chosen messages, but the pinned one."""
+        gaps: list[Exclusion] = []
+        if extent.reset_seq >= extent.first_seq:
+            gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
+        low = max(extent.first_seq, extent.reset_seq + 1)
+        last, reason = self._stop or (self._newest_seq, "over_limit")
+        if not self._stop:
+            if not self._full or not self._chosen:
+                return tuple(gaps)
+            last = _seq(self._chosen[-1][0]) - 1
+        if self._pinned:
+            gaps.append(Exclusion(low, min(_seq(self._pinned) - 1, last), reason))
+            low = _seq(self._pinned) + 1
+        gaps.append(Exclusion(low, last, reason))
+        return tuple(gap for gap in gaps if gap.first_seq <= gap.last_seq)
+
+
+def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
+    """The counter brought in line with a stored count of the whole text, so that both speak of the same size."""
+    counted = counter(content)
+    if counted == tokens or counted == 0:
+        return counter
+    return lambda text: -(-counter(text) * tokens // counted)
+
+
+def _seq(message: Message) -> int:
+    return message.seq or 0
+
+
+def _check_row(row: Message) -> None:
+    if row.seq is None:
+        raise InvalidInput("The rows of a window are stored messages with their seq; append them to the session first.")
+    if row.role == "system":
+        raise InvalidInput("A window holds user and assistant messages; leave system rows out when reading.")

@@ -1,0 +1,251 @@
+"""Windows: the exact cases of the rules, and properties over any rows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.manifest import Cut, Exclusion
+from threadkeep.context.tokens import TokenCounter, chars4, estimate
+from threadkeep.context.window import Extent, Limits, WindowChooser, choose
+from threadkeep.errors import InvalidInput
+from threadkeep.records import Message, Role
+
+
+def user(seq: int, content: str = "hello", tokens: int | None = None) -> Message:
+    """A stored user message."""
+    return Message(role="user", content=content, seq=seq, tokens=tokens)
+
+
+def assistant(seq: int, content: str = "hi there", tokens: int | None = None) -> Message:
+    """A stored assistant message."""
+    return Message(role="assistant", content=content, seq=seq, tokens=tokens)
+
+
+def dialogue(count: int, *, tokens: int | None = None) -> list[Message]:
+    """Messages 1 … count, newest first, user and assistant in turn."""
+    return [(user if seq % 2 else assistant)(seq, f"message {seq}", tokens) for seq in range(count, 0, -1)]
+
+
+def odd_counter(text: str) -> int:
+    """A counter that does not grow with the text."""
+    return len(text) + (7 if len(text) % 3 else 0)
+
+
+def test_the_window_of_ten_equal_messages_is_the_newest_two_that_fit() -> None:
+    """Ten messages, `len // 4`, 500 tokens: messages 9 and 10, 237 + 250."""
+    rows = [user(n, f"This is message {n}. " * 50) for n in range(10, 0, -1)]
+    window = choose(rows, Limits(max_tokens=500, counter=chars4))
+    assert [message.seq for message in window.messages] == [9, 10]
+    assert window.tokens == 487
+    assert window.manifest.excluded == (Exclusion(1, 8, "over_budget"),)
+    assert window.manifest.counter == "chars4"
+
+
+def test_it_stops_at_the_first_that_does_not_fit() -> None:
+    """180, 150, 200 tokens from the newest and 500 to spend: two messages, 330 tokens, and nothing older slips in."""
+    rows = [user(4, tokens=180), assistant(3, tokens=150), user(2, tokens=200), assistant(1, tokens=1)]
+    window = choose(rows, Limits(max_tokens=500))
+    assert [message.seq for message in window.messages] == [3, 4]
+    assert window.tokens == 330
+    assert window.manifest.dropped == 2
+
+
+def test_twenty_of_twenty_five_are_numbers_6_to_25_oldest_first() -> None:
+    """A limit of 20 over 25 messages."""
+    window = choose(dialogue(25)[:20], Limits(max_messages=20))
+    assert [message.seq for message in window.messages] == list(range(6, 26))
+    assert window.manifest.excluded == (Exclusion(1, 5, "over_limit"),)
+    assert window.manifest.dropped == 5
+
+
+@pytest.mark.parametrize("limits", [Limits(max_messages=0), Limits(max_tokens=0)])
+def test_a_limit_of_zero_means_none(limits: Limits) -> None:
+    """Not even the newest user message."""
+    window = choose(dialogue(3), limits, newest_user=user(4))
+    assert window.messages == ()
+    assert window.tokens == 0
+    assert window.manifest.dropped == 4
+
+
+@pytest.mark.parametrize("value", [-1, True])
+def test_limits_below_zero_are_refused(value: int) -> None:
+    """The sentence says what a limit may be."""
+    with pytest.raises(InvalidInput, match="max_messages is a whole number from 0"):
+        Limits(max_messages=value)
+    with pytest.raises(InvalidInput, match="max_tokens is a whole number from 0"):
+        Limits(max_tokens=value)
+
+
+def test_a_newest_user_message_over_the_budget_stands_alone_and_cut() -> None:
+    """The manifest says what it was and what is left."""
+    rows = [assistant(3), user(2, "x" * 1000), user(1)]
+    window = choose(rows, Limits(max_tokens=100, counter=chars4))
+    (only,) = window.messages
+    assert only.content == "x" * (len(only.content) - len(CUT_MARK)) + CUT_MARK
+    assert window.tokens == only.tokens == chars4(only.content) == 100
+    assert window.manifest.cuts == (Cut(2, 250, 100),)
+    assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"), Exclusion(3, 3, "over_budget"))
+
+
+def test_a_budget_below_the_mark_leaves_nothing_and_says_so() -> None:
+    """The budget is exact, also when nothing useful fits into it."""
+    window = choose([user(1, "x" * 1000)], Limits(max_tokens=3, counter=len))
+    assert window.messages == ()
+    assert window.manifest.excluded == (Exclusion(1, 1, "over_budget"),)
+
+
+def test_the_newest_user_message_is_reserved_first() -> None:
+    """An older user message stands first, and what lies between is out."""
+    rows = [assistant(seq, "y" * 10) for seq in range(9, 4, -1)]
+    window = choose(rows, Limits(max_messages=3, max_tokens=100, counter=len), newest_user=user(2, "question"))
+    assert [message.seq for message in window.messages] == [2, 8, 9]
+    assert window.tokens == 28
+    assert window.manifest.excluded == (Exclusion(1, 1, "over_limit"), Exclusion(3, 7, "over_limit"))
+
+
+def test_the_newest_user_message_takes_the_only_place() -> None:
+    """With room for one, it is the user's."""
+    window = choose([assistant(3)], Limits(max_messages=1), newest_user=user(2))
+    assert [message.seq for message in window.messages] == [2]
+
+
+def test_a_huge_newest_answer_is_cut_instead_of_emptying_the_history() -> None:
+    """The question stays whole beside it."""
+    window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=50, counter=len))
+    assert window.messages[0].content == "why?"
+    assert window.messages[1].content.endswith("z" + CUT_MARK)
+    assert window.tokens == 50
+    assert window.manifest.cuts == (Cut(2, 500, 46),)
+    assert window.manifest.excluded == ()
+
+
+def test_a_huge_answer_is_left_out_when_the_mark_does_not_fit() -> None:
+    """A mark alone would say nothing."""
+    window = choose([assistant(2, "z" * 500), user(1, "why?")], Limits(max_tokens=10, counter=len))
+    assert [message.seq for message in window.messages] == [1]
+    assert window.manifest.excluded == (Exclusion(2, 2, "over_budget"),)
+
+
+def test_stored_counts_are_trusted_unless_a_counter_is_given() -> None:
+    """Counting happens once, when a message is stored."""
+    rows = [user(2, "abcd", tokens=40), assistant(1, "abcd", tokens=40)]
+    assert [m.seq for m in choose(rows, Limits(max_tokens=50)).messages] == [2]
+    assert [m.seq for m in choose(rows, Limits(max_tokens=50, counter=estimate)).messages] == [1, 2]
+
+
+def test_a_cut_follows_the_stored_count() -> None:
+    """A message stored as 1,000 tokens is cut to the budget in the same currency."""
+    window = choose([user(1, "word " * 100, tokens=1000)], Limits(max_tokens=500))
+    assert 0 < window.tokens <= 500
+    assert 150 < len(window.messages[0].content) < 300
+
+
+def test_reset_and_oldest_place_are_named() -> None:
+    """What lies before a reset is out for that reason, and is not counted as dropped."""
+    window = choose(dialogue(12)[:2], Limits(max_messages=2), extent=Extent(first_seq=3, reset_seq=8, available=4))
+    assert window.manifest.excluded == (Exclusion(3, 8, "reset"), Exclusion(9, 10, "over_limit"))
+    assert window.manifest.dropped == 2
+
+
+def test_nothing_is_excluded_from_a_session_that_fits() -> None:
+    """Also with system rows between: they are never in a window and not missing from it."""
+    window = choose([user(4), assistant(2)], Limits(max_messages=20, max_tokens=4000))
+    assert window.manifest.excluded == ()
+    assert window.manifest.dropped == 0
+
+
+def test_an_empty_session_has_an_empty_window() -> None:
+    """No rows, no user message, no error."""
+    assert choose([], Limits(max_messages=20)).messages == ()
+
+
+def test_a_newest_user_message_newer_than_the_rows_stands_last() -> None:
+    """It was stored between two reads."""
+    window = choose(dialogue(2), Limits(max_messages=2), newest_user=user(3))
+    assert [message.seq for message in window.messages] == [2, 3]
+
+
+@pytest.mark.parametrize("row", [Message(role="system", content="note", seq=1), Message(role="user", content="hi")])
+def test_rows_that_are_never_in_a_window_are_refused(row: Message) -> None:
+    """System notes, and messages that are not stored."""
+    with pytest.raises(InvalidInput):
+        choose([row], Limits())
+
+
+def test_pages_give_the_same_window_as_one_list() -> None:
+    """A window without a message limit reads until a page no longer fits."""
+    rows = dialogue(100, tokens=10)
+    chooser = WindowChooser(Limits(max_tokens=255))
+    pages = [rows[start : start + 10] for start in range(0, 100, 10)]
+    read = 0
+    while chooser.wants_more and pages:
+        chooser.add(pages.pop(0))
+        read += 1
+    assert read == 3
+    assert chooser.window() == choose(rows, Limits(max_tokens=255))
+
+
+roles: st.SearchStrategy[Role] = st.sampled_from(["user", "assistant"])
+contents = st.text(max_size=60)
+sizes = st.none() | st.integers(0, 120)
+counters: st.SearchStrategy[TokenCounter | None] = st.sampled_from([None, len, chars4, odd_counter])
+
+
+@st.composite
+def stored_rows(draw: st.DrawFn) -> list[Message]:
+    """Rows of a session, newest first."""
+    pairs = draw(st.lists(st.tuples(roles, contents, st.none() | st.integers(0, 90)), max_size=12))
+    return [Message(role=r, content=c, seq=n + 1, tokens=t) for n, (r, c, t) in enumerate(pairs)][::-1]
+
+
+@given(rows=stored_rows(), max_messages=sizes, max_tokens=sizes, counter=counters)
+def test_the_rules_hold_for_any_rows(
+    rows: list[Message], max_messages: int | None, max_tokens: int | None, counter: TokenCounter | None
+) -> None:
+    """Budget and limit held, chronological, contiguous but for the pinned one, every place accounted for."""
+    limits = Limits(max_messages, max_tokens, counter)
+    window = choose(rows, limits)
+    seqs = [message.seq or 0 for message in window.messages]
+    assert seqs == sorted(set(seqs)) == list(window.manifest.included)
+    assert max_messages is None or len(seqs) <= max_messages
+    assert max_tokens is None or window.tokens <= max_tokens
+    if counter is not None:
+        assert window.tokens == sum(counter(message.content) for message in window.messages)
+    users = [row.seq for row in rows if row.role == "user"]
+    run = [seq for seq in seqs if not users or seq != users[0]]
+    assert not run or run == [s for s in range(run[0], len(rows) + 1) if not users or s != users[0]]
+    out = [place for gap in window.manifest.excluded for place in range(gap.first_seq, gap.last_seq + 1)]
+    assert sorted([*out, *seqs]) == list(range(1, len(rows) + 1))
+    assert window.manifest.dropped == len(out)
+    assert window == choose(rows, limits)
+
+
+@given(rows=stored_rows(), max_messages=st.none() | st.integers(1, 9), max_tokens=st.none() | st.integers(15, 120))
+def test_the_newest_user_message_is_always_there(
+    rows: list[Message], max_messages: int | None, max_tokens: int | None
+) -> None:
+    """Whole if it fits alone, else cut with the mark."""
+    window = choose(rows, Limits(max_messages, max_tokens, len))
+    newest = next((row for row in rows if row.role == "user"), None)
+    if newest is None:
+        return
+    found = next(message for message in window.messages if message.seq == newest.seq)
+    if max_tokens is None or len(newest.content) <= max_tokens:
+        assert found == newest
+    else:
+        assert found.content.endswith(CUT_MARK)
+        assert len(window.messages) == 1
+
+
+@given(rows=stored_rows(), max_messages=sizes, max_tokens=sizes, split=st.integers(0, 12))
+def test_a_user_message_read_apart_gives_the_same_window(
+    rows: list[Message], max_messages: int | None, max_tokens: int | None, split: int
+) -> None:
+    """Bounded reads: only the newest rows and the newest user message beside them."""
+    limits = Limits(max_messages, max_tokens, len)
+    newest = next((row for row in rows if row.role == "user"), None)
+    read = rows if max_messages is None else rows[:max_messages]
+    assert choose(read, limits, newest_user=newest) == choose(rows, limits)
