@@ -1,0 +1,158 @@
+"""The log: events as structured lines, and other libraries' lines without what they may quote."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Mapping
+from dataclasses import fields
+from types import TracebackType
+from typing import Literal, TextIO
+
+import structlog
+from structlog.types import EventDict, Processor, WrappedLogger
+
+from threadkeep.observe.events import (
+    ContextBuilt,
+    Event,
+    HistoryTruncated,
+    KeyResolutionFailed,
+    ModelFailed,
+    ReadFailed,
+    StoreRead,
+    StoreWrite,
+    WriteDeferred,
+    WriteDropped,
+    WriteFailed,
+)
+
+type Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+_LEVELS: Mapping[type[Event], int] = {
+    StoreRead: logging.DEBUG,
+    StoreWrite: logging.DEBUG,
+    ContextBuilt: logging.DEBUG,
+    HistoryTruncated: logging.DEBUG,
+    KeyResolutionFailed: logging.WARNING,
+    ReadFailed: logging.WARNING,
+    WriteDeferred: logging.WARNING,
+    WriteDropped: logging.WARNING,
+    ModelFailed: logging.ERROR,
+    WriteFailed: logging.ERROR,
+}
+_TRUSTED = ("threadkeep", "uvicorn")
+_MAX_FRAMES = 12
+
+
+class LogObserver:
+    """An observer that writes one line for each event to the logger `threadkeep`."""
+
+    def __init__(self) -> None:
+        # Wrapped here and not taken from structlog's global configuration, which belongs to the application.
+        self._logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
+            logging.getLogger("threadkeep.events"),
+            processors=[structlog.stdlib.filter_by_level, *_own_processors()],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+
+    def notify(self, event: Event, /) -> None:
+        """Write the event's name and those of its fields that have a value."""
+        values = {field.name: getattr(event, field.name) for field in fields(event)}
+        known = {name: value for name, value in values.items() if value is not None}
+        self._logger.log(_LEVELS.get(type(event), logging.INFO), _snake_case(type(event).__name__), **known)
+
+
+class _Handler(logging.StreamHandler[TextIO]):
+    """The handler of `configure_logging`, told apart from others so that a second call replaces it."""
+
+
+def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
+    """Send all logging to one stream (stderr by default) as lines for people, or as JSON.
+
+    `level` is Threadkeep's own. Other libraries are heard from WARNING up, and uvicorn from INFO up, because what they
+    log in detail quotes requests. Of what they do log the arguments are left out; of every error the class and the
+    places stay, without its sentence; of every request the path, without its query.
+    """
+    target = sys.stderr if stream is None else stream
+    handler = _Handler(target)
+    handler.setFormatter(_formatter(json=json, colors=target.isatty()))
+    root = logging.getLogger()
+    for old in [one for one in root.handlers if isinstance(one, _Handler)]:
+        root.removeHandler(old)
+    root.addHandler(handler)
+    chosen = logging.getLevelNamesMapping()[level]
+    root.setLevel(max(chosen, logging.WARNING))
+    logging.getLogger("uvicorn").setLevel(max(chosen, logging.INFO))
+    logging.getLogger("threadkeep").setLevel(chosen)
+    structlog.configure(
+        processors=[structlog.stdlib.filter_by_level, structlog.stdlib.add_logger_name, *_own_processors()],
+        logger_factory=structlog.stdlib.LoggerFactory(),
+        wrapper_class=structlog.stdlib.BoundLogger,
+    )
+
+
+def _own_processors() -> list[Processor]:
+    return [
+        structlog.stdlib.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+        structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+    ]
+
+
+def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatter:
+    renderer: Processor = structlog.processors.JSONRenderer() if json else structlog.dev.ConsoleRenderer(colors=colors)
+    return structlog.stdlib.ProcessorFormatter(
+        foreign_pre_chain=[
+            _message_of_others,
+            structlog.stdlib.add_log_level,
+            structlog.stdlib.add_logger_name,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+        ],
+        processors=[_name_error, structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        use_get_message=False,
+        pass_foreign_args=True,
+    )
+
+
+def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Keep of another library's line what its author wrote in the code, not what it was filled with."""
+    record: logging.LogRecord = event["_record"]
+    arguments = event.pop("positional_args", ())
+    template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
+    if record.name == "uvicorn.access" and isinstance(arguments, tuple) and len(arguments) == 5:
+        _, method, path, _, status = arguments
+        event.update(event="http_request", method=method, path=str(path).partition("?")[0], status=status)
+        return event
+    if record.name.partition(".")[0] in _TRUSTED and arguments:
+        template = template % arguments
+    event["event"] = template.partition("\n")[0]
+    return event
+
+
+def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
+    """Put an error's class and places in place of its sentence and source lines."""
+    given = event.pop("exc_info", None)
+    error = _error_of(given)
+    if error is not None:
+        event["error"] = type(error).__name__
+        event["at"] = _places(error.__traceback__)
+    return event
+
+
+def _error_of(given: object) -> BaseException | None:
+    if isinstance(given, tuple):
+        given = given[1]
+    elif given is True:
+        given = sys.exception()
+    return given if isinstance(given, BaseException) else None
+
+
+def _places(trace: TracebackType | None) -> list[str]:
+    """The innermost places of a traceback, the innermost last."""
+    frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
+    return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
+
+
+def _snake_case(name: str) -> str:
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in name).lstrip("_")

@@ -1,0 +1,143 @@
+"""The metrics: events counted for Prometheus, in a registry of their own.
+
+Labels come from closed sets; no session and no user is ever one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from threadkeep.observe.events import (
+    BACKENDS,
+    CHANNELS,
+    OUTCOMES,
+    TURN_STATUSES,
+    Backend,
+    Event,
+    HistoryTruncated,
+    KeyResolutionFailed,
+    ModelFailed,
+    PendingWrites,
+    ReadFailed,
+    StoreRead,
+    StoreWrite,
+    TurnFinished,
+    WriteFailed,
+)
+
+METRICS: Mapping[str, str] = {
+    "threadkeep_agent_history_key_resolution_failures_total": "Runs for which no candidate gave a valid session id.",
+    "threadkeep_agent_history_store_read_failures_total": "Reads of the store that failed.",
+    "threadkeep_agent_history_store_write_failures_total": "Tries to write a turn that failed.",
+    "threadkeep_agent_history_truncation_events_total": "Windows that left older messages out or cut one.",
+    "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
+    "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
+    "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
+    "threadkeep_model_failures_total": "Model calls that raised.",
+    "threadkeep_model_tokens_total": "Tokens that models reported.",
+    "threadkeep_turns_total": "Turns that ended, by how they ended.",
+    "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
+}
+"""Every metric by its full name, with what it counts."""
+
+LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+TURN_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000)
+
+_FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != "ok")
+_STORE_LABELS = ("backend", "channel", "outcome")
+
+
+class PrometheusObserver:
+    """An observer that counts events; `render` gives what `/metrics` answers, with `content_type`.
+
+    The series of the backend in use are there, at zero, before anything happens, so that rates and alerts work from the
+    first scrape.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(self, backend: Backend = "sqlite") -> None:
+        self.registry = CollectorRegistry()
+        self._key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", "channel")
+        self._read_failures = self._counter("threadkeep_agent_history_store_read_failures_total", *_STORE_LABELS)
+        self._write_failures = self._counter("threadkeep_agent_history_store_write_failures_total", *_STORE_LABELS)
+        self._truncations = self._counter("threadkeep_agent_history_truncation_events_total", "channel")
+        self._pending = self._gauge("threadkeep_agent_history_pending_writes", "backend")
+        self._reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", *_STORE_LABELS)
+        self._writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", *_STORE_LABELS)
+        self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
+        self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
+        self._turns = self._counter("threadkeep_turns_total", "channel", "status")
+        self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
+        self._start_at_zero(backend)
+
+    def render(self) -> bytes:
+        """All metrics in the text format of Prometheus."""
+        return generate_latest(self.registry)
+
+    def notify(self, event: Event, /) -> None:
+        """Count the event, if it is one of those that are counted."""
+        match event:
+            case StoreRead():
+                self._reads.labels(*_store_labels(event)).observe(event.milliseconds)
+            case StoreWrite():
+                self._writes.labels(*_store_labels(event)).observe(event.milliseconds)
+            case ReadFailed():
+                self._read_failures.labels(*_store_labels(event)).inc()
+            case WriteFailed():
+                self._write_failures.labels(*_store_labels(event)).inc()
+            case PendingWrites():
+                self._pending.labels(_one_of(BACKENDS, event.backend)).set(event.count)
+            case HistoryTruncated():
+                self._truncations.labels(_one_of(CHANNELS, event.channel)).inc()
+            case KeyResolutionFailed():
+                self._key_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case ModelFailed():
+                self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case TurnFinished():
+                self._finish(event)
+            case _:
+                pass
+
+    def _finish(self, event: TurnFinished) -> None:
+        status = _one_of(TURN_STATUSES, event.status)
+        self._turns.labels(_one_of(CHANNELS, event.channel), status).inc()
+        self._turn_times.labels(status).observe(event.milliseconds)
+        self._tokens.labels("input").inc(event.input_tokens)
+        self._tokens.labels("output").inc(event.output_tokens)
+
+    def _start_at_zero(self, backend: Backend) -> None:
+        self._pending.labels(backend).set(0)
+        for channel in CHANNELS:
+            for counter in (self._key_failures, self._truncations, self._model_failures):
+                counter.labels(channel)
+            for outcome in _FAILURES:
+                self._read_failures.labels(backend, channel, outcome)
+                self._write_failures.labels(backend, channel, outcome)
+            for status in TURN_STATUSES:
+                self._turns.labels(channel, status)
+        for direction in ("input", "output"):
+            self._tokens.labels(direction)
+        for histogram in (self._reads, self._writes):
+            histogram.labels(backend, "http", "ok")
+            histogram.labels(backend, "other", "ok")
+
+    def _counter(self, name: str, *labels: str) -> Counter:
+        return Counter(name, METRICS[name], labels, registry=self.registry)
+
+    def _gauge(self, name: str, *labels: str) -> Gauge:
+        return Gauge(name, METRICS[name], labels, registry=self.registry)
+
+    def _histogram(self, name: str, *labels: str, buckets: tuple[float, ...] = LATENCY_BUCKETS_MS) -> Histogram:
+        return Histogram(name, METRICS[name], labels, buckets=buckets, registry=self.registry)
+
+
+def _store_labels(event: StoreRead | StoreWrite | ReadFailed | WriteFailed) -> tuple[str, str, str]:
+    return _one_of(BACKENDS, event.backend), _one_of(CHANNELS, event.channel), _one_of(OUTCOMES, event.outcome)
+
+
+def _one_of(allowed: tuple[str, ...], value: str) -> str:
+    """The value, or the last of those allowed: what untyped code passes must not become a label."""
+    return value if value in allowed else allowed[-1]

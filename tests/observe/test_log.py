@@ -1,0 +1,148 @@
+"""The log: one line for an event, and nothing of what people said, whoever logs it."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from threadkeep.observe.events import ContextBuilt, StoreRead, TurnFinished, WriteFailed
+from threadkeep.observe.log import Level, LogObserver, configure_logging
+
+CANARY = "canary-7f3a"
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Put the process's logging back as it was."""
+    root = logging.getLogger()
+    names = ("", "uvicorn", "threadkeep")
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in names}
+    yield
+    root.handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    structlog.reset_defaults()
+
+
+def configured(level: Level = "DEBUG", *, as_json: bool = True) -> io.StringIO:
+    stream = io.StringIO()
+    configure_logging(level, json=as_json, stream=stream)
+    return stream
+
+
+def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    return [json.loads(line) for line in stream.getvalue().splitlines()]
+
+
+def test_an_event_is_one_line_of_its_fields() -> None:
+    """The line has the event's name, its level, a time, and the fields that have a value."""
+    stream = configured()
+    LogObserver().notify(WriteFailed(backend="sqlite", error="StoreUnavailable", session_id="telegram:1"))
+    (line,) = lines(stream)
+    assert line.pop("timestamp")
+    assert line == {
+        "event": "write_failed",
+        "level": "error",
+        "backend": "sqlite",
+        "channel": "other",
+        "outcome": "error",
+        "error": "StoreUnavailable",
+        "session_id": "telegram:1",
+    }
+
+
+@pytest.mark.parametrize(("level", "names"), [("DEBUG", ["store_read", "turn_finished"]), ("INFO", ["turn_finished"])])
+def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> None:
+    """Single reads are details, a finished turn is news."""
+    stream = configured(level)
+    observer = LogObserver()
+    observer.notify(StoreRead(backend="sqlite", milliseconds=1))
+    observer.notify(TurnFinished(milliseconds=1))
+    assert [line["event"] for line in lines(stream)] == names
+
+
+def test_lines_for_people_have_no_colours_in_a_file() -> None:
+    """Without a terminal the line is plain text."""
+    stream = configured(as_json=False)
+    LogObserver().notify(ContextBuilt(messages=3, tokens=10))
+    assert "context_built" in stream.getvalue()
+    assert "messages=3" in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_configuring_twice_writes_once() -> None:
+    """A second call replaces the first one's stream."""
+    first, second = configured(), configured()
+    LogObserver().notify(TurnFinished(milliseconds=1))
+    assert (len(lines(first)), len(lines(second))) == (0, 1)
+
+
+def test_an_observer_made_before_the_configuration_is_heard() -> None:
+    """The order of opening rooms and configuring the log does not matter."""
+    observer = LogObserver()
+    stream = configured()
+    observer.notify(TurnFinished(milliseconds=1))
+    assert len(lines(stream)) == 1
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_nobody_writes_what_people_said(as_json: bool) -> None:
+    """At DEBUG, neither details of libraries, nor arguments, nor errors' sentences reach the log."""
+    stream = configured(as_json=as_json)
+    logging.getLogger("openai._base_client").debug("Request options: %s", {"messages": [CANARY]})
+    logging.getLogger("langchain_core.callbacks").warning("Error in callback: %s", CANARY)
+    logging.getLogger("asyncio").error("Task exception was never retrieved\nfuture: ValueError(%r)", CANARY)
+    logging.getLogger("other").error(ValueError(CANARY))
+    logging.getLogger("uvicorn.access").info(
+        '%s - "%s %s HTTP/%s" %d', "127.0.0.1:5", "GET", f"/api/v1/search?q={CANARY}", "1.1", 200
+    )
+    try:
+        raise ValueError(CANARY)
+    except ValueError as error:
+        logging.getLogger("uvicorn.error").exception("Exception in ASGI application\n")
+        structlog.get_logger("x").error("failed", exc_info=error)
+        logging.getLogger("threadkeep.web").exception("The request failed.")
+    assert CANARY not in stream.getvalue()
+    assert stream.getvalue().count("ValueError") == 4
+    assert "test_nobody_writes_what_people_said" in stream.getvalue()
+
+
+def test_requests_have_method_path_and_status() -> None:
+    """A request's line says what was asked for, without the query."""
+    stream = configured()
+    arguments = ("127.0.0.1:5", "GET", "/api/v1/sessions?user_id=u1", "1.1", 200)
+    logging.getLogger("uvicorn.access").info('%s - "%s %s HTTP/%s" %d', *arguments)
+    (line,) = lines(stream)
+    assert (line["event"], line["method"], line["path"], line["status"]) == (
+        "http_request",
+        "GET",
+        "/api/v1/sessions",
+        200,
+    )
+
+
+def test_trusted_messages_are_filled_in() -> None:
+    """Threadkeep's and uvicorn's own sentences are whole."""
+    stream = configured()
+    logging.getLogger("uvicorn.error").info("Started server process [%d]", 7)
+    logging.getLogger("threadkeep.observe").warning("The observer %s failed with %s.", "Sink", "OSError")
+    assert [line["event"] for line in lines(stream)] == [
+        "Started server process [7]",
+        "The observer Sink failed with OSError.",
+    ]
+
+
+async def test_an_error_that_nobody_awaited_is_named_only() -> None:
+    """The event loop's own report keeps the class of the error, not its sentence."""
+    stream = configured()
+    loop = asyncio.get_running_loop()
+    loop.call_exception_handler({"message": "Task exception was never retrieved", "exception": ValueError(CANARY)})
+    (line,) = lines(stream)
+    assert (line["event"], line["error"]) == ("Task exception was never retrieved", "ValueError")
+    assert CANARY not in stream.getvalue()

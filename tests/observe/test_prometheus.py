@@ -1,0 +1,126 @@
+"""Metrics: names, labels and values as Prometheus reads them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from threadkeep.observe.events import (
+    BACKENDS,
+    CHANNELS,
+    OUTCOMES,
+    Backend,
+    ContextBuilt,
+    HistoryTruncated,
+    KeyResolutionFailed,
+    ModelFailed,
+    PendingWrites,
+    ReadFailed,
+    StoreRead,
+    StoreWrite,
+    TurnFinished,
+    WriteDeferred,
+    WriteFailed,
+)
+from threadkeep.observe.prometheus import METRICS, PrometheusObserver
+
+PREFIX = "threadkeep_agent_history_"
+
+
+def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | None:
+    return observer.registry.get_sample_value(name, labels)
+
+
+def test_all_names_of_the_interface_are_there_at_once() -> None:
+    """A scrape before the first event has every metric under its exact name."""
+    text = PrometheusObserver().render().decode()
+    for name in METRICS:
+        assert re.search(rf"^# HELP {name} ", text, re.MULTILINE), name
+    for name in (
+        "key_resolution_failures_total",
+        "store_read_failures_total",
+        "store_write_failures_total",
+        "truncation_events_total",
+        "pending_writes",
+        "store_read_latency_ms_bucket",
+        "store_write_latency_ms_count",
+    ):
+        assert re.search(rf"^{PREFIX}{name}\{{.*\}} 0\.0$", text, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_failures_of_the_backend_in_use_start_at_zero(backend: Backend) -> None:
+    """Alerts on failures work before the first failure."""
+    observer = PrometheusObserver(backend)
+    for name in ("store_read_failures_total", "store_write_failures_total"):
+        for channel in CHANNELS:
+            for outcome in ("fallback", "conflict", "error"):
+                assert sample(observer, PREFIX + name, backend=backend, channel=channel, outcome=outcome) == 0
+
+
+def test_reads_and_writes_are_timed() -> None:
+    """A latency lands in its bucket under backend, channel and outcome."""
+    observer = PrometheusObserver()
+    observer.notify(StoreRead(backend="postgres", channel="telegram", milliseconds=0.2))
+    observer.notify(StoreWrite(backend="sqlite", channel="http", outcome="error", milliseconds=70))
+    labels = {"backend": "postgres", "channel": "telegram", "outcome": "ok"}
+    assert sample(observer, PREFIX + "store_read_latency_ms_bucket", le="0.1", **labels) == 0
+    assert sample(observer, PREFIX + "store_read_latency_ms_bucket", le="0.25", **labels) == 1
+    labels = {"backend": "sqlite", "channel": "http", "outcome": "error"}
+    assert sample(observer, PREFIX + "store_write_latency_ms_sum", **labels) == 70
+
+
+def test_failures_are_counted_once() -> None:
+    """A failed try counts one, and the news that its turn is kept counts nothing more."""
+    observer = PrometheusObserver()
+    observer.notify(WriteFailed(backend="sqlite", outcome="fallback", error="StoreUnavailable"))
+    observer.notify(WriteDeferred(backend="sqlite", messages=2))
+    observer.notify(PendingWrites(backend="sqlite", count=1))
+    observer.notify(ReadFailed(backend="sqlite", channel="wecom_dm", error="StoreUnavailable"))
+    labels = {"backend": "sqlite", "channel": "other", "outcome": "fallback"}
+    assert sample(observer, PREFIX + "store_write_failures_total", **labels) == 1
+    assert sample(observer, PREFIX + "pending_writes", backend="sqlite") == 1
+    labels = {"backend": "sqlite", "channel": "wecom_dm", "outcome": "error"}
+    assert sample(observer, PREFIX + "store_read_failures_total", **labels) == 1
+
+
+def test_turns_models_and_keys_are_counted() -> None:
+    """What is not about the store is counted by channel, status and direction."""
+    observer = PrometheusObserver()
+    observer.notify(HistoryTruncated(channel="http", dropped=3))
+    observer.notify(KeyResolutionFailed(reason="empty_part"))
+    observer.notify(ModelFailed(channel="http", error="TimeoutError"))
+    observer.notify(TurnFinished(channel="http", status="failed", milliseconds=12, input_tokens=5, output_tokens=7))
+    observer.notify(ContextBuilt(messages=3, tokens=9))
+    assert sample(observer, PREFIX + "truncation_events_total", channel="http") == 1
+    assert sample(observer, PREFIX + "key_resolution_failures_total", channel="other") == 1
+    assert sample(observer, "threadkeep_model_failures_total", channel="http") == 1
+    assert sample(observer, "threadkeep_turns_total", channel="http", status="failed") == 1
+    assert sample(observer, "threadkeep_model_tokens_total", direction="output") == 7
+
+
+def test_labels_are_a_closed_set() -> None:
+    """What untyped code passes never becomes a label, and session ids never do."""
+    observer = PrometheusObserver()
+    wrong: str = "telegram:123"
+    observer.notify(
+        StoreRead(backend=wrong, channel=wrong, outcome=wrong, milliseconds=1, session_id=wrong)  # type: ignore[arg-type]
+    )
+    observer.notify(PendingWrites(backend=wrong, count=1))  # type: ignore[arg-type]
+    text = observer.render().decode()
+    assert wrong not in text
+    for label, allowed in (("backend", BACKENDS), ("channel", CHANNELS), ("outcome", OUTCOMES)):
+        assert set(re.findall(rf'{label}="([^"]*)"', text)) <= set(allowed)
+
+
+def test_two_observers_do_not_share_a_registry() -> None:
+    """Two services in one process count apart, and the global registry stays untouched."""
+    one, other = PrometheusObserver(), PrometheusObserver()
+    one.notify(KeyResolutionFailed(reason="empty"))
+    assert sample(other, PREFIX + "key_resolution_failures_total", channel="other") == 0
+
+
+def test_the_content_type_is_the_text_format() -> None:
+    """A scraper is told what it gets."""
+    assert PrometheusObserver.content_type.startswith("text/plain; version=")
