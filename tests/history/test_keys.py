@@ -40,14 +40,17 @@ templates = st.lists(
 
 
 def telegram(chat_id: object) -> dict[str, object]:
+    """A scope with a Telegram chat."""
     return {"results": {"telegram_events_parser": {"chat_id": chat_id}}}
 
 
 def wecom(open_kf_id: object, external_userid: object) -> dict[str, object]:
+    """A scope with a WeCom account and its customer."""
     return {"results": {"wecom_cs_sync": {"open_kf_id": open_kf_id, "external_userid": external_userid}}}
 
 
 def refused(resolution: KeyResolution) -> list[str]:
+    """The reasons for which there is no key."""
     assert resolution.key is None
     return [one.reason for one in resolution.refused]
 

@@ -31,12 +31,14 @@ def logging_as_before() -> Iterator[None]:
 
 
 def configured(level: Level = "DEBUG", *, as_json: bool = True) -> io.StringIO:
+    """The stream that all logging goes to from now on."""
     stream = io.StringIO()
     configure_logging(level, json=as_json, stream=stream)
     return stream
 
 
 def lines(stream: io.StringIO) -> list[dict[str, object]]:
+    """What was logged as JSON."""
     return [json.loads(line) for line in stream.getvalue().splitlines()]
 
 

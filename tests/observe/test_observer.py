@@ -33,6 +33,7 @@ class Broken:
 
 
 def kinds() -> list[type[Event]]:
+    """Every class of event."""
     return [kind for kind in vars(events).values() if isinstance(kind, type) and issubclass(kind, Event)]
 
 

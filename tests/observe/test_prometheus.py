@@ -29,6 +29,7 @@ PREFIX = "threadkeep_agent_history_"
 
 
 def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | None:
+    """The value of one series, None if it is not there."""
     return observer.registry.get_sample_value(name, labels)
 
 

@@ -1,0 +1,233 @@
+"""A chat model that says what a test wrote down, and remembers what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.messages.tool import tool_call_chunk
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import PrivateAttr
+
+type Piece = str | AIMessage | BaseException | Gate
+type Said = Piece | Sequence[Piece]
+type Reply = Said | Callable[[Sequence[BaseMessage]], Said | Awaitable[Said]]
+
+
+class Gate:
+    """A place where the model stops in the middle of a reply until the test opens it."""
+
+    def __init__(self) -> None:
+        self._reached = asyncio.Event()
+        self._opened = asyncio.Event()
+
+    async def reached(self) -> None:
+        """Return when the model has come to the gate."""
+        await self._reached.wait()
+
+    def open(self) -> None:
+        """Let the model go on, now and whenever it comes here again."""
+        self._opened.set()
+
+    async def pass_through(self) -> None:
+        """Say that the gate is reached, and wait until it is open."""
+        self._reached.set()
+        await self._opened.wait()
+
+
+class ScriptEnded(AssertionError):
+    """The model was called once more than its script has replies."""
+
+
+class ScriptedModel(BaseChatModel):
+    """A LangChain chat model that gives its replies in order, word by word when it is streamed.
+
+    A reply is a text, an `AIMessage` (with tool calls, say), an error to raise, a `Gate` to wait at, a sequence of
+    these (`["a few ", gate, "words"]`), or a function, async or not, from the messages of the call to any of them.
+    The replies may be endless (`itertools.repeat("ok")`).
+
+    `calls` has the messages of each call, copied; `tools` has the names of the tools that each call offered. Reported
+    usage counts words: those of the call as input, those of the reply as output. Gates need an async call.
+    """
+
+    _replies: Iterator[Reply] = PrivateAttr()
+    _calls: list[list[BaseMessage]] = PrivateAttr(default_factory=list)
+    _tools: list[tuple[str, ...]] = PrivateAttr(default_factory=list)
+
+    def __init__(self, replies: Iterable[Reply] = (), *, disable_streaming: bool = False) -> None:
+        super().__init__(disable_streaming=disable_streaming)
+        self._replies = iter(replies)
+
+    @property
+    def calls(self) -> list[list[BaseMessage]]:
+        """The messages of each call so far."""
+        return self._calls
+
+    @property
+    def tools(self) -> list[tuple[str, ...]]:
+        """The names of the tools that each call so far could use."""
+        return self._tools
+
+    @property
+    def _llm_type(self) -> str:
+        return "threadkeep-scripted"
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model, with tools on offer; the script decides whether they are used."""
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=tool_choice, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        return _result(messages, list(_without_gates(self._take_now(messages, kwargs))))
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        pieces = await self._take(messages, kwargs)
+        return _result(messages, [piece async for piece in _through_gates(pieces)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        said: list[str | AIMessage] = []
+        for piece in _without_gates(self._take_now(messages, kwargs)):
+            said.append(piece)
+            yield from _chunks(piece)
+        yield _last_chunk(messages, said)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        said: list[str | AIMessage] = []
+        async for piece in _through_gates(await self._take(messages, kwargs)):
+            said.append(piece)
+            for chunk in _chunks(piece):
+                yield chunk
+        yield _last_chunk(messages, said)
+
+    def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
+        """Note the call and begin the reply, without giving way to another call in between."""
+        copies = [message.model_copy(deep=True) for message in messages]
+        self._calls.append(copies)
+        self._tools.append(tuple(tool["function"]["name"] for tool in options.get("tools") or ()))
+        try:
+            reply = next(self._replies)
+        except StopIteration:
+            raise ScriptEnded(f"Call {len(self._calls)} has no reply; add one to the ScriptedModel.") from None
+        return reply(copies) if callable(reply) else reply
+
+    async def _take(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Sequence[Piece]:
+        said = self._next(messages, options)
+        return _pieces(await said if inspect.isawaitable(said) else said)
+
+    def _take_now(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Sequence[Piece]:
+        said = self._next(messages, options)
+        if inspect.iscoroutine(said):
+            said.close()
+        if inspect.isawaitable(said):
+            raise TypeError("This reply comes from an async function; call the model with ainvoke or astream.")
+        return _pieces(said)
+
+
+def _pieces(said: Said) -> Sequence[Piece]:
+    return (said,) if isinstance(said, str | AIMessage | BaseException | Gate) else said
+
+
+def _without_gates(pieces: Sequence[Piece]) -> Iterator[str | AIMessage]:
+    for piece in pieces:
+        if isinstance(piece, BaseException):
+            raise piece
+        if isinstance(piece, Gate):
+            raise TypeError("A gate can only be waited at in an async call; use ainvoke or astream.")
+        yield piece
+
+
+async def _through_gates(pieces: Sequence[Piece]) -> AsyncIterator[str | AIMessage]:
+    for piece in pieces:
+        if isinstance(piece, BaseException):
+            raise piece
+        if isinstance(piece, Gate):
+            await piece.pass_through()
+        else:
+            yield piece
+
+
+def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> ChatResult:
+    chunks = [chunk.message for piece in said for chunk in _chunks(piece)]
+    if len(said) == 1 and isinstance(said[0], AIMessage):
+        message = said[0].model_copy(deep=True)
+    else:
+        calls = [call for piece in said if isinstance(piece, AIMessage) for call in piece.tool_calls]
+        message = AIMessage(content="".join(str(chunk.text) for chunk in chunks), tool_calls=calls)
+    message.usage_metadata = _usage(messages, said)
+    return ChatResult(generations=[ChatGeneration(message=message)])
+
+
+def _chunks(piece: str | AIMessage) -> Iterator[ChatGenerationChunk]:
+    """A piece as a provider would stream it: words, then what an AIMessage has besides."""
+    content = piece if isinstance(piece, str) else piece.content
+    given_id = None if isinstance(piece, str) else piece.id
+    if isinstance(content, str):
+        for word in re.findall(r"\s*\S+|\s+", content):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word, id=given_id))
+    if isinstance(piece, AIMessage):
+        calls = [
+            tool_call_chunk(name=call["name"], args=json.dumps(call["args"]), id=call["id"], index=index)
+            for index, call in enumerate(piece.tool_calls)
+        ]
+        rest = AIMessageChunk(
+            content="" if isinstance(content, str) else content,
+            id=given_id,
+            tool_call_chunks=calls,
+            additional_kwargs=piece.additional_kwargs,
+            response_metadata=piece.response_metadata,
+        )
+        yield ChatGenerationChunk(message=rest)
+
+
+def _last_chunk(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> ChatGenerationChunk:
+    usage = _usage(messages, said)
+    return ChatGenerationChunk(message=AIMessageChunk(content="", usage_metadata=usage, chunk_position="last"))
+
+
+def _usage(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> UsageMetadata:
+    given = [piece.usage_metadata for piece in said if isinstance(piece, AIMessage) and piece.usage_metadata]
+    if given:
+        return given[-1]
+    words_in = sum(len(str(message.text).split()) for message in messages)
+    words_out = sum(len((piece if isinstance(piece, str) else str(piece.text)).split()) for piece in said)
+    return UsageMetadata(input_tokens=words_in, output_tokens=words_out, total_tokens=words_in + words_out)

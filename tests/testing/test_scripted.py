@@ -1,0 +1,190 @@
+"""The scripted model: what it says, how it streams, what it remembers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.tools import tool
+
+from threadkeep.testing import Gate, ScriptedModel, ScriptEnded
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+ADDING = AIMessage(content="Let me add.", tool_calls=[{"name": "add", "args": {"a": 1, "b": 2}, "id": "call-1"}])
+
+
+async def test_replies_come_in_order() -> None:
+    """Texts, messages and errors are said one after the other, and the end is an error of its own."""
+    model = ScriptedModel(["one", AIMessage(content="two"), ValueError("three")])
+    assert (await model.ainvoke("a")).content == "one"
+    assert model.invoke("b").content == "two"
+    with pytest.raises(ValueError, match="three"):
+        await model.ainvoke("c")
+    with pytest.raises(ScriptEnded, match="Call 4"):
+        await model.ainvoke("d")
+    with pytest.raises(ScriptEnded, match="Call 5"):
+        model.invoke("e")
+
+
+async def test_every_call_is_remembered_as_it_was() -> None:
+    """What happens to a message after the call does not change the record."""
+    model = ScriptedModel(itertools.repeat("ok"))
+    message = HumanMessage("before")
+    await model.ainvoke([SystemMessage("be kind"), message])
+    message.content = "after"
+    await model.ainvoke("again")
+    assert [[one.content for one in call] for call in model.calls] == [["be kind", "before"], ["again"]]
+    assert model.tools == [(), ()]
+
+
+async def test_functions_answer_from_the_messages() -> None:
+    """A reply may be computed, also by an async function."""
+
+    async def later(messages: Sequence[BaseMessage]) -> str:
+        return f"later {len(messages)}"
+
+    model = ScriptedModel([lambda messages: f"now {messages[-1].text}", later])
+    assert (await model.ainvoke("a")).content == "now a"
+    assert (await model.ainvoke("b")).content == "later 1"
+
+
+async def test_a_stream_comes_word_by_word_with_usage_at_the_end() -> None:
+    """The chunks add up to the reply, and the last carries the usage."""
+    model = ScriptedModel(["Hello  there,\nyou ", "Hello you"])
+    chunks = [chunk async for chunk in model.astream("a b c")]
+    assert [chunk.content for chunk in chunks] == ["Hello", "  there,", "\nyou", " ", ""]
+    assert chunks[-1].usage_metadata == {"input_tokens": 3, "output_tokens": 3, "total_tokens": 6}
+    assert len({chunk.id for chunk in chunks}) == 1
+    assert "".join(str(chunk.content) for chunk in model.stream("a")) == "Hello you"
+
+
+async def test_whole_replies_have_usage_too() -> None:
+    """A call without streaming reports the same usage, and a usage in the script is kept."""
+    given = AIMessage(content="x", usage_metadata={"input_tokens": 7, "output_tokens": 8, "total_tokens": 15})
+    model = ScriptedModel(["one two", given])
+    assert (await model.ainvoke("a")).usage_metadata == {"input_tokens": 1, "output_tokens": 2, "total_tokens": 3}
+    assert (await model.ainvoke("a")).usage_metadata == given.usage_metadata
+
+
+async def test_a_streamed_message_is_whole_when_added_up() -> None:
+    """Tool calls survive streaming."""
+    model = ScriptedModel([ADDING])
+    total = AIMessageChunk(content="")
+    async for chunk in model.astream("go"):
+        total += chunk
+    assert total.content == ADDING.content
+    assert [(call["name"], call["args"], call["id"]) for call in total.tool_calls] == [
+        ("add", {"a": 1, "b": 2}, "call-1")
+    ]
+
+
+async def test_a_gate_holds_the_reply_in_the_middle() -> None:
+    """A test can look at a half reply before it lets the rest come."""
+    gate = Gate()
+    model = ScriptedModel([["half ", gate, "whole"]])
+    seen: list[str] = []
+
+    async def read() -> None:
+        async for chunk in model.astream("go"):
+            seen.append(str(chunk.content))  # noqa: PERF401 - what was read so far is what the test looks at
+
+    reader = asyncio.create_task(read())
+    await gate.reached()
+    assert "".join(seen).strip() == "half"
+    gate.open()
+    await reader
+    assert "".join(seen) == "half whole"
+
+
+@pytest.mark.parametrize("streams", [True, False])
+async def test_a_call_can_be_cancelled_at_a_gate(streams: bool) -> None:
+    """A cancelled call ends at once, and the next one has the next reply."""
+    gate = Gate()
+    model = ScriptedModel([["half ", gate, "whole"], "next"])
+
+    async def read() -> None:
+        if streams:
+            async for _ in model.astream("go"):
+                pass
+        else:
+            await model.ainvoke("go")
+
+    reader = asyncio.create_task(read())
+    await gate.reached()
+    reader.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reader
+    assert (await model.ainvoke("go")).content == "next"
+
+
+async def test_an_error_can_come_in_the_middle_of_a_stream() -> None:
+    """What was said before the error arrives."""
+    model = ScriptedModel([["some words", ConnectionError("gone")]])
+    stream = model.astream("go")
+    assert [(await anext(stream)).content, (await anext(stream)).content] == ["some", " words"]
+    with pytest.raises(ConnectionError):
+        await anext(stream)
+
+
+def test_sync_calls_refuse_what_has_to_wait() -> None:
+    """A gate or an async function in a sync call is an error with the cure, not a deadlock."""
+
+    async def later(messages: Sequence[BaseMessage]) -> str:
+        return "later"
+
+    model = ScriptedModel([Gate(), later])
+    with pytest.raises(TypeError, match="ainvoke"):
+        model.invoke("a")
+    with pytest.raises(TypeError, match="ainvoke"):
+        model.invoke("b")
+
+
+async def test_an_agent_uses_its_tools_as_scripted() -> None:
+    """In an agent the model sees the tool's result, and the record has the tools on offer."""
+    model = ScriptedModel([ADDING, "It is 3."])
+    agent: Any = create_agent(model, [add])
+    state = await agent.ainvoke({"messages": [HumanMessage("1 + 2?")]})
+    assert [type(one).__name__ for one in state["messages"]] == [
+        "HumanMessage",
+        "AIMessage",
+        "ToolMessage",
+        "AIMessage",
+    ]
+    assert state["messages"][-1].content == "It is 3."
+    assert isinstance(model.calls[1][-1], ToolMessage)
+    assert model.tools == [("add",), ("add",)]
+
+
+async def test_an_agent_streams_the_words() -> None:
+    """LangGraph's message stream has the model's words one by one."""
+    agent: Any = create_agent(ScriptedModel(["one two three"]), [])
+    words = [
+        chunk.content async for chunk, _ in agent.astream({"messages": [HumanMessage("go")]}, stream_mode="messages")
+    ]
+    assert [word for word in words if word] == ["one", " two", " three"]
+
+
+async def test_streaming_can_be_switched_off() -> None:
+    """A model without streaming gives its reply in one piece."""
+    model = ScriptedModel(["one two"], disable_streaming=True)
+    assert [chunk.content async for chunk in model.astream("go")] == ["one two"]
+
+
+def test_the_clock_does_not_load_langchain() -> None:
+    """Doubles are imported when they are asked for."""
+    code = "import sys; from threadkeep.testing import SettableClock; print('langchain_core' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
