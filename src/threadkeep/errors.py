@@ -1,0 +1,106 @@
+"""One tree of errors. Each is a sentence with the cure; the data it speaks of is on the instance.
+
+::
+
+    ThreadkeepError
+    ├── InvalidInput (ValueError)         what the caller passed cannot be used
+    │   ├── InvalidMessage
+    │   ├── InvalidKey                    .reason is one of the reasons of `threadkeep.resolve_key`
+    │   └── InvalidSettings               .variable names the environment variable
+    ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
+    ├── SessionNotFound (LookupError)
+    ├── WrongUser (PermissionError)       the session belongs to somebody else
+    └── StoreError
+        ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
+        ├── SchemaTooNew                  the database was written by a newer Threadkeep
+        └── StoreClosed                   used after its `async with` ended
+
+No error carries message text: errors are logged, and people's words are not.
+"""
+
+from __future__ import annotations
+
+
+class ThreadkeepError(Exception):
+    """The root of all errors that Threadkeep raises itself."""
+
+
+class InvalidInput(ThreadkeepError, ValueError):
+    """What the caller passed cannot be used; nothing was stored."""
+
+
+class InvalidMessage(InvalidInput):
+    """A message has a field that cannot be stored; the sentence names the field."""
+
+
+class InvalidKey(InvalidInput):
+    """A session id is not a valid key.
+
+    `reason` is `empty`, `empty_part`, `unresolved_template`, `too_long` or `invalid_chars`.
+    """
+
+    def __init__(self, sentence: str, *, reason: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+
+class InvalidSettings(InvalidInput):
+    """A setting cannot be used; `variable` is the environment variable that holds it."""
+
+    def __init__(self, sentence: str, *, variable: str) -> None:
+        super().__init__(sentence)
+        self.variable = variable
+
+
+class BudgetTooSmall(ThreadkeepError, ValueError):
+    """A token budget leaves no room for what must be in a model call."""
+
+
+class SessionNotFound(ThreadkeepError, LookupError):
+    """No such session, or not one that this user may see."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"There is no session {session_id!r} here; list what there is with `threadkeep sessions list`."
+        )
+        self.session_id = session_id
+
+
+class WrongUser(ThreadkeepError, PermissionError):
+    """The session belongs to another user; nothing was stored."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(f"Session {session_id!r} belongs to another user; use a session id of this user's own.")
+        self.session_id = session_id
+
+
+class StoreError(ThreadkeepError):
+    """The root of what can go wrong with the place where transcripts are kept."""
+
+
+class StoreUnavailable(StoreError, ConnectionError):
+    """The database is down, locked beyond its timeout, full or read-only; nothing of this call is stored for certain.
+
+    Trying the same call again is safe for messages that have an id: those that did arrive are recognised.
+    `interrupted` says that the connection broke in the middle, so that a second try on another one is worth it at once.
+    """
+
+    def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
+        super().__init__(sentence)
+        self.interrupted = interrupted
+
+
+class SchemaTooNew(StoreError):
+    """The database has migrations that this version of Threadkeep does not know."""
+
+    def __init__(self, *, found: int, known: int) -> None:
+        super().__init__(
+            f"The database is at schema {found}, this Threadkeep knows schemas up to {known}: "
+            "upgrade Threadkeep on this machine, or open a database of its own age."
+        )
+        self.found = found
+        self.known = known
+
+
+class StoreClosed(StoreError):
+    """The memory was used after its `async with open_memory(...)` block had ended."""

@@ -1,0 +1,1 @@
+"""What was said: sessions and their keys, the windows over them, and the turns that wait to be written."""

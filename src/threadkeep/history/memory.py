@@ -1,0 +1,87 @@
+"""All sessions of a database: the object that `open_memory` yields."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from datetime import datetime
+
+from threadkeep.errors import StoreError
+from threadkeep.history.pending import PendingTurns
+from threadkeep.history.session import Session
+from threadkeep.observe import Observers
+from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.store.runs import Runs
+from threadkeep.store.search import SearchIndex
+from threadkeep.store.transcripts import SessionQuery, Transcripts
+
+_SEARCH_PATIENCE_SECONDS = 2.0
+_INDEX_PAUSE_SECONDS = 5.0
+
+
+class Memory:
+    """The sessions of one database. Made by `threadkeep.open_memory`, which also closes it."""
+
+    def __init__(
+        self,
+        transcripts: Transcripts,
+        *,
+        index: SearchIndex,
+        runs: Runs,
+        pending: PendingTurns,
+        observers: Observers,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._transcripts = transcripts
+        self._index = index
+        self.runs = runs
+        self.pending = pending
+        self.observers = observers
+        self.clock = clock
+
+    def session(self, session_id: str, *, user_id: str | None = None) -> Session:
+        """The session with an id; nothing is read or written yet.
+
+        Raises:
+            InvalidKey: the id is not a valid key; `threadkeep.escape_key` makes one of any text.
+        """
+        return Session(session_id, self._transcripts, self.pending, user_id=user_id, observer=self.observers)
+
+    async def sessions(
+        self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100
+    ) -> AsyncIterator[SessionInfo]:
+        """All sessions, newest activity first; of one user, or with a text in title, last message or id."""
+        wanted = SessionQuery(user_id, query, active, page_size)
+        while True:
+            found, cursor = await self.sessions_page(wanted)
+            for info in found:
+                yield info
+            if cursor is None:
+                return
+            wanted = replace(wanted, cursor=cursor)
+
+    async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
+        """One page of sessions, and the cursor of the next (None at the end)."""
+        found = await self._transcripts.sessions(replace(query, limit=query.limit + 1))
+        if len(found) <= query.limit:
+            return found, None
+        last = found[query.limit - 1]
+        return found[: query.limit], (last.updated_at, last.session_id)
+
+    async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> list[SearchHit]:
+        """Messages that have all words of a query, best first, of one user or of all.
+
+        What was stored before the call is found, unless so much is new (after an import) that indexing it takes longer
+        than two seconds: then it goes on in the background.
+        """
+        await self._index.catch_up(seconds=_SEARCH_PATIENCE_SECONDS)
+        return await self._index.search(query, limit=limit, user_id=user_id)
+
+    async def keep_index(self) -> None:
+        """Keep the search index up to date until cancelled; a failure is tried again at the next round."""
+        while True:
+            with contextlib.suppress(StoreError):
+                await self._index.catch_up()
+            await asyncio.sleep(_INDEX_PAUSE_SECONDS)

@@ -1,0 +1,215 @@
+"""Pending writes: a turn that the database does not take is kept on disk and retried until it is written or dropped.
+
+`record` is the append of those who cannot stop for a broken database: the middleware and the service. One task delivers
+what was kept, with growing, jittered pauses. A session that has something kept gets its later turns kept behind it, so
+the turns of this process stay in their order; the ids given before the first try make every turn arrive exactly once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import StoreUnavailable, ThreadkeepError
+from threadkeep.history.keys import channel_of
+from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
+from threadkeep.records import Message, Receipt, Turn
+from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
+from threadkeep.store.transcripts import Transcripts
+
+
+@dataclass(frozen=True)
+class PendingOptions:
+    """Where and how long turns wait. Without a folder they are kept in memory only, as for a database in memory."""
+
+    folder: Path | None = None
+    write_timeout_seconds: float = 5.0
+    first_pause_seconds: float = 0.2
+    longest_pause_seconds: float = 30.0
+
+
+class PendingTurns:
+    """The turns of this process that wait to be written, and those of processes that died."""
+
+    def __init__(
+        self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
+    ) -> None:
+        self._transcripts = transcripts
+        self._options = options
+        self._observer = observer
+        self._clock = clock
+        self._kept: list[KeptTurn] = []
+        self._file: SpoolFile | None = None
+        self._adopted: list[SpoolFile] = []
+        self._disk = asyncio.Lock()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._database_fails = False
+
+    @property
+    def entries(self) -> tuple[KeptTurn, ...]:
+        """What waits, oldest first."""
+        return tuple(self._kept)
+
+    def messages(self, session_id: str) -> tuple[Message, ...]:
+        """The messages of a session that wait, in order; they have no `seq` yet."""
+        return tuple(m for entry in self._kept if entry.turn.session_id == session_id for m in entry.turn.messages)
+
+    async def start(self) -> None:
+        """Take over what dead processes kept, and begin to deliver."""
+        if self._options.folder is not None:
+            for path in spool_files(self._options.folder):
+                if file := await asyncio.to_thread(SpoolFile.take_over, path):
+                    self._adopted.append(file)
+                    self._kept += await asyncio.to_thread(file.entries)
+        if self._kept:
+            self._tell_count()
+            self._ensure_delivery()
+
+    async def record(self, turn: Turn) -> Receipt | None:
+        """Store a turn, or keep it: None says that it waits.
+
+        Raises:
+            InvalidMessage: the turn can never be stored.
+            WrongUser: the session is somebody else's.
+        """
+        turn = replace(
+            turn, messages=tuple(m if m.id is not None else replace(m, id=str(uuid7())) for m in turn.messages)
+        )
+        if not self._database_fails and not any(entry.turn.session_id == turn.session_id for entry in self._kept):
+            try:
+                async with asyncio.timeout(self._options.write_timeout_seconds):
+                    return await self._transcripts.append(turn)
+            except (StoreUnavailable, TimeoutError) as error:
+                self._database_fails = True
+                self._tell_failure(turn, error)
+        await self._keep(turn)
+        return None
+
+    async def drop(self, entry_id: str) -> bool:
+        """Give a turn up for good; False when it does not wait here."""
+        for entry in self._kept:
+            if entry.entry_id == entry_id:
+                await self._forget(entry)
+                channel = channel_of(entry.turn.session_id)
+                session_id = entry.turn.session_id
+                self._observer.notify(
+                    WriteDropped(backend=self._transcripts.backend, channel=channel, session_id=session_id)
+                )
+                return True
+        return False
+
+    async def drop_session(self, session_id: str) -> None:
+        """Forget what waits for a session that is deleted."""
+        for entry in [entry for entry in self._kept if entry.turn.session_id == session_id]:
+            await self._forget(entry)
+
+    async def deliver(self) -> bool:
+        """Try all that waits, once, in order; True when nothing is left."""
+        blocked: set[str] = set()
+        for entry in list(self._kept):
+            if entry not in self._kept or entry.turn.session_id in blocked:
+                continue
+            entry.tries += 1
+            try:
+                await self._transcripts.append(entry.turn)
+            except StoreUnavailable as error:
+                entry.error = type(error).__name__
+                self._tell_failure(entry.turn, error)
+                return False
+            except ThreadkeepError as error:
+                # Not a matter of time: it stays visible until a person drops it, and holds only its own session up.
+                entry.error = type(error).__name__
+                blocked.add(entry.turn.session_id)
+                self._tell_failure(entry.turn, error)
+                continue
+            await self._forget(entry)
+            self._observer.notify(
+                WriteRecovered(
+                    backend=self._transcripts.backend,
+                    channel=channel_of(entry.turn.session_id),
+                    tries=entry.tries,
+                    session_id=entry.turn.session_id,
+                )
+            )
+        self._database_fails = False
+        return not self._kept
+
+    async def close(self) -> None:
+        """Stop delivering. What still waits stays on disk for the next start."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for file in [*self._adopted, *([self._file] if self._file else [])]:
+            await asyncio.to_thread(file.close)
+
+    async def _keep(self, turn: Turn) -> None:
+        entry = KeptTurn(str(uuid7()), turn, self._clock())
+        self._kept.append(entry)
+        if self._options.folder is not None:
+            try:
+                async with self._disk:
+                    if self._file is None:
+                        self._file = await asyncio.to_thread(SpoolFile.create, self._options.folder)
+                    await asyncio.to_thread(self._file.keep, entry)
+            except OSError as error:
+                # Neither database nor disk: it waits in memory, which is told as a failure of its own.
+                self._tell_failure(turn, error)
+        channel = channel_of(turn.session_id)
+        self._observer.notify(
+            WriteDeferred(
+                backend=self._transcripts.backend,
+                channel=channel,
+                messages=len(turn.messages),
+                session_id=turn.session_id,
+            )
+        )
+        self._tell_count()
+        self._ensure_delivery()
+
+    async def _forget(self, entry: KeptTurn) -> None:
+        self._kept.remove(entry)
+        if entry.file is not None:
+            async with self._disk:
+                await asyncio.to_thread(entry.file.done, entry)
+        self._tell_count()
+
+    def _ensure_delivery(self) -> None:
+        self._wake.set()
+        if self._task is None:
+            self._task = asyncio.create_task(self._deliver_until_closed(), name="threadkeep-pending-writes")
+
+    async def _deliver_until_closed(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            pause = self._options.first_pause_seconds
+            while self._kept:
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  jitter is no secret
+                pause = min(pause * 2, self._options.longest_pause_seconds)
+                try:
+                    await self.deliver()
+                except Exception as error:  # the loop outlives what it delivers; the turn is still kept
+                    self._tell_failure(self._kept[0].turn, error)
+
+    def _tell_failure(self, turn: Turn, error: Exception) -> None:
+        self._observer.notify(
+            WriteFailed(
+                backend=self._transcripts.backend,
+                channel=channel_of(turn.session_id),
+                outcome="fallback",
+                error=type(error).__name__,
+                session_id=turn.session_id,
+            )
+        )
+
+    def _tell_count(self) -> None:
+        self._observer.notify(PendingWrites(backend=self._transcripts.backend, count=len(self._kept)))

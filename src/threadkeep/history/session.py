@@ -1,0 +1,267 @@
+"""One keyed conversation: what a channel, an API caller or an agent holds to read and write it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from threadkeep.context.manifest import Window
+from threadkeep.context.tokens import TokenCounter, counter_named
+from threadkeep.context.window import Extent, Limits, WindowChooser
+from threadkeep.errors import InvalidInput, SessionNotFound, StoreUnavailable
+from threadkeep.history.keys import channel_of, check_key
+from threadkeep.observe import HistoryTruncated, Observer, ReadFailed, StoreRead, StoreWrite, WriteFailed
+from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.store.transcripts import END, SessionChanges, Transcripts
+
+if TYPE_CHECKING:
+    from threadkeep.history.pending import PendingTurns
+
+PAGE_ROWS = 200
+LONGEST_PAGE = 10_000
+
+
+class Session:
+    """A session by its id; making one reads nothing.
+
+    With a `user_id` only that user's session is there: reads of another's find nothing, and writes raise `WrongUser`.
+    The user who is named at a session's first turn owns it.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        transcripts: Transcripts,
+        pending: PendingTurns,
+        *,
+        user_id: str | None,
+        observer: Observer,
+    ) -> None:
+        check_key(session_id)
+        if user_id is not None and (
+            not isinstance(user_id, str) or not 0 < len(user_id) <= 512 or not user_id.isprintable()
+        ):
+            raise InvalidInput("A user_id is text of 1 to 512 printable characters, or None.")
+        self.session_id = session_id
+        self.user_id = user_id
+        self._transcripts = transcripts
+        self._pending = pending
+        self._observer = observer
+        self._channel = channel_of(session_id)
+
+    def __repr__(self) -> str:
+        return f"Session({self.session_id!r})"
+
+    async def append(self, messages: Sequence[Message]) -> Receipt:
+        """Store the messages as one turn, whole or not at all; durable when this returns.
+
+        Messages with an id that the session already has are left out and named in the receipt.
+
+        Raises:
+            InvalidMessage: a message cannot be stored; nothing was.
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database did not take it; trying again with the same ids is safe.
+        """
+        turn = self.turn(messages)
+        started = time.perf_counter()
+        try:
+            receipt = await self._transcripts.append(turn)
+        except StoreUnavailable as error:
+            self._tell_write(started, "error")
+            self._observer.notify(
+                WriteFailed(
+                    backend=self._transcripts.backend,
+                    channel=self._channel,
+                    error=type(error).__name__,
+                    session_id=self.session_id,
+                )
+            )
+            raise
+        self._tell_write(started, "ok")
+        return receipt
+
+    async def record(self, messages: Sequence[Message]) -> Receipt | None:
+        """Store the messages, or keep them on disk until the database takes them: None says that they wait.
+
+        For those who answer people and cannot stop for a broken database; see `threadkeep.history.pending`.
+
+        Raises:
+            InvalidMessage, WrongUser: as for `append`; waiting would not help.
+        """
+        started = time.perf_counter()
+        receipt = await self._pending.record(self.turn(messages))
+        self._tell_write(started, "ok" if receipt else "fallback")
+        return receipt
+
+    def turn(self, messages: Sequence[Message]) -> Turn:
+        """The messages as a turn of this session."""
+        return Turn(self.session_id, tuple(messages), self.user_id)
+
+    async def tail(self, limit: int) -> list[Message]:
+        """The newest `limit` messages, oldest first."""
+        return list((await self.page(limit=limit)).messages)
+
+    async def page(self, before: int | None = None, limit: int = 50) -> Page:
+        """The newest `limit` messages before the `seq` of `before` (None: before nothing), oldest first."""
+        if not 0 <= limit <= LONGEST_PAGE:
+            raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; ask for more with `before`.")
+        async with self._reading():
+            return await self._transcripts.newest(
+                self.session_id, limit=limit, before=END if before is None else before, user_id=self.user_id
+            )
+
+    async def find(self, message_id: str) -> Message | None:
+        """The message with an id, None when the session has none."""
+        if self.user_id is not None and await self._info() is None:
+            return None
+        async with self._reading():
+            return await self._transcripts.find(self.session_id, message_id)
+
+    async def answer_to(self, question: Message) -> Message | None:
+        """The assistant's newest message of the run that a stored message began, None before there is one."""
+        if question.seq is None or question.run_id is None:
+            return None
+        async with self._reading():
+            return await self._transcripts.answer(self.session_id, after=question.seq, run_id=question.run_id)
+
+    async def window(
+        self,
+        max_messages: int | None = 20,
+        max_tokens: int | None = 4000,
+        *,
+        counter: TokenCounter | str | None = None,
+        before: int | None = None,
+    ) -> Window:
+        """The newest user and assistant messages since the last reset that fit, oldest first.
+
+        Args:
+            max_messages: at most so many; 0 means none, None means no such limit.
+            max_tokens: at most so many tokens; 0 means none, None means no such limit.
+            counter: what counts (a name like "chars4", or a function of a text); by default the counts taken when the
+                messages were stored.
+            before: only messages before this `seq`.
+        """
+        limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
+        if limits.nothing:
+            return WindowChooser(limits).window()
+        page_rows = min(max_messages or PAGE_ROWS, PAGE_ROWS)
+        async with self._reading():
+            place = END if before is None else before
+            recent = await self._transcripts.recent(
+                self.session_id, limit=page_rows, before=place, user_id=self.user_id
+            )
+            chooser = WindowChooser(limits, newest_user=recent.newest_user)
+            chooser.add(recent.messages)
+            rows = recent.messages
+            while chooser.wants_more and len(rows) == page_rows:
+                older = await self._transcripts.recent(
+                    self.session_id, limit=page_rows, before=rows[-1].seq or 0, user_id=self.user_id
+                )
+                rows = older.messages
+                chooser.add(rows)
+        window = chooser.window(Extent(reset_seq=recent.reset_seq))
+        if window.manifest.dropped or window.manifest.cuts:
+            self._observer.notify(
+                HistoryTruncated(
+                    channel=self._channel,
+                    dropped=window.manifest.dropped,
+                    cut=bool(window.manifest.cuts),
+                    session_id=self.session_id,
+                )
+            )
+        return window
+
+    async def count(self) -> int:
+        """How many messages the session has; 0 for one that is not there."""
+        info = await self._info()
+        return info.message_count if info else 0
+
+    async def info(self) -> SessionInfo:
+        """What is known of the session.
+
+        Raises:
+            SessionNotFound: there is no such session, or not for this user.
+        """
+        if info := await self._info():
+            return info
+        raise SessionNotFound(self.session_id)
+
+    async def update(
+        self,
+        *,
+        title: str | None = None,
+        tags: Sequence[str] | None = None,
+        metadata: Mapping[str, Json] | None = None,
+        active: bool | None = None,
+    ) -> SessionInfo:
+        """Change what is known of the session; None leaves a field as it is.
+
+        Raises:
+            SessionNotFound: there is no such session, or not for this user.
+        """
+        await self.info()
+        await self._transcripts.change(self.session_id, SessionChanges(title, tags, metadata, active))
+        return await self.info()
+
+    async def reset(self) -> None:
+        """Let later windows start after what is there now; the transcript stays.
+
+        Resetting a session that is not there does nothing.
+        """
+        await self._transcripts.reset(self.session_id, user_id=self.user_id)
+
+    async def delete(self) -> bool:
+        """Delete the session with all its messages; False when it was not there (or not this user's)."""
+        if self.user_id is not None and await self._info() is None:
+            return False
+        await self._pending.drop_session(self.session_id)
+        return await self._transcripts.delete(self.session_id)
+
+    async def _info(self) -> SessionInfo | None:
+        async with self._reading():
+            return await self._transcripts.session(self.session_id, user_id=self.user_id)
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[None]:
+        """Time a read, and tell how it went."""
+        started = time.perf_counter()
+        try:
+            yield
+        except (StoreUnavailable, asyncio.CancelledError) as error:
+            self._tell_read(started, ok=False)
+            if isinstance(error, StoreUnavailable):
+                self._observer.notify(
+                    ReadFailed(
+                        backend=self._transcripts.backend,
+                        channel=self._channel,
+                        error=type(error).__name__,
+                        session_id=self.session_id,
+                    )
+                )
+            raise
+        self._tell_read(started, ok=True)
+
+    def _tell_read(self, started: float, *, ok: bool) -> None:
+        self._observer.notify(
+            StoreRead(
+                backend=self._transcripts.backend,
+                channel=self._channel,
+                outcome="ok" if ok else "error",
+                milliseconds=(time.perf_counter() - started) * 1000,
+                session_id=self.session_id,
+            )
+        )
+
+    def _tell_write(self, started: float, outcome: str) -> None:
+        self._observer.notify(
+            StoreWrite(
+                backend=self._transcripts.backend,
+                channel=self._channel,
+                outcome="ok" if outcome == "ok" else "fallback" if outcome == "fallback" else "error",
+                milliseconds=(time.perf_counter() - started) * 1000,
+                session_id=self.session_id,
+            )
+        )

@@ -1,0 +1,245 @@
+"""The nouns of Threadkeep as frozen records: what is stored, and what the store answers."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from typing import Any, Literal, NamedTuple, get_args
+
+from threadkeep.errors import InvalidMessage
+
+type Role = Literal["user", "assistant", "system"]
+type Status = Literal["complete", "interrupted", "failed"]
+type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
+
+ROLES: tuple[str, ...] = get_args(Role.__value__)
+STATUSES: tuple[str, ...] = get_args(Status.__value__)
+SPEAKERS: tuple[Role, ...] = ("user", "assistant")
+"""The roles that take part in the conversation; `system` rows are notes in the transcript."""
+
+MAX_ID_CHARACTERS = 512
+
+
+@dataclass(frozen=True)
+class Message:
+    """One visible utterance of a session.
+
+    `id` is the platform's own id; the store assigns one to a message that has none. `seq` and `created_at` are the
+    store's. `sent_at` is the platform's time. `tokens` is counted when the message is stored, unless it is given.
+    `original` is the full LangChain message as JSON, kept only when full fidelity is asked for.
+    """
+
+    role: Role
+    content: str
+    id: str | None = None
+    seq: int | None = None
+    sent_at: datetime | None = None
+    created_at: datetime | None = None
+    tokens: int | None = None
+    status: Status = "complete"
+    confidence: float | None = None
+    escalated: bool = False
+    run_id: str | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    original: Json = None
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be stored and read back the same.
+
+        Raises:
+            InvalidMessage: names the field, never its text.
+        """
+        if self.role not in ROLES:
+            raise InvalidMessage(f"A message's role is one of {', '.join(ROLES)}.")
+        if not isinstance(self.content, str):
+            raise InvalidMessage(f"A message's content is text (str), not {type(self.content).__name__}.")
+        if self.status not in STATUSES:
+            raise InvalidMessage(f"A message's status is one of {', '.join(STATUSES)}.")
+        for name in ("id", "run_id"):
+            _check_id(name, getattr(self, name))
+        for name in ("sent_at", "created_at"):
+            _check_time(name, getattr(self, name))
+        for name in ("seq", "tokens"):
+            _check_count(name, getattr(self, name))
+        if self.confidence is not None and (
+            isinstance(self.confidence, bool)
+            or not isinstance(self.confidence, int | float)
+            or not math.isfinite(self.confidence)
+        ):
+            raise InvalidMessage("A message's confidence is a finite number or None.")
+        if not isinstance(self.escalated, bool):
+            raise InvalidMessage("A message's escalated is True or False.")
+        if not isinstance(self.metadata, Mapping):
+            raise InvalidMessage("A message's metadata is a mapping with text keys.")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields as JSON values; times in ISO 8601, in UTC."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in ("sent_at", "created_at"):
+            if values[name] is not None:
+                values[name] = values[name].astimezone(UTC).isoformat()
+        values["metadata"] = dict(self.metadata)
+        return values
+
+    def to_json(self) -> str:
+        """One line of JSON that `from_json` turns into an equal message.
+
+        Raises:
+            InvalidMessage: metadata or original hold something that JSON does not have.
+        """
+        return dump_json(self.to_dict())
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Message:
+        """The message that `to_dict` described.
+
+        Raises:
+            InvalidMessage: a field is missing, unknown or of the wrong type.
+        """
+        known = {f.name for f in fields(cls)}
+        if unknown := sorted(set(values) - known):
+            raise InvalidMessage(f"A message has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+        if missing := {"role", "content"} - set(values):
+            raise InvalidMessage(f"A message needs the field {min(missing)!r}.")
+        given = dict(values)
+        for name in ("sent_at", "created_at"):
+            if isinstance(given.get(name), str):
+                given[name] = _parse_time(name, given[name])
+        return cls(**given)
+
+    @classmethod
+    def from_json(cls, line: str) -> Message:
+        """The message that `to_json` wrote.
+
+        Raises:
+            InvalidMessage: the line is not JSON, or not a message.
+        """
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise InvalidMessage("A message in JSON is one object; this is not JSON.") from error
+        if not isinstance(values, dict):
+            raise InvalidMessage(f"A message in JSON is one object, not a {type(values).__name__}.")
+        return cls.from_dict(values)
+
+    def with_fields(self, **changes: Any) -> Message:
+        """A copy with other values for some fields."""
+        return replace(self, **changes)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The messages that one append stores, whole or not at all."""
+
+    session_id: str
+    messages: tuple[Message, ...]
+    user_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What an append did.
+
+    `first_seq` and `last_seq` are the places of the messages stored now; if all of them were there already, the places
+    where they are. `duplicates` are the ids that were there already. `cleaned` are the ids of messages in which
+    characters that no database keeps (NUL, lone surrogates) were replaced by U+FFFD.
+    """
+
+    first_seq: int
+    last_seq: int
+    duplicates: tuple[str, ...] = ()
+    cleaned: tuple[str, ...] = ()
+    ids: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Page:
+    """Messages oldest first, and where the next older page begins (None at the beginning of the session)."""
+
+    messages: tuple[Message, ...]
+    next_before: int | None
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What is known of a session without reading its messages."""
+
+    session_id: str
+    user_id: str | None
+    title: str | None
+    last_message: str | None
+    message_count: int
+    last_seq: int
+    reset_seq: int
+    active: bool
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Json]
+    created_at: datetime
+    updated_at: datetime
+
+
+class SearchHit(NamedTuple):
+    """A message that a search found; a higher score is a better match, comparable within one result only."""
+
+    session_id: str
+    message: Message
+    score: float
+
+
+def dump_json(value: Any) -> str:
+    """The JSON text of a value as it is stored: compact, not escaped, keys in their order.
+
+    Raises:
+        InvalidMessage: the value has something that JSON does not (NaN, bytes, keys that are not text).
+    """
+    try:
+        _check_keys(value)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidMessage(
+            "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
+        ) from error
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidMessage(f"JSON keys are text, not {type(key).__name__}.")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)
+
+
+def _check_id(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, str) or not value or len(value) > MAX_ID_CHARACTERS:
+        raise InvalidMessage(f"A message's {name} is text of 1 to {MAX_ID_CHARACTERS} characters, or None.")
+    if not value.isprintable():
+        raise InvalidMessage(f"A message's {name} has characters that cannot be printed.")
+
+
+def _check_time(name: str, value: object) -> None:
+    if value is None:
+        return
+    if not isinstance(value, datetime) or value.tzinfo is None:
+        raise InvalidMessage(f"A message's {name} is a datetime with a time zone, or None.")
+
+
+def _check_count(name: str, value: object) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
+        raise InvalidMessage(f"A message's {name} is a whole number from 0, or None.")
+
+
+def _parse_time(name: str, text: str) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidMessage(f"A message's {name} is a time in ISO 8601 with a time zone.") from error

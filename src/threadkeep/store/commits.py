@@ -1,0 +1,192 @@
+"""Group commit: turns that arrive while a transaction runs share the next one, and its disk sync."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
+from threadkeep.records import Message, Receipt, Turn
+from threadkeep.store.codec import session_parameters
+from threadkeep.store.driver import Connection, Driver, DuplicateRow
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+
+_QUEUE_TURNS = 10_000
+_GROUP_TURNS = 512
+
+
+@dataclass
+class PreparedTurn:
+    """A turn ready to be stored: its messages cleaned, with ids, and their columns."""
+
+    turn: Turn
+    messages: list[Message]
+    columns: list[dict[str, object]]
+    now: str
+    cleaned: tuple[str, ...] = ()
+    stored: asyncio.Future[Receipt] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class GroupCommit:
+    """The one writer of a process. `append` returns when the turn is durable.
+
+    Most turns are new, so a group is first written without looking for their ids. When the database finds one that is
+    there already, or a session turns out to be somebody else's, nothing of the group is stored and it is written again
+    turn by turn, with a look at each id, in one transaction.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements("transcripts.sql")
+        self._queue: asyncio.Queue[PreparedTurn] = asyncio.Queue(_QUEUE_TURNS)
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def append(self, prepared: PreparedTurn) -> Receipt:
+        """Store a turn with whoever else is waiting. A caller that is cancelled does not stop the writing."""
+        if self._closed:
+            raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
+        if self._task is None:
+            self._task = asyncio.create_task(self._write_groups(), name="threadkeep-group-commit")
+        await self._queue.put(prepared)
+        return await prepared.stored
+
+    async def close(self) -> None:
+        """Write what is waiting, then stop."""
+        self._closed = True
+        if self._task is None:
+            return
+        await self._queue.join()
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _write_groups(self) -> None:
+        while True:
+            group = [await self._queue.get()]
+            while len(group) < _GROUP_TURNS and not self._queue.empty():
+                group.append(self._queue.get_nowait())
+            try:
+                await self._write_group(group)
+            except Exception as error:  # the writer outlives any failure; each caller gets it
+                for prepared in group:
+                    _fail(prepared, error)
+            finally:
+                for _ in group:
+                    self._queue.task_done()
+
+    async def _write_group(self, group: list[PreparedTurn]) -> None:
+        try:
+            receipts = await self._transaction(self._store_new, group)
+        except (DuplicateRow, WrongUser):
+            receipts = await self._transaction(self._store_each, group)
+        except StoreUnavailable as error:
+            if not error.interrupted:
+                raise
+            # The commit may have happened before the connection broke: look at each id.
+            receipts = await self._transaction(self._store_each, group)
+        for prepared, receipt in zip(group, receipts, strict=True):
+            if isinstance(receipt, ThreadkeepError):
+                _fail(prepared, receipt)
+            elif not prepared.stored.done():
+                prepared.stored.set_result(receipt)
+
+    async def _transaction[T](
+        self, store: Callable[[Connection, Sequence[PreparedTurn]], Awaitable[T]], group: Sequence[PreparedTurn]
+    ) -> T:
+        async with self._driver.writing() as connection:
+            return await store(connection, group)
+
+    async def _store_new(
+        self, connection: Connection, group: Sequence[PreparedTurn]
+    ) -> list[Receipt | StoreError | WrongUser]:
+        """Three statements for the whole group: count the sessions up, insert all messages, commit."""
+        of_session: dict[str, list[PreparedTurn]] = {}
+        for prepared in group:
+            of_session.setdefault(prepared.turn.session_id, []).append(prepared)
+        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        session_ids = sorted(of_session)
+        reservations = []
+        for session_id in session_ids:
+            turns = of_session[session_id]
+            if len({p.turn.user_id for p in turns}) > 1:
+                raise WrongUser(session_id)
+            messages = [message for p in turns for message in p.messages]
+            reservations.append(session_parameters(turns[0].turn, messages, now=turns[-1].now))
+        counted = await connection.fetch(
+            for_rows(self._sql["reserve"], len(reservations)), row_parameters(reservations)
+        )
+        next_seq: dict[str, int] = {}
+        for (session_id, user_id, last_seq), reserved in zip(sorted(counted), reservations, strict=True):
+            _check_user(of_session[session_id][0].turn, user_id)
+            next_seq[session_id] = last_seq - int(str(reserved["added"])) + 1
+        rows: list[dict[str, object]] = []
+        receipts: list[Receipt | StoreError | WrongUser] = []
+        for prepared in group:
+            first = next_seq[prepared.turn.session_id]
+            rows += _numbered(prepared, prepared.columns, first)
+            next_seq[prepared.turn.session_id] = first + len(prepared.columns)
+            receipts.append(_receipt(prepared, first, len(prepared.columns)))
+        await connection.execute_many(self._sql["insert_message"], rows)
+        return receipts
+
+    async def _store_each(
+        self, connection: Connection, group: Sequence[PreparedTurn]
+    ) -> list[Receipt | StoreError | WrongUser]:
+        """Turn by turn, leaving out the messages that are there already."""
+        receipts: dict[int, Receipt | StoreError | WrongUser] = {}
+        for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
+            try:
+                receipts[place] = await self._store_one(connection, prepared)
+            except WrongUser as error:
+                receipts[place] = error
+        return [receipts[place] for place in range(len(group))]
+
+    async def _store_one(self, connection: Connection, prepared: PreparedTurn) -> Receipt:
+        turn = prepared.turn
+        [(_, user_id, _)] = await connection.fetch(self._sql["reserve"], session_parameters(turn, [], now=prepared.now))
+        _check_user(turn, user_id)
+        fresh: list[tuple[Message, dict[str, object]]] = []
+        there: dict[str, int] = {}
+        for message, columns in zip(prepared.messages, prepared.columns, strict=True):
+            found = await connection.fetch(self._sql["seq_of"], {"session_id": turn.session_id, "id": message.id})
+            if found:
+                there[str(message.id)] = found[0][0]
+            elif any(message.id == other.id for other, _ in fresh):
+                there[str(message.id)] = 0
+            else:
+                fresh.append((message, columns))
+        if not fresh:
+            return _receipt(prepared, min(there.values()), max(there.values()) - min(there.values()) + 1, there)
+        reserved = session_parameters(turn, [message for message, _ in fresh], now=prepared.now)
+        [(_, _, last_seq)] = await connection.fetch(self._sql["reserve"], reserved)
+        first = last_seq - len(fresh) + 1
+        await connection.execute_many(self._sql["insert_message"], _numbered(prepared, [c for _, c in fresh], first))
+        return _receipt(prepared, first, len(fresh), there)
+
+
+def _numbered(prepared: PreparedTurn, columns: Sequence[dict[str, object]], first_seq: int) -> list[dict[str, object]]:
+    session_id = prepared.turn.session_id
+    return [{**row, "session_id": session_id, "seq": seq} for seq, row in enumerate(columns, start=first_seq)]
+
+
+def _receipt(prepared: PreparedTurn, first_seq: int, count: int, there: dict[str, int] | None = None) -> Receipt:
+    return Receipt(
+        first_seq=first_seq,
+        last_seq=first_seq + count - 1,
+        duplicates=tuple(there or ()),
+        cleaned=prepared.cleaned,
+        ids=tuple(str(message.id) for message in prepared.messages),
+    )
+
+
+def _check_user(turn: Turn, owner: str | None) -> None:
+    if turn.user_id is not None and turn.user_id != owner:
+        raise WrongUser(turn.session_id)
+
+
+def _fail(prepared: PreparedTurn, error: Exception) -> None:
+    if not prepared.stored.done():
+        prepared.stored.set_exception(error)

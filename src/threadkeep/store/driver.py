@@ -1,0 +1,79 @@
+"""What the stores ask of a database: a few verbs, the same on both engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from threadkeep.errors import StoreError
+
+type Backend = Literal["sqlite", "postgres"]
+type Parameters = Mapping[str, object]
+type Row = tuple[Any, ...]
+
+
+class DuplicateRow(StoreError):
+    """A unique constraint refused a row; the transaction is rolled back."""
+
+
+class Connection(Protocol):
+    """One connection, inside the block that lent it. Statements name their parameters `:name`.
+
+    Raises `StoreUnavailable` when the database does not answer, is locked beyond its timeout, full or read-only, and
+    `DuplicateRow` when a unique constraint is broken.
+    """
+
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """All rows of a statement."""
+        ...
+
+    async def execute(self, sql: str, parameters: Parameters) -> int:
+        """Run a statement; answers the number of rows it changed."""
+        ...
+
+    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
+        """Run a statement once for each row of parameters."""
+        ...
+
+
+class Driver(Protocol):
+    """A database, open.
+
+    `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
+    write lock at once, is durable when the block ends, and rolled back when the block raises.
+    """
+
+    @property
+    def backend(self) -> Backend:
+        """Which engine this is."""
+        ...
+
+    def reading(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection to read from."""
+        ...
+
+    def writing(self) -> AbstractAsyncContextManager[Connection]:
+        """A connection inside a write transaction."""
+        ...
+
+    async def close(self) -> None:
+        """Close every connection."""
+        ...
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How a database is opened. Times in seconds.
+
+    `synchronous` is SQLite's: FULL survives a power cut with every acknowledged turn, NORMAL may lose the last ones
+    then (never by a crash of the process).
+    """
+
+    synchronous: Literal["FULL", "NORMAL"] = "FULL"
+    lock_timeout_seconds: float = 10.0
+    pool_min_size: int = 1
+    pool_max_size: int = 10
+    pool_timeout_seconds: float = 30.0
+    pool_max_idle_seconds: float = 300.0

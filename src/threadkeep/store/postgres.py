@@ -1,0 +1,146 @@
+"""The PostgreSQL driver: a pool of psycopg connections that notices a restarted server by itself."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import LiteralString, Self
+from weakref import WeakKeyDictionary
+
+import psycopg
+from psycopg.types.string import TextLoader
+from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+
+from threadkeep.errors import StoreClosed, StoreUnavailable
+from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
+from threadkeep.store.statements import for_psycopg
+
+type RawConnection = psycopg.AsyncConnection[Row]
+
+_TRUSTED_SECONDS = 1.0
+_CONNECT_SECONDS = 10
+
+
+class PostgresConnection:
+    """A connection of psycopg behind the verbs of `threadkeep.store.driver.Connection`."""
+
+    def __init__(self, raw: RawConnection) -> None:
+        self.raw = raw
+
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """All rows of a statement."""
+        cursor = await self.raw.execute(_query(sql), parameters)
+        return await cursor.fetchall()
+
+    async def execute(self, sql: str, parameters: Parameters) -> int:
+        """Run a statement; answers the number of rows it changed."""
+        cursor = await self.raw.execute(_query(sql), parameters)
+        return cursor.rowcount
+
+    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
+        """Run a statement once for each row of parameters."""
+        async with self.raw.cursor() as cursor:
+            await cursor.executemany(_query(sql), rows)
+
+
+class PostgresDriver:
+    """A PostgreSQL database behind a connection pool."""
+
+    def __init__(self, dsn: str, options: StoreOptions) -> None:
+        self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
+        self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
+            dsn,
+            kwargs={"autocommit": True, "options": "-c timezone=UTC", "connect_timeout": _CONNECT_SECONDS},
+            min_size=options.pool_min_size,
+            max_size=options.pool_max_size,
+            timeout=options.pool_timeout_seconds,
+            max_idle=options.pool_max_idle_seconds,
+            configure=_configure,
+            check=self._check,
+            open=False,
+        )
+
+    @property
+    def backend(self) -> Backend:
+        """Which engine this is."""
+        return "postgres"
+
+    @classmethod
+    async def open(cls, dsn: str, options: StoreOptions) -> Self:
+        """A driver with its pool filled.
+
+        Raises:
+            StoreUnavailable: the server does not answer in time.
+        """
+        driver = cls(dsn, options)
+        try:
+            with _translated():
+                await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
+        except BaseException:
+            await driver.close()
+            raise
+        return driver
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[PostgresConnection]:
+        """A connection to read from."""
+        with _translated():
+            async with self._pool.connection() as raw:
+                yield PostgresConnection(raw)
+                self._used[raw] = time.monotonic()
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[PostgresConnection]:
+        """A connection inside a write transaction."""
+        with _translated():
+            async with self._pool.connection() as raw:
+                async with raw.transaction():
+                    yield PostgresConnection(raw)
+                self._used[raw] = time.monotonic()
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.close()
+
+    async def _check(self, raw: RawConnection) -> None:
+        """Ask a connection whether it lives, unless it worked a moment ago: the question costs a round trip."""
+        if time.monotonic() - self._used.get(raw, 0.0) > _TRUSTED_SECONDS:
+            await AsyncConnectionPool.check_connection(raw)
+
+
+def _query(sql: str) -> LiteralString:
+    """psycopg wants literal strings; ours come from the package's own files, never from input."""
+    return for_psycopg(sql)
+
+
+async def _configure(raw: RawConnection) -> None:
+    """Read JSON columns as the text they are: one codec for both engines parses it."""
+    for name in ("json", "jsonb"):
+        raw.adapters.register_loader(name, TextLoader)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the errors of psycopg into ours, each with its cure."""
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        raise DuplicateRow("A row with this key is there already.") from error
+    except PoolTimeout as error:
+        raise StoreUnavailable(
+            "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small."
+        ) from error
+    except PoolClosed as error:
+        raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise StoreUnavailable(
+            "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
+        ) from error
+    except psycopg.errors.DiskFull as error:
+        raise StoreUnavailable("PostgreSQL's disk is full; make room on the server.") from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        raise StoreUnavailable(
+            f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and that this machine may connect.",
+            interrupted=True,
+        ) from error

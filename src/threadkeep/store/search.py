@@ -1,0 +1,131 @@
+"""Full text search: an index that follows the transcript, kept up outside of the appends.
+
+Indexing a message costs more than storing it, so `append` does not. `catch_up` brings the index to the newest message
+in small transactions; a search does that first, so that what was stored before it is found. Any process may catch up
+for any other: each session says how far its index has come, and a step is taken only from where that still is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable
+from itertools import pairwise
+
+from threadkeep.records import SearchHit, dump_json
+from threadkeep.store.codec import clean_text, message_of
+from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.statements import load_statements
+from threadkeep.store.tables import like_pattern
+
+_STEP_MESSAGES = 200
+_STEP_CHARACTERS = 200_000
+_SESSIONS = 100
+_MOST_TERMS = 20_000
+_TRIGRAM = 3
+
+_WORDS = re.compile(r"\w+")
+# Scripts that write words without spaces between them: Thai, Lao, Khmer, Myanmar, kana, Han, and hangul for its suffixes.
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
+)
+
+
+class SearchIndex:
+    """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements(f"{driver.backend}/search.sql")
+        self._turn = asyncio.Lock()
+
+    async def catch_up(self, *, seconds: float | None = None) -> bool:
+        """Index what is not indexed yet, for at most some seconds; True when nothing is left."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        async with self._turn:
+            while True:
+                async with self._driver.reading() as connection:
+                    behind = await connection.fetch(self._sql["to_index"], {"limit": _SESSIONS})
+                if not behind:
+                    return True
+                for session_id, after, last_seq in behind:
+                    position = after
+                    while position is not None and position < last_seq:
+                        position = await self._step(session_id, position, last_seq)
+                        if deadline is not None and time.monotonic() > deadline:
+                            return False
+
+    async def search(self, query: str, *, limit: int, user_id: str | None = None) -> list[SearchHit]:
+        """Messages with all the words of a query, best first."""
+        words = clean_text(query).split()
+        if not words or limit <= 0:
+            return []
+        async with self._driver.reading() as connection:
+            if self._driver.backend == "postgres":
+                parameters = {"terms": " ".join(search_terms(query)), "user_id": user_id, "limit": limit}
+                rows = await connection.fetch(self._sql["match"], parameters)
+            else:
+                rows = await self._search_trigrams(connection, words, limit=limit, user_id=user_id)
+        return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
+
+    async def _search_trigrams(
+        self, connection: Connection, words: list[str], *, limit: int, user_id: str | None
+    ) -> list[Row]:
+        """By trigrams; words too short for one are looked for in the texts themselves."""
+        trigrams = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _TRIGRAM)
+        patterns = [like_pattern(word) for word in words if len(word) < _TRIGRAM]
+        parameters = {"expression": trigrams, "patterns": dump_json(patterns), "user_id": user_id, "limit": limit}
+        return await connection.fetch(self._sql["match" if trigrams else "match_short"], parameters)
+
+    async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
+        """Index the next messages of a session; None when another process is at it."""
+        async with self._driver.reading() as connection:
+            upto = min(last_seq, after + _STEP_MESSAGES)
+            texts = await connection.fetch(self._sql["texts"], {"session_id": session_id, "after": after, "upto": upto})
+        kept, characters = 0, 0
+        for _, content in texts:
+            characters += len(content)
+            if kept and characters > _STEP_CHARACTERS:
+                break
+            kept += 1
+        if kept < len(texts):
+            upto = texts[kept - 1][0]
+        place = {"session_id": session_id, "after": after, "upto": upto}
+        async with self._driver.writing() as connection:
+            if not await connection.execute(self._sql["advance"], place):
+                return None
+            if self._driver.backend == "postgres":
+                rows = [
+                    {"session_id": session_id, "seq": seq, "terms": " ".join(search_terms(text))}
+                    for seq, text in texts[:kept]
+                ]
+                await connection.execute_many(self._sql["add_text"], rows)
+            else:
+                documents = [{"session_id": session_id, "seq": seq} for seq, _ in texts[:kept]]
+                await connection.execute_many(self._sql["add_document"], documents)
+                await connection.execute(self._sql["add_text"], place)
+        return upto
+
+
+def search_terms(text: str) -> Iterable[str]:
+    """The words of a text, and the pairs of characters of what is written without spaces; each once, in order."""
+    found: dict[str, None] = {}
+    for word in _WORDS.findall(clean_text(text).lower()):
+        rest = 0
+        for run in _UNSPACED.finditer(word):
+            _add(found, word[rest : run.start()])
+            characters = run.group()
+            for pair in [characters] if len(characters) == 1 else [a + b for a, b in pairwise(characters)]:
+                _add(found, pair)
+            rest = run.end()
+        _add(found, word[rest:])
+        if len(found) >= _MOST_TERMS:
+            break
+    return found
+
+
+def _add(found: dict[str, None], term: str) -> None:
+    # PostgreSQL refuses words of 2 KB and more.
+    if term and len(term) <= 256:
+        found[term] = None

@@ -1,0 +1,160 @@
+"""Turns that no database would take, in a file of this process, on disk before anybody is told that they are kept.
+
+Each process writes a file of its own and holds a lock on it while it lives. The files of processes that died are found
+without their locks and taken over, so what they kept is delivered by whoever starts next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import ThreadkeepError
+from threadkeep.records import Message, Turn, dump_json
+
+_SUFFIX = ".pending.jsonl"
+
+
+@dataclass(eq=False)
+class KeptTurn:
+    """A turn that waits to be written. `tries` and `error` (the name of an error's class) are of this process."""
+
+    entry_id: str
+    turn: Turn
+    kept_at: datetime
+    tries: int = 0
+    error: str | None = None
+    file: SpoolFile | None = field(default=None, repr=False)
+
+
+class SpoolFile:
+    """One file of kept turns, locked while it is open. Every method does blocking I/O: call them in a thread."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self._open_entries: set[str] = set()
+
+    @classmethod
+    def create(cls, folder: Path) -> SpoolFile:
+        """A new file of this process."""
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{uuid7()}{_SUFFIX}"
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _sync_folder(folder)
+        return cls(path, descriptor)
+
+    @classmethod
+    def take_over(cls, path: Path) -> SpoolFile | None:
+        """The file of a process that is gone; None while its process lives."""
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        return cls(path, descriptor)
+
+    def entries(self) -> list[KeptTurn]:
+        """What the file still keeps, oldest first."""
+        kept = read_entries(self.path)
+        for entry in kept:
+            entry.file = self
+        self._open_entries = {entry.entry_id for entry in kept}
+        return kept
+
+    def keep(self, entry: KeptTurn) -> None:
+        """Put a turn on disk; it is there when this returns."""
+        self._append(
+            {
+                "entry": entry.entry_id,
+                "kept_at": entry.kept_at.isoformat(),
+                "session_id": entry.turn.session_id,
+                "user_id": entry.turn.user_id,
+                "messages": [message.to_dict() for message in entry.turn.messages],
+            }
+        )
+        self._open_entries.add(entry.entry_id)
+        entry.file = self
+
+    def done(self, entry: KeptTurn) -> None:
+        """Forget a turn that was written or dropped. When nothing is left the file is emptied."""
+        self._open_entries.discard(entry.entry_id)
+        if self._open_entries:
+            self._append({"done": entry.entry_id})
+        else:
+            os.ftruncate(self._descriptor, 0)
+            os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Let go of the file; an empty one is removed."""
+        if not self._open_entries:
+            self.path.unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _append(self, line: dict[str, Any]) -> None:
+        data = (dump_json(line) + "\n").encode()
+        size = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, data) != len(data):
+                raise OSError("the disk took only a part of a pending turn")
+            os.fsync(self._descriptor)
+        except OSError:
+            # Half a line would hide the next one.
+            os.ftruncate(self._descriptor, size)
+            raise
+
+
+def spool_files(folder: Path) -> list[Path]:
+    """All files of kept turns in a folder, oldest first."""
+    return sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
+
+
+def read_entries(path: Path) -> list[KeptTurn]:
+    """What a file keeps, oldest first, without locking it. A last line that was cut off by a crash is left out."""
+    kept: dict[str, KeptTurn] = {}
+    for line in _lines(path):
+        if "done" in line:
+            kept.pop(str(line["done"]), None)
+            continue
+        try:
+            messages = tuple(Message.from_dict(values) for values in line["messages"])
+            turn = Turn(line["session_id"], messages, line["user_id"])
+            kept[line["entry"]] = KeptTurn(line["entry"], turn, datetime.fromisoformat(line["kept_at"]))
+        except (KeyError, TypeError, ValueError, ThreadkeepError):
+            continue
+    return list(kept.values())
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return
+    for line in text.splitlines():
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(values, dict):
+            yield values
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,55 @@
+-- The trigram index on SQLite.
+
+-- name: to_index
+SELECT session_id, indexed_seq, last_seq FROM chat_sessions WHERE indexed_seq < last_seq LIMIT :limit
+
+-- name: texts
+SELECT seq, content FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+ORDER BY seq
+
+-- name: advance
+UPDATE chat_sessions SET indexed_seq = :upto WHERE session_id = :session_id AND indexed_seq = :after
+
+-- name: add_document
+INSERT INTO chat_search_documents (session_id, seq) VALUES (:session_id, :seq) ON CONFLICT DO NOTHING
+
+-- name: add_text
+INSERT INTO chat_search (rowid, content)
+SELECT d.document, m.content
+FROM chat_search_documents d JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
+WHERE d.session_id = :session_id AND d.seq > :after AND d.seq <= :upto
+
+-- name: forget_texts
+INSERT INTO chat_search (chat_search, rowid, content)
+SELECT 'delete', d.document, m.content
+FROM chat_search_documents d JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
+WHERE d.session_id = :session_id
+
+-- name: forget_documents
+DELETE FROM chat_search_documents WHERE session_id = :session_id
+
+-- name: match
+-- Best first by bm25, which SQLite answers as a negative number. Words too short for a trigram are patterns.
+SELECT
+    d.session_id, -f.rank, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+    m.metadata, m.original, m.sent_at, m.created_at
+FROM (SELECT rowid, rank FROM chat_search WHERE chat_search MATCH :expression) f
+JOIN chat_search_documents d ON d.document = f.rowid
+JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
+JOIN chat_sessions s ON s.session_id = d.session_id
+WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+ORDER BY f.rank, m.created_at DESC
+LIMIT :limit
+
+-- name: match_short
+-- Words of one or two characters have no trigram: without any other word, the texts themselves are read.
+SELECT
+    m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+    m.metadata, m.original, m.sent_at, m.created_at
+FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
+WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) 
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+ORDER BY m.created_at DESC
+LIMIT :limit

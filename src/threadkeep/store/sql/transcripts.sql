@@ -1,0 +1,142 @@
+-- Statements of the transcript that both engines take as they are.
+
+-- name: reserve
+-- Count a session up by :added and answer its new last_seq; makes the session at its first turn. The row stays locked
+-- until the transaction ends, so turns of all processes are numbered one after the other. :added = 0 only locks.
+INSERT INTO chat_sessions AS s (
+    session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
+)
+VALUES (:session_id, :user_id, :title, :last_message, :added, :added, :newest_user, :now, :now)
+ON CONFLICT (session_id) DO UPDATE SET
+    title = coalesce(s.title, excluded.title),
+    last_message = coalesce(excluded.last_message, s.last_message),
+    message_count = s.message_count + excluded.message_count,
+    last_user_seq = CASE WHEN excluded.last_user_seq > 0 THEN s.last_seq + excluded.last_user_seq ELSE s.last_user_seq END,
+    last_seq = s.last_seq + excluded.last_seq,
+    updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
+RETURNING session_id, user_id, last_seq
+
+-- name: insert_message
+INSERT INTO chat_messages (
+    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+)
+VALUES (
+    :session_id, :seq, :id, :role, :content, :tokens, :status, :confidence, :escalated, :run_id, :metadata, :original,
+    :sent_at, :created_at
+)
+
+-- name: seq_of
+SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
+
+-- name: newest
+-- The newest :limit messages before :before, newest first.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq < :before
+ORDER BY m.seq DESC
+LIMIT :limit
+
+-- name: newest_of_user
+-- The same, for the user who owns the session only.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
+WHERE s.session_id = :session_id AND s.user_id = :user_id AND m.seq < :before
+ORDER BY m.seq DESC
+LIMIT :limit
+
+-- name: recent
+-- What was said since the last reset, newest first, without system rows: the raw material of a window.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at, s.reset_seq, s.last_user_seq
+FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
+WHERE s.session_id = :session_id
+    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+    AND m.seq > s.reset_seq AND m.seq < :before AND m.role IN ('user', 'assistant')
+ORDER BY m.seq DESC
+LIMIT :limit
+
+-- name: message_at
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq = :seq
+
+-- name: message_with_id
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.id = :id
+
+-- name: answer_of_run
+-- The newest answer of a run, looked for in the :reach messages that follow its question.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :after + :reach AND m.run_id = :run_id AND m.role = 'assistant'
+ORDER BY m.seq DESC
+LIMIT 1
+
+-- name: session
+SELECT
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+FROM chat_sessions
+WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+
+-- name: sessions
+-- Newest activity first, from the cursor (:updated_at, :session_id) on.
+SELECT
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+FROM chat_sessions
+WHERE (updated_at, session_id) < (:updated_at, :session_id)
+    AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
+    AND (
+        CAST(:pattern AS TEXT) IS NULL
+        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE :pattern ESCAPE '\'
+    )
+ORDER BY updated_at DESC, session_id DESC
+LIMIT :limit
+
+-- name: sessions_of_user
+SELECT
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+FROM chat_sessions
+WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
+    AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
+    AND (
+        CAST(:pattern AS TEXT) IS NULL
+        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE :pattern ESCAPE '\'
+    )
+ORDER BY updated_at DESC, session_id DESC
+LIMIT :limit
+
+-- name: set_title
+UPDATE chat_sessions SET title = :value WHERE session_id = :session_id
+
+-- name: set_tags
+UPDATE chat_sessions SET tags = :value WHERE session_id = :session_id
+
+-- name: set_metadata
+UPDATE chat_sessions SET metadata = :value WHERE session_id = :session_id
+
+-- name: set_active
+UPDATE chat_sessions SET active = :value WHERE session_id = :session_id
+
+-- name: reset
+-- Later windows start after what is there now; the messages stay.
+UPDATE chat_sessions SET reset_seq = last_seq
+WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+RETURNING reset_seq
+
+-- name: delete_runs
+DELETE FROM chat_runs WHERE session_id = :session_id
+
+-- name: delete_session
+DELETE FROM chat_sessions WHERE session_id = :session_id

@@ -1,0 +1,188 @@
+"""The SQLite driver: one writing connection, a few reading ones, WAL between them."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import cast
+
+import aiosqlite
+
+from threadkeep.errors import StoreClosed, StoreUnavailable
+from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
+
+_READERS = 4
+
+
+class SqliteConnection:
+    """A connection of aiosqlite behind the verbs of `threadkeep.store.driver.Connection`."""
+
+    def __init__(self, raw: aiosqlite.Connection) -> None:
+        self.raw = raw
+
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """All rows of a statement."""
+        with _translated():
+            return cast("list[Row]", await self.raw.execute_fetchall(sql, parameters))
+
+    async def execute(self, sql: str, parameters: Parameters) -> int:
+        """Run a statement; answers the number of rows it changed."""
+        with _translated():
+            cursor = await self.raw.execute(sql, parameters)
+            return cursor.rowcount
+
+    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
+        """Run a statement once for each row of parameters."""
+        with _translated():
+            await self.raw.executemany(sql, rows)
+
+
+class SqliteDriver:
+    """A SQLite database in a file, or in memory when there is no path.
+
+    In memory there is one connection for everything, one user at a time: a second one would see another database.
+    """
+
+    def __init__(self, path: Path | None, options: StoreOptions) -> None:
+        self._path = path
+        self._options = options
+        self._write_lock = asyncio.Lock()
+        self._writer: SqliteConnection | None = None
+        self._readers: list[SqliteConnection] = []
+        self._reader_slots = asyncio.Semaphore(_READERS)
+        self._closed = False
+
+    @property
+    def backend(self) -> Backend:
+        """Which engine this is."""
+        return "sqlite"
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[SqliteConnection]:
+        """A connection to read from."""
+        if self._path is None:
+            async with self._write_lock:
+                yield await self._writing_connection()
+            return
+        async with self._reader_slots:
+            self._check_open()
+            connection = self._readers.pop() if self._readers else await self._connect()
+            try:
+                yield connection
+            finally:
+                # A reader whose statement was cancelled is still good: its thread finishes the statement first.
+                if self._closed:
+                    await connection.raw.close()
+                else:
+                    self._readers.append(connection)
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[SqliteConnection]:
+        """A connection inside a write transaction."""
+        async with self._write_lock:
+            connection = await self._writing_connection()
+            await connection.execute("BEGIN IMMEDIATE", {})
+            try:
+                yield connection
+                await connection.execute("COMMIT", {})
+            except BaseException:
+                await self._roll_back(connection)
+                raise
+
+    async def close(self) -> None:
+        """Close every connection."""
+        async with self._write_lock:
+            self._closed = True
+            if self._writer is not None:
+                await self._writer.raw.close()
+                self._writer = None
+        while self._readers:
+            await self._readers.pop().raw.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreClosed("The database was closed; use a memory inside its `async with open_memory(...)` block.")
+
+    async def _writing_connection(self) -> SqliteConnection:
+        self._check_open()
+        if self._writer is None:
+            self._writer = await self._connect()
+        return self._writer
+
+    async def _roll_back(self, connection: SqliteConnection) -> None:
+        """End the transaction; a connection that cannot is given up, and the next writer opens another."""
+        try:
+            if connection.raw.in_transaction:
+                await asyncio.shield(connection.raw.rollback())
+        except (sqlite3.Error, ValueError):
+            self._writer = None
+            await connection.raw.close()
+
+    async def _connect(self) -> SqliteConnection:
+        with _translated():
+            # Autocommit: every transaction here is begun and ended by name.
+            raw = await aiosqlite.connect(
+                self._path or ":memory:", isolation_level=None, timeout=self._options.lock_timeout_seconds
+            )
+            try:
+                await self._configure(raw)
+            except BaseException:
+                await raw.close()
+                raise
+        return SqliteConnection(raw)
+
+    async def _configure(self, raw: aiosqlite.Connection) -> None:
+        await raw.execute("PRAGMA foreign_keys = ON")
+        await raw.execute(f"PRAGMA synchronous = {self._options.synchronous}")
+        [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
+        if self._path is not None and mode != "wal":
+            await self._switch_to_wal(raw)
+
+    async def _switch_to_wal(self, raw: aiosqlite.Connection) -> None:
+        """Turn WAL on. SQLite does not wait for its lock here, so several first starters take turns by trying again."""
+        deadline = asyncio.get_running_loop().time() + self._options.lock_timeout_seconds
+        while True:
+            try:
+                await raw.execute_fetchall("PRAGMA journal_mode = WAL")
+                return
+            except sqlite3.OperationalError as error:
+                if "locked" not in str(error) or asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(0.02)
+
+
+_CURES = (
+    ("locked", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
+    ("busy", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
+    ("full", "The disk (or the quota) is full; make room and try again."),
+    ("readonly", "The file or its folder is read-only for this user; change its permissions."),
+    ("unable to open", "The file or its folder cannot be opened; check that the folder exists and its permissions."),
+    ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
+    ("malformed", "The file is damaged; restore it from a backup."),
+    ("not a database", "The file is not an SQLite database; check THREADKEEP_DATABASE_URL."),
+)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Turn the errors of SQLite into ours, each with its cure."""
+    try:
+        yield
+    except sqlite3.IntegrityError as error:
+        if "UNIQUE" in str(error):
+            raise DuplicateRow("A row with this key is there already.") from error
+        raise
+    except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+        text = str(error).lower()
+        for sign, cure in _CURES:
+            if sign in text:
+                raise StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}") from error
+        raise
+    except ValueError as error:
+        # aiosqlite's word for a connection whose thread has ended.
+        if "closed" in str(error) or "no active connection" in str(error):
+            raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
+        raise

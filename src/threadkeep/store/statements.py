@@ -1,0 +1,51 @@
+"""The SQL of this room: named statements in `.sql` files, one text where both engines take it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache, lru_cache
+from importlib.resources import files
+
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+_COMMENT = re.compile(r"^\s*--.*\n?", re.MULTILINE)
+_PARAMETER = re.compile(r"(?<![:\w]):([a-z][a-z0-9_]*)")
+_ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
+
+
+@cache
+def load_statements(*paths: str) -> Mapping[str, str]:
+    """All statements of some files below `sql/`, by name."""
+    found: dict[str, str] = {}
+    for path in paths:
+        text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
+        parts = _NAME.split(text)
+        for name, body in zip(parts[1::2], parts[2::2], strict=True):
+            found[name] = _COMMENT.sub("", body).strip()
+    return found
+
+
+def load_script(path: str) -> Sequence[str]:
+    """The statements of a migration, in order, without their comments."""
+    text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
+    return [part.strip() for part in _COMMENT.sub("", text).split(";\n") if part.strip()]
+
+
+@lru_cache(maxsize=512)
+def for_rows(sql: str, count: int) -> str:
+    """The statement with its one VALUES row written `count` times; parameter `x` of row i is named `x_i`."""
+    if not (match := _ROW.search(sql)):
+        raise ValueError("the statement has no VALUES row on a line of its own")
+    rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
+    return f"{sql[: match.start()]}VALUES {rows}{sql[match.end() :]}"
+
+
+def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """The parameters of `for_rows`, from one mapping a row."""
+    return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
+
+
+@lru_cache(maxsize=1024)
+def for_psycopg(sql: str) -> str:
+    """The statement with psycopg's placeholders: `:name` becomes `%(name)s`."""
+    return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))

@@ -1,0 +1,172 @@
+"""Transcripts in the tables `chat_sessions` and `chat_messages`, on either engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import datetime
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import InvalidMessage
+from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, dump_json
+from threadkeep.store.codec import (
+    Counter,
+    clean_json,
+    clean_message,
+    clean_text,
+    message_of,
+    message_parameters,
+    session_of,
+    time_text,
+)
+from threadkeep.store.commits import GroupCommit, PreparedTurn
+from threadkeep.store.driver import Backend, Driver, Parameters
+from threadkeep.store.statements import load_statements
+from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
+
+_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
+_LAST_ID = "~"
+_ANSWER_REACH = 10_000
+
+
+class TableTranscripts:
+    """The transcript's contract on SQL tables; see `threadkeep.store.transcripts.Transcripts` for its laws.
+
+    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`.
+    """
+
+    def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._count = count
+        self._clock = clock
+        self._commits = GroupCommit(driver)
+        self._sql = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+
+    @property
+    def backend(self) -> Backend:
+        """Which engine is below, for metrics."""
+        return self._driver.backend
+
+    async def append(self, turn: Turn) -> Receipt:
+        """Store a turn."""
+        return await self._commits.append(self._prepare(turn))
+
+    async def newest(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Page:
+        """The newest messages before a `seq`, oldest first."""
+        if limit <= 0:
+            return Page((), None)
+        parameters = {"session_id": session_id, "user_id": user_id, "before": before, "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["newest" if user_id is None else "newest_of_user"], parameters)
+        messages = tuple([message_of(row) for row in reversed(rows)])
+        # seq has no gaps from 1 on, so the first message tells whether there is an older one.
+        older = len(messages) == limit and rows[-1][0] > 1
+        return Page(messages, rows[-1][0] if older else None)
+
+    async def recent(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Recent:
+        """The raw material of a window."""
+        parameters = {"session_id": session_id, "user_id": user_id, "before": before, "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["recent"], parameters)
+            if not rows:
+                return Recent(())
+            messages = tuple([message_of(row) for row in rows])
+            reset_seq, last_user_seq = rows[0][-2:]
+            oldest = rows[-1][0]
+            newest_user: Message | None = None
+            if reset_seq < last_user_seq < oldest:
+                place = {"session_id": session_id, "seq": last_user_seq}
+                newest_user = message_of((await connection.fetch(self._sql["message_at"], place))[0])
+        return Recent(messages, reset_seq, newest_user)
+
+    async def find(self, session_id: str, message_id: str) -> Message | None:
+        """The message with an id."""
+        return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
+
+    async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
+        """The newest assistant message of a run that follows a message."""
+        parameters = {"session_id": session_id, "after": after, "reach": _ANSWER_REACH, "run_id": run_id}
+        return await self._one_message("answer_of_run", parameters)
+
+    async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
+        """What is known of a session."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
+        return session_of(rows[0]) if rows else None
+
+    async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
+        """Some sessions, newest activity first."""
+        updated_at, session_id = query.cursor or (None, _LAST_ID)
+        parameters = {
+            "user_id": query.user_id,
+            "updated_at": time_text(updated_at) if updated_at else _LAST_TIME,
+            "session_id": session_id,
+            "active": query.active,
+            "pattern": None if query.query is None else like_pattern(query.query.lower()),
+            "limit": query.limit,
+        }
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(
+                self._sql["sessions" if query.user_id is None else "sessions_of_user"], parameters
+            )
+        return [session_of(row) for row in rows]
+
+    async def change(self, session_id: str, changes: SessionChanges) -> None:
+        """Change what is known of a session."""
+        values: dict[str, object] = {}
+        if changes.title is not None:
+            values["set_title"] = clean_text(changes.title)
+        if changes.tags is not None:
+            values["set_tags"] = dump_json(clean_json(list(changes.tags)))
+        if changes.metadata is not None:
+            values["set_metadata"] = dump_json(clean_json(dict(changes.metadata)))
+        if changes.active is not None:
+            values["set_active"] = changes.active
+        async with self._driver.writing() as connection:
+            for name, value in values.items():
+                await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
+
+    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+        """Let later windows start after what is there now."""
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["reset"], {"session_id": session_id, "user_id": user_id})
+        return rows[0][0] if rows else None
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session, its messages and all that was derived from them."""
+        steps = [name for name in ("forget_texts", "forget_documents", "delete_runs") if name in self._sql]
+        async with self._driver.writing() as connection:
+            for name in steps:
+                await connection.execute(self._sql[name], {"session_id": session_id})
+            return await connection.execute(self._sql["delete_session"], {"session_id": session_id}) > 0
+
+    async def close(self) -> None:
+        """Write what is waiting."""
+        await self._commits.close()
+
+    def _prepare(self, turn: Turn) -> PreparedTurn:
+        if not turn.messages:
+            raise InvalidMessage("A turn has at least one message.")
+        now = time_text(self._clock())
+        messages: list[Message] = []
+        cleaned: list[str] = []
+        for given in turn.messages:
+            identified = given if given.id is not None else replace(given, id=str(uuid7()))
+            message = clean_message(identified)
+            if message is not identified:
+                cleaned.append(str(message.id))
+            messages.append(message)
+        columns = [message_parameters(message, count=self._count, now=now) for message in messages]
+        return PreparedTurn(turn, messages, columns, now, tuple(cleaned))
+
+    async def _one_message(self, statement: str, parameters: Parameters) -> Message | None:
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql[statement], parameters)
+        return message_of(rows[0]) if rows else None
+
+
+def like_pattern(text: str) -> str:
+    r"""The LIKE pattern (with ESCAPE '\') of everything that contains a text."""
+    return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"
