@@ -1,0 +1,52 @@
+# The verbs of Threadkeep. Each brings .venv up to date by itself, from the hashed lock in requirements/.
+#   PYTHON=python3.13     the Python to use            ARGS="tests/store -k tail"   what `make test` runs
+#   VENV=.venv-3.13       another environment          UPGRADE=1                    with `make lock`: newest versions
+
+VENV ?= .venv
+ARGS ?=
+UPGRADE ?=
+export VENV
+PYTHON_HERE := $(VENV)/bin/python
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test lint type docs bench fmt lock with-server with-dev with-bench
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: with-dev ## make .venv ready to work in
+	@echo "$(VENV) is ready."
+
+run: with-server ## start the service on this machine, with a demo model
+	@exec $(VENV)/bin/threadkeep serve
+
+test: with-dev ## run all tests, on SQLite and on a PostgreSQL of their own
+	$(PYTHON_HERE) -m pytest -n 2 --dist loadgroup $(ARGS)
+
+lint: with-dev ## check style, format, the walls between rooms, spelling, pyproject and lock
+	$(PYTHON_HERE) -m ruff check .
+	$(PYTHON_HERE) -m ruff format --check .
+	$(VENV)/bin/lint-imports --no-logo
+	$(VENV)/bin/codespell
+	VALIDATE_PYPROJECT_NO_NETWORK=1 $(PYTHON_HERE) -m validate_pyproject pyproject.toml
+	$(PYTHON_HERE) scripts/check_lock.py
+
+type: with-dev ## check types, tests included
+	$(PYTHON_HERE) -m mypy
+
+docs: with-dev ## check that the docs are complete and their code runs
+	@if [ -d tests/docs ]; then set -x; $(PYTHON_HERE) -m pytest tests/docs $(ARGS); \
+	else echo "There are no checks of the docs yet (tests/docs)."; fi
+
+bench: with-bench ## measure against raw SQL and other memories; writes into docs/
+	$(PYTHON_HERE) -m bench $(ARGS)
+
+fmt: with-dev ## put the code in format and mend what ruff can mend
+	$(PYTHON_HERE) -m ruff check --fix .
+	$(PYTHON_HERE) -m ruff format .
+
+lock: with-dev ## compile requirements/ anew from pyproject.toml
+	@scripts/lock.sh $(if $(UPGRADE),--upgrade)
+
+with-server with-dev with-bench:
+	@scripts/setup.sh $(@:with-%=%)

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Compiles requirements/ from pyproject.toml: `lock.sh` changes what pyproject.toml asks for, `lock.sh --upgrade` all.
+#
+# From the richest set down, each held to the versions of the one before: a set only ever adds to a poorer one. Hashes
+# for every platform, and no download addresses: those are each machine's own business.
+set -eu
+cd "$(dirname "$0")/.."
+environment=${VENV:-.venv}
+for uv in "$environment/bin/uv" uv ""; do
+    [ -n "$uv" ] && "$uv" --version >/dev/null 2>&1 && break
+done
+[ -n "$uv" ] || { echo "lock: no uv; install it, or make the environment anew without one: it is then put there." >&2; exit 1; }
+export UV_SYSTEM_CERTS="${UV_SYSTEM_CERTS:-1}"
+
+compile() { # compile SET OPTIONS: one file of requirements/
+    name=$1
+    shift
+    echo "lock: requirements/$name.txt" >&2
+    "$uv" pip compile --quiet --universal --python-version 3.12 --generate-hashes --custom-compile-command "make lock" \
+        --output-file "requirements/$name.txt" "$@"
+}
+
+compile bench "$@" pyproject.toml --extra server --group build --group dev --group bench
+compile dev pyproject.toml --extra server --group build --group dev --constraint requirements/bench.txt
+compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
+compile base pyproject.toml --constraint requirements/server.txt
+compile uv "$@" --group installer
+"$environment/bin/python" scripts/check_lock.py --write
