@@ -46,7 +46,7 @@ fmt: with-dev ## put the code in format and mend what ruff can mend
 	$(PYTHON_HERE) -m ruff format .
 
 lock: with-dev ## compile requirements/ anew from pyproject.toml
-	@scripts/lock.sh $(if $(UPGRADE),--upgrade)
+	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
 
 with-server with-dev with-bench:
-	@scripts/setup.sh $(@:with-%=%)
+	@sh scripts/setup.sh $(@:with-%=%)

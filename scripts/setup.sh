@@ -56,7 +56,7 @@ use_environment() { # the one that is there, if it runs; else a new one
     runs && return 0
     [ ! -e "$environment" ] || [ -f "$environment/pyvenv.cfg" ] ||
         fail "$environment is there and is no Python environment; move it away, or set VENV to another name."
-    base=$(scripts/find-python.sh) || {
+    base=$(sh scripts/find-python.sh) || {
         [ -z "${PYTHON:-}" ] || exit 1
         fail "no Python 3.12 or newer was found. Install one (python.org, your system's packages, pyenv, or" \
             "'uv python install 3.12'), or say where it is: make PYTHON=/path/to/python3.12"
