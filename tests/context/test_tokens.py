@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from threadkeep.context.tokens import TokenCounter, chars4, counter_named, estimate, name_of
 from threadkeep.errors import InvalidInput
 
-SAMPLES: dict[str, list[tuple[str, int]]] = json.loads(
-    (Path(__file__).parent / "token_counts.json").read_text(encoding="utf-8")
-)
-"""Own texts in fourteen languages, code, JSON, numbers and base64, each with its tokens in `o200k_base`."""
+# Own texts in fourteen languages, code, JSON, numbers and base64, each with its tokens in o200k_base.
+SAMPLES: dict[str, list[tuple[str, int]]] = {}
+for _line in (Path(__file__).parent / "token_counts.jsonl").read_text(encoding="utf-8").splitlines():
+    _sample = json.loads(_line)
+    SAMPLES.setdefault(_sample["kind"], []).append((_sample["text"], _sample["tokens"]))
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
