@@ -1,0 +1,226 @@
+"""Between Threadkeep's messages and LangChain's, and lists of the latter made fit to be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from langchain_core.messages import (
+    AIMessage,
+    BaseMessage,
+    BaseMessageChunk,
+    ChatMessage,
+    HumanMessage,
+    SystemMessage,
+    ToolMessage,
+    message_chunk_to_message,
+    messages_from_dict,
+)
+
+from threadkeep.errors import InvalidMessage
+from threadkeep.records import MAX_ID_CHARACTERS, Json, Message, Role
+
+NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
+"""Answers a tool call whose run was cancelled or failed."""
+
+_CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
+_CHAT_ROLES: dict[str, Role] = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "ai": "assistant",
+    "system": "system",
+    "developer": "system",
+}
+
+
+def text_of(message: BaseMessage) -> str:
+    """The text that people see: no images, no reasoning, no tool calls."""
+    return str(message.text)
+
+
+def role_of(message: BaseMessage) -> Role | None:
+    """Who speaks; None for a tool's result and whatever else is no utterance."""
+    if isinstance(message, HumanMessage):
+        return "user"
+    if isinstance(message, AIMessage):
+        return "assistant"
+    if isinstance(message, SystemMessage):
+        return "system"
+    if isinstance(message, ChatMessage) and message.role in _CHAT_ROLES:
+        return _CHAT_ROLES[message.role]
+    return None
+
+
+def to_langchain(message: Message) -> BaseMessage:
+    """The LangChain message of a stored one, with its id: the full one if it was kept and still says the same."""
+    if (full := _original(message)) is not None:
+        return full
+    if message.role == "user":
+        return HumanMessage(message.content, id=message.id)
+    if message.role == "assistant":
+        return AIMessage(message.content, id=message.id)
+    return SystemMessage(message.content, id=message.id)
+
+
+def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
+    """The message to store: its text and its id, and with `full` all of it as JSON in `original`.
+
+    Raises:
+        InvalidMessage: a tool's result, or anything else that is not an utterance of user, assistant or system.
+    """
+    known_id = message.id if message.id and len(message.id) <= MAX_ID_CHARACTERS and message.id.isprintable() else None
+    original: Json = None
+    if full:
+        whole = message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
+        original = {"type": whole.type, "data": whole.model_dump(mode="json", fallback=str)}
+    if (role := role_of(message)) is None:
+        raise InvalidMessage(
+            f"A message of type {message.type!r} is no part of a conversation; "
+            "store user, assistant and system messages."
+        )
+    return Message(role=role, content=text_of(message), id=known_id, original=original)
+
+
+def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """History and the messages in state as one list: each id once, the state's version of it, the state's order.
+
+    A message that only history has stands right after the one that it follows there; if it follows none that state has,
+    before the state's first message (but after the system messages that the state begins with).
+    """
+    in_state = {message.id for message in state if message.id is not None}
+    after: dict[str | None, list[BaseMessage]] = {}
+    anchor: str | None = None
+    seen: set[str] = set()
+    for message in history:
+        if message.id is not None and message.id in in_state:
+            anchor = message.id
+        elif message.id is None or message.id not in seen:
+            after.setdefault(anchor, []).append(message)
+        if message.id is not None:
+            seen.add(message.id)
+    opening = next((place for place, m in enumerate(state) if not isinstance(m, SystemMessage)), len(state))
+    merged: list[BaseMessage] = []
+    for place, message in enumerate(state):
+        if place == opening:
+            merged += after.pop(None, [])
+        merged.append(message)
+        if message.id is not None:
+            merged += after.pop(message.id, [])
+    return merged + after.pop(None, [])
+
+
+@dataclass
+class _Calls:
+    """The tool calls of one assistant message, and the results that were found for them."""
+
+    message: AIMessage
+    results: dict[str, ToolMessage] = field(default_factory=dict)
+
+
+def repair(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """The messages with every tool call answered right after it, and no result without its call.
+
+    A call without a result is answered with `NO_RESULT`; a call that the model spelt wrongly or without an id goes, and
+    an assistant message in which nothing is; a result that answers nothing, or the same call again, goes.
+    """
+    calls: dict[int, _Calls] = {}
+    open_calls: dict[str, _Calls] = {}
+    for place, message in enumerate(messages):
+        if isinstance(message, AIMessage):
+            calls[place] = _Calls(_with_valid_calls(message))
+            open_calls |= {str(call["id"]): calls[place] for call in calls[place].message.tool_calls}
+        elif isinstance(message, ToolMessage) and message.tool_call_id in open_calls:
+            open_calls[message.tool_call_id].results.setdefault(message.tool_call_id, message)
+    repaired: list[BaseMessage] = []
+    for place, message in enumerate(messages):
+        if place in calls:
+            repaired += _answered(calls[place])
+        elif not isinstance(message, ToolMessage):
+            repaired.append(message)
+    return repaired
+
+
+def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
+    """The messages with what only another provider understands reduced to text and tool calls.
+
+    Reasoning with its signatures, and searches that a provider ran itself, cannot be sent to another one. The provider
+    is by default that of the newest assistant message which names one (`response_metadata["model_provider"]`).
+    """
+    spoken = (_provider(message) for message in reversed(messages) if isinstance(message, AIMessage))
+    target = provider or next((name for name in spoken if name), None)
+    return [_as_text(m) if isinstance(m, AIMessage) and _is_foreign(m, target) else m for m in messages]
+
+
+def _original(message: Message) -> BaseMessage | None:
+    if not isinstance(message.original, dict) or not {"type", "data"} <= set(message.original):
+        return None
+    try:
+        (full,) = messages_from_dict([message.original])
+    except (ValueError, TypeError):
+        return None  # written by another version of LangChain: the text is still there
+    if text_of(full) != message.content:
+        return None
+    return full if full.id == message.id else full.model_copy(update={"id": message.id})
+
+
+def _with_valid_calls(message: AIMessage) -> AIMessage:
+    valid = [call for call in message.tool_calls if call["id"]]
+    if len(valid) == len(message.tool_calls) and not message.invalid_tool_calls:
+        return message
+    kept = {str(call["id"]) for call in valid}
+    extra = {
+        key: value for key, value in message.additional_kwargs.items() if key not in {"tool_calls", "function_call"}
+    }
+    return message.model_copy(
+        update={
+            "tool_calls": valid,
+            "invalid_tool_calls": [],
+            "additional_kwargs": extra,
+            "content": _without_calls(message.content, kept),
+        }
+    )
+
+
+def _without_calls(
+    content: str | list[str | dict[str, object]], kept: Collection[str]
+) -> str | list[str | dict[str, object]]:
+    if isinstance(content, str):
+        return content
+    return [
+        block
+        for block in content
+        if isinstance(block, str)
+        or block.get("type") not in _CALL_BLOCKS
+        or str(block.get("call_id") or block.get("id")) in kept
+    ]
+
+
+def _answered(calls: _Calls) -> Iterable[BaseMessage]:
+    said = calls.message
+    if not (said.content or said.tool_calls or said.additional_kwargs):
+        return []
+    answers = [
+        calls.results.get(str(call["id"]))
+        or ToolMessage(NO_RESULT, tool_call_id=str(call["id"]), name=call["name"], status="error")
+        for call in said.tool_calls
+    ]
+    return [said, *answers]
+
+
+def _provider(message: AIMessage) -> str | None:
+    name = message.response_metadata.get("model_provider")
+    return name if isinstance(name, str) else None
+
+
+def _is_foreign(message: AIMessage, target: str | None) -> bool:
+    """Whether the message says things in a way that the target need not understand."""
+    if (said_by := _provider(message)) is not None and said_by == target:
+        return False
+    if isinstance(message.content, str):
+        return said_by is not None and bool(message.additional_kwargs)
+    return any(not isinstance(block, str) and block.get("type") != "text" for block in message.content)
+
+
+def _as_text(message: AIMessage) -> AIMessage:
+    return message.model_copy(update={"content": text_of(message), "additional_kwargs": {}})

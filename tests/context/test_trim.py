@@ -1,0 +1,173 @@
+"""The plan of a model call: what is kept, cut and out, over kinds and sizes alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.context.trim import Item, Plan, Size, plan
+from threadkeep.errors import BudgetTooSmall
+
+SYSTEM, USER, ASSISTANT = Item("system"), Item("user"), Item("assistant")
+
+
+def planned(items: list[tuple[Item, int]], budget: int, *, minimum: int = 2, max_messages: int | None = None) -> Plan:
+    """A plan over items with their tokens; all but calls and system messages can be cut to the minimum."""
+
+    def measure(index: int) -> Size:
+        item, tokens = items[index]
+        whole = item.kind == "system" or (item.kind == "assistant" and item.group is not None)
+        return Size(tokens, tokens if whole else min(tokens, minimum))
+
+    return plan([item for item, _ in items], measure, budget, max_messages=max_messages)
+
+
+def step(index: int, *results: int) -> list[tuple[Item, int]]:
+    """An assistant message of one token with tool calls, and results of so many tokens."""
+    return [(Item("assistant", index), 1), *((Item("tool", index), tokens) for tokens in results)]
+
+
+def test_what_fits_is_sent_whole() -> None:
+    """System messages first, wherever they stood."""
+    chosen = planned([(USER, 3), (SYSTEM, 5), (ASSISTANT, 4), (USER, 2)], 14)
+    assert chosen == Plan(kept=(1, 0, 2, 3), tokens=14)
+
+
+def test_history_goes_from_its_oldest() -> None:
+    """Contiguous from the newest; a small one behind a big one does not slip in."""
+    chosen = planned([(USER, 1), (ASSISTANT, 50), (USER, 3), (ASSISTANT, 3), (USER, 2)], 10)
+    assert chosen.kept == (2, 3, 4)
+    assert chosen.excluded == ((0, "over_budget"), (1, "over_budget"))
+
+
+def test_the_number_of_messages_bounds_history_only() -> None:
+    """The current turn is not counted, nor are tool calls and their results."""
+    items = [(USER, 1), (ASSISTANT, 1), (USER, 1), *step(3, 1), (ASSISTANT, 1), (USER, 1), *step(7, 1)]
+    assert planned(items, 99, max_messages=2).kept == (2, 3, 4, 5, 6, 7, 8)
+    assert planned(items, 99, max_messages=1).kept == (5, 6, 7, 8)
+    assert planned(items, 99, max_messages=0).kept == (6, 7, 8)
+    assert planned(items, 99, max_messages=0).excluded[0] == (0, "over_limit")
+
+
+def test_a_call_and_its_results_go_together() -> None:
+    """The group does not fit, so none of it is there, nor anything older."""
+    items = [(USER, 1), *step(1, 4, 4), (ASSISTANT, 2), (USER, 2)]
+    chosen = planned(items, 10)
+    assert chosen.kept == (4, 5)
+    assert {index for index, _ in chosen.excluded} == {0, 1, 2, 3}
+
+
+def test_a_result_without_its_call_is_out() -> None:
+    """A window never starts with a tool result."""
+    chosen = planned([(Item("tool"), 1), (USER, 1), (Item("tool", 7), 1)], 99)
+    assert chosen.kept == (1,)
+    assert chosen.excluded == ((0, "orphan_tool"), (2, "orphan_tool"))
+
+
+def test_the_oldest_steps_of_a_long_loop_go_first() -> None:
+    """The question and the newest step stay; history has no room before the loop has."""
+    items = [(USER, 1), (USER, 3), *step(2, 9), *step(4, 9), *step(6, 9)]
+    chosen = planned(items, 24)
+    assert chosen.kept == (1, 4, 5, 6, 7)
+    assert chosen.excluded == ((0, "over_budget"), (2, "over_budget"), (3, "over_budget"))
+
+
+def test_big_results_of_the_newest_step_are_cut_to_one_level() -> None:
+    """The small one stays whole, the big ones share what is left."""
+    chosen = planned([(USER, 3), *step(1, 100, 4, 60)], 30)
+    assert chosen.kept == (0, 1, 2, 3, 4)
+    assert chosen.cuts == {2: 11, 4: 11}
+    assert chosen.tokens == 30
+
+
+def test_a_newest_user_message_that_alone_is_too_big_is_cut() -> None:
+    """To all that is left beside the system messages."""
+    chosen = planned([(SYSTEM, 10), (ASSISTANT, 5), (USER, 100)], 50)
+    assert chosen.kept == (0, 2)
+    assert chosen.cuts == {2: 40}
+
+
+def test_a_big_question_leaves_a_quarter_to_the_newest_step() -> None:
+    """A loop that never sees its results would never end."""
+    chosen = planned([(USER, 100), *step(1, 100)], 40)
+    assert chosen.kept == (0, 1, 2)
+    assert chosen.cuts == {0: 30, 2: 9}
+
+
+def test_a_question_that_fits_is_whole_beside_a_huge_step() -> None:
+    """The results are cut, not the question."""
+    chosen = planned([(USER, 30), *step(1, 100)], 40)
+    assert chosen.cuts == {2: 9}
+
+
+def test_system_messages_over_the_budget_are_an_error_with_the_numbers() -> None:
+    """And with the cure."""
+    with pytest.raises(BudgetTooSmall, match="have 11 tokens and the budget is 10: shorten the system prompt"):
+        planned([(SYSTEM, 6), (SYSTEM, 5), (USER, 1)], 10)
+    with pytest.raises(
+        BudgetTooSmall, match="needs at least 2 tokens, the system messages have 9 and the budget is 10"
+    ):
+        planned([(SYSTEM, 9), (USER, 5)], 10)
+
+
+def test_without_a_user_message_the_newest_is_the_turn() -> None:
+    """It is cut if it is too big, and nothing is sent of nothing."""
+    assert planned([(ASSISTANT, 3), (ASSISTANT, 50)], 10).cuts == {1: 10}
+    assert planned([], 10) == Plan(kept=(), tokens=0)
+
+
+def test_only_what_may_be_sent_is_measured() -> None:
+    """A long history costs nothing."""
+    measured: set[int] = set()
+
+    def measure(index: int) -> Size:
+        measured.add(index)
+        return Size(1, 1)
+
+    plan([USER] * 10_000, measure, 10)
+    assert measured == set(range(9_989, 10_000))
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[tuple[Item, int]]:
+    """Messages with loops of tool calls, orphans, several system messages, and any sizes."""
+    items: list[tuple[Item, int]] = []
+    for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step", "orphan"]), max_size=10)):
+        tokens = draw(st.integers(0, 40))
+        if kind == "step":
+            items += step(len(items), *draw(st.lists(st.integers(0, 60), min_size=1, max_size=3)))
+        elif kind == "orphan":
+            items.append((Item("tool"), tokens))
+        else:
+            items.append(({"system": SYSTEM, "user": USER, "assistant": ASSISTANT}[kind], tokens // 4))
+    return items
+
+
+@given(items=conversations(), budget=st.integers(0, 150), max_messages=st.none() | st.integers(0, 6))
+def test_the_rules_hold_for_any_conversation(
+    items: list[tuple[Item, int]], budget: int, max_messages: int | None
+) -> None:
+    """Budget held, all accounted for once, system first and whole, no orphan, newest user present, order kept."""
+    kinds = [item.kind for item, _ in items]
+    try:
+        chosen = planned(items, budget, max_messages=max_messages)
+    except BudgetTooSmall:
+        system = sum(tokens for item, tokens in items if item.kind == "system")
+        assert system > budget - 2
+        return
+    tokens = sum(chosen.cuts.get(index, items[index][1]) for index in chosen.kept)
+    assert tokens == chosen.tokens <= budget
+    assert sorted([*chosen.kept, *(index for index, _ in chosen.excluded)]) == list(range(len(items)))
+    system_first = [index for index, kind in enumerate(kinds) if kind == "system"]
+    rest = list(chosen.kept[len(system_first) :])
+    assert list(chosen.kept[: len(system_first)]) == system_first
+    assert rest == sorted(rest)
+    for index in rest:
+        group = items[index][0].group
+        mates = [other for other, (item, _) in enumerate(items) if group is not None and item.group == group]
+        assert set(mates) <= set(rest)
+        assert kinds[index] != "tool" or group in rest
+    users = [index for index, kind in enumerate(kinds) if kind == "user"]
+    assert not users or users[-1] in rest
+    assert planned(items, budget, max_messages=max_messages) == chosen
