@@ -22,7 +22,7 @@ from threadkeep.store.codec import (
     time_text,
 )
 from threadkeep.store.commits import GroupCommit, PreparedTurn
-from threadkeep.store.driver import Backend, Driver, Parameters
+from threadkeep.store.driver import Backend, Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
@@ -71,18 +71,21 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["recent"], parameters)
             if not rows:
-                return Recent(())
+                # Nothing since the reset: the row of the session alone knows of it.
+                info = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
+                return Recent((), session_of(info[0]).reset_seq if info else 0)
             messages = tuple([message_of(row) for row in rows])
             reset_seq, last_user_seq = rows[0][-2:]
-            oldest = rows[-1][0]
-            newest_user: Message | None = None
-            if reset_seq < last_user_seq < oldest:
-                place = {"session_id": session_id, "seq": last_user_seq}
-                newest_user = message_of((await connection.fetch(self._sql["message_at"], place))[0])
-        return Recent(messages, reset_seq, newest_user)
+            users: list[Row] = []
+            if reset_seq < last_user_seq and all(message.role != "user" for message in messages):
+                place = {"session_id": session_id, "after": reset_seq, "before": min(last_user_seq + 1, rows[-1][0])}
+                users = await connection.fetch(self._sql["newest_user"], place)
+        return Recent(messages, reset_seq, message_of(users[0]) if users else None)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """The message with an id."""
+        if clean_text(message_id) != message_id:
+            return None
         return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
 
     async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
@@ -104,7 +107,7 @@ class TableTranscripts:
             "updated_at": time_text(updated_at) if updated_at else _LAST_TIME,
             "session_id": session_id,
             "active": query.active,
-            "pattern": None if query.query is None else like_pattern(query.query.lower()),
+            "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
             "limit": query.limit,
         }
         async with self._driver.reading() as connection:

@@ -60,12 +60,15 @@ WHERE s.session_id = :session_id
 ORDER BY m.seq DESC
 LIMIT :limit
 
--- name: message_at
+-- name: newest_user
+-- The newest user message between two places, which are both outside.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at
 FROM chat_messages m
-WHERE m.session_id = :session_id AND m.seq = :seq
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq < :before AND m.role = 'user'
+ORDER BY m.seq DESC
+LIMIT 1
 
 -- name: message_with_id
 SELECT
@@ -99,7 +102,7 @@ WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL
-        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE :pattern ESCAPE '\'
+        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
     )
 ORDER BY updated_at DESC, session_id DESC
 LIMIT :limit
@@ -112,7 +115,7 @@ WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_i
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
     AND (
         CAST(:pattern AS TEXT) IS NULL
-        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE :pattern ESCAPE '\'
+        OR lower(coalesce(title, '') || ' ' || coalesce(last_message, '') || ' ' || session_id) LIKE lower(:pattern) ESCAPE '\'
     )
 ORDER BY updated_at DESC, session_id DESC
 LIMIT :limit
