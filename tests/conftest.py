@@ -13,13 +13,16 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.recorded_events import RecordedEvents
-from threadkeep.app import MemoryOptions, open_memory
-from threadkeep.history.memory import Memory
+from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.testing import SettableClock
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
+
+# The contract asserts too, and should say what it saw.
+for laws in ("append_laws", "reading_laws", "session_laws"):
+    pytest.register_assert_rewrite(f"threadkeep.testing.{laws}")
 
 DATABASES = ("sqlite-file", "sqlite-memory", "postgres")
 

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from threadkeep.testing.clock import SettableClock
+    from threadkeep.testing.contract import TranscriptContract
     from threadkeep.testing.scripted import Gate, ScriptedModel, ScriptEnded
 
-__all__ = ["Gate", "ScriptEnded", "ScriptedModel", "SettableClock"]
+__all__ = ["Gate", "ScriptEnded", "ScriptedModel", "SettableClock", "TranscriptContract"]
 
 _MODULES = {
     "Gate": "scripted",
     "ScriptEnded": "scripted",
     "ScriptedModel": "scripted",
     "SettableClock": "clock",
+    "TranscriptContract": "contract",
 }
 
 

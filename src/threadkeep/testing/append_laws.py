@@ -1,0 +1,214 @@
+"""The laws of storing: whole turns, no gaps, nothing twice, nothing lost."""
+# ruff: noqa: S101 - a contract asserts
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta, timezone
+
+import pytest
+
+from threadkeep.errors import InvalidMessage, WrongUser
+from threadkeep.records import Json, Message, Turn
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, places, turn, user
+
+
+class AppendLaws(TranscriptSource):
+    """What holds when a turn is stored."""
+
+    async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
+        """The first turn begins at 1, the next goes on without a gap, and the receipts say so."""
+        async with self.open_transcripts() as transcripts:
+            first = await transcripts.append(turn(user("one"), assistant("two")))
+            second = await transcripts.append(turn(user("three")))
+            assert (first.first_seq, first.last_seq) == (1, 2)
+            assert (second.first_seq, second.last_seq) == (3, 3)
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["one", "two", "three"]
+            assert places(page.messages) == [1, 2, 3]
+
+    async def test_each_session_has_numbers_of_its_own(self) -> None:
+        """Sessions do not count each other's messages."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("one"), session="room:1"))
+            receipt = await transcripts.append(turn(user("other"), session="room:2"))
+            assert receipt.first_seq == 1
+
+    async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
+        """When one message cannot be stored, none of its turn is, and the next turn takes the place."""
+        async with self.open_transcripts() as transcripts:
+            bad = Message(role="assistant", content="two", metadata={"score": float("nan")})
+            with pytest.raises(InvalidMessage):
+                await transcripts.append(turn(user("one"), bad))
+            with pytest.raises(InvalidMessage):
+                await transcripts.append(turn())
+            assert await transcripts.session("room:1") is None
+            assert (await transcripts.append(turn(user("three")))).first_seq == 1
+
+    async def test_a_refused_turn_does_not_hurt_those_beside_it(self) -> None:
+        """Turns that arrive together share no fate."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("mine"), user_id="u1"))
+            turns = [turn(user(f"good {n}"), session=f"room:{n}") for n in range(2, 6)]
+            turns.insert(2, turn(user("not mine"), user_id="u2"))
+            outcomes = await asyncio.gather(*map(transcripts.append, turns), return_exceptions=True)
+            assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
+
+    async def test_the_same_turn_again_is_not_stored_again(self) -> None:
+        """Ids that are there already are named in the receipt, with the places where they are; their text stays."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("before")))
+            await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
+            receipt = await transcripts.append(turn(user("changed", "p:1"), assistant("hello", "p:2")))
+            assert receipt.duplicates == ("p:1", "p:2")
+            assert (receipt.first_seq, receipt.last_seq) == (2, 3)
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["before", "hi", "hello"]
+
+    async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
+        """A turn with an id that is there and one that is not: the second is stored, without a gap."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "p:1")))
+            receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
+            assert (receipt.first_seq, receipt.last_seq) == (2, 2)
+            assert receipt.duplicates == ("p:1",)
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["hi", "hello"]
+            assert places(page.messages) == [1, 2]
+
+    async def test_an_id_twice_in_one_turn_is_one_message(self) -> None:
+        """The first of the two is stored."""
+        async with self.open_transcripts() as transcripts:
+            receipt = await transcripts.append(turn(user("hi", "p:1"), user("hi again", "p:1"), assistant("hello")))
+            assert receipt.duplicates == ("p:1",)
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["hi", "hello"]
+
+    async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
+        """A platform that delivers a message again while the first is still being stored."""
+        async with self.open_transcripts() as transcripts:
+            same = turn(user("hi", "p:1"), assistant("hello", "p:2"))
+            receipts = await asyncio.gather(*(transcripts.append(same) for _ in range(10)))
+            assert {(receipt.first_seq, receipt.last_seq) for receipt in receipts} == {(1, 2)}
+            assert sum(not receipt.duplicates for receipt in receipts) == 1
+            assert len((await transcripts.newest("room:1", limit=10)).messages) == 2
+
+    async def test_an_id_is_known_in_its_own_session_only(self) -> None:
+        """Two chats may number their messages alike."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "1"), session="room:1"))
+            receipt = await transcripts.append(turn(user("hi", "1"), session="room:2"))
+            assert receipt.duplicates == ()
+
+    async def test_the_same_words_twice_are_two_turns(self) -> None:
+        """Repeats are real: without ids nothing is taken for a duplicate."""
+        async with self.open_transcripts() as transcripts:
+            for _ in range(3):
+                await transcripts.append(turn(user("ok"), assistant("Done.")))
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["ok", "Done."] * 3
+            assert len({message.id for message in page.messages}) == 6
+
+    async def test_turns_appended_at_once_by_one_process_keep_their_order(self) -> None:
+        """Forty appends that do not wait for each other are stored in the order of their calls."""
+        async with self.open_transcripts() as transcripts:
+            turns = [turn(user(f"q{n}"), assistant(f"a{n}")) for n in range(40)]
+            receipts = await asyncio.gather(*map(transcripts.append, turns))
+            assert [receipt.first_seq for receipt in receipts] == list(range(1, 81, 2))
+            page = await transcripts.newest("room:1", limit=80)
+            assert contents(page.messages) == [text for n in range(40) for text in (f"q{n}", f"a{n}")]
+
+    async def test_twenty_writers_of_two_messages_give_forty_places_and_no_torn_turn(self) -> None:
+        """Each message has a place of its own, 1 to 40, and the two of a turn stand side by side."""
+        async with self.open_transcripts() as transcripts:
+
+            async def write(n: int) -> None:
+                await transcripts.append(turn(user(f"{n}", f"q{n}"), assistant(f"{n}", f"a{n}")))
+
+            async with asyncio.TaskGroup() as writers:
+                for n in range(20):
+                    writers.create_task(write(n))
+            page = await transcripts.newest("room:1", limit=50)
+            assert places(page.messages) == list(range(1, 41))
+            assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
+
+    async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
+        """Whenever the caller is cancelled; and the store goes on working."""
+        async with self.open_transcripts() as transcripts:
+            for steps in range(8):
+                messages = [user(f"{steps} {part}") for part in range(3)]
+                task = asyncio.ensure_future(transcripts.append(Turn("room:1", tuple(messages))))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            await transcripts.append(turn(user("last")))
+            page = await transcripts.newest("room:1", limit=100)
+            assert places(page.messages) == list(range(1, len(page.messages) + 1))
+            found = contents(page.messages)
+            for steps in range(8):
+                whole = [f"{steps} {part}" for part in range(3)]
+                assert [text for text in found if text in whole] in ([], whole)
+            assert found[-1] == "last"
+
+    async def test_another_users_session_is_not_written(self) -> None:
+        """The user of the first turn owns the session; another's turn raises and leaves no trace."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("mine"), user_id="u1"))
+            with pytest.raises(WrongUser):
+                await transcripts.append(turn(user("not mine"), user_id="u2"))
+            await transcripts.append(turn(assistant("from the system itself")))
+            page = await transcripts.newest("room:1", limit=10)
+            assert contents(page.messages) == ["mine", "from the system itself"]
+
+    async def test_characters_that_no_database_keeps_are_replaced_and_told(self) -> None:
+        """NUL and lone surrogates become U+FFFD, in text, metadata and original; the receipt names the message."""
+        async with self.open_transcripts() as transcripts:
+            dirty = Message(
+                role="user",
+                content="a\x00b\ud800c",
+                id="dirty",
+                metadata={"k\x00": ["\udfff", {"deep": "\x00"}]},
+                original={"text": "\ud83d"},
+            )
+            receipt = await transcripts.append(turn(dirty, assistant("😀 é 中", "clean")))
+            assert receipt.cleaned == ("dirty",)
+            first, second = (await transcripts.newest("room:1", limit=2)).messages
+            assert first.content == "a�b�c"
+            assert first.metadata == {"k�": ["�", {"deep": "�"}]}
+            assert first.original == {"text": "�"}
+            assert second.content == "😀 é 中"
+
+    async def test_a_message_comes_back_as_it_was(self) -> None:
+        """Every field, with nested JSON, floats, languages and times of any zone."""
+        extras: Json = {"name": "李明 \u2028 é", "list": [1, 2.5, -0.125, True, None, {"": "empty key"}], "big": 2**53}
+        given = Message(
+            role="assistant",
+            content="two\nlines\tand \\ a \u2028 separator",
+            id="platform:1",
+            sent_at=datetime(2026, 3, 1, 8, 30, 0, 123456, tzinfo=timezone(timedelta(hours=8))),
+            tokens=17,
+            status="interrupted",
+            confidence=0.875,
+            escalated=True,
+            run_id="run-1",
+            metadata={"extras": extras},
+            original={"type": "ai", "content": [{"type": "text", "text": "…"}], "extras": extras},
+        )
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(given))
+            [found] = (await transcripts.newest("room:1", limit=1)).messages
+            assert found.seq == 1
+            assert found.created_at is not None
+            assert found.created_at.tzinfo is not None
+            assert found.with_fields(seq=None, created_at=None) == given
+
+    async def test_the_store_gives_what_the_caller_left_open(self) -> None:
+        """An id, a place and the time of storing; a place that the caller names is not believed."""
+        async with self.open_transcripts() as transcripts:
+            receipt = await transcripts.append(turn(Message(role="user", content="hi", seq=99)))
+            [found] = (await transcripts.newest("room:1", limit=1)).messages
+            assert found.seq == 1
+            assert (found.id,) == receipt.ids
+            assert found.created_at is not None
+            assert abs(found.created_at - datetime.now(UTC)) < timedelta(days=36500)

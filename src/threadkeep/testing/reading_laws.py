@@ -1,0 +1,155 @@
+"""The laws of reading: the newest in order, what a window is made of, and nobody else's sessions."""
+# ruff: noqa: S101 - a contract asserts
+
+from __future__ import annotations
+
+from threadkeep.store.transcripts import Transcripts
+from threadkeep.testing.transcript_source import (
+    TranscriptSource,
+    assistant,
+    contents,
+    note,
+    places,
+    turn,
+    user,
+)
+
+
+class ReadingLaws(TranscriptSource):
+    """What holds when a transcript is read."""
+
+    async def test_the_newest_come_oldest_first(self) -> None:
+        """A limit of 3 over ten messages: numbers 8, 9, 10."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 10)
+            page = await transcripts.newest("room:1", limit=3)
+            assert places(page.messages) == [8, 9, 10]
+            assert page.next_before == 8
+
+    async def test_pages_walk_back_to_the_beginning(self) -> None:
+        """`next_before` leads through all messages once, and is None when the first was reached."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 10)
+            before, found = 2**62, list[int | None]()
+            while True:
+                page = await transcripts.newest("room:1", limit=5, before=before)
+                found[:0] = places(page.messages)
+                if page.next_before is None:
+                    break
+                before = page.next_before
+            assert found == list(range(1, 11))
+            assert places((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
+
+    async def test_a_limit_of_0_is_none(self) -> None:
+        """Not everything."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 3)
+            page = await transcripts.newest("room:1", limit=0)
+            assert (page.messages, page.next_before) == ((), None)
+
+    async def test_a_session_that_is_not_there_is_empty(self) -> None:
+        """Reading makes no session and raises nothing."""
+        async with self.open_transcripts() as transcripts:
+            assert (await transcripts.newest("room:1", limit=5)).messages == ()
+            assert (await transcripts.recent("room:1", limit=5)).messages == ()
+            assert await transcripts.find("room:1", "p:1") is None
+            assert await transcripts.answer("room:1", after=0, run_id="r") is None
+            assert await transcripts.session("room:1") is None
+            assert await transcripts.reset("room:1") is None
+            assert await transcripts.delete("room:1") is False
+
+    async def test_what_was_stored_is_read_at_once(self) -> None:
+        """A read that begins after an append ended has its turn."""
+        async with self.open_transcripts() as transcripts:
+            for number in range(1, 21):
+                await transcripts.append(turn(user(f"{number}")))
+                page = await transcripts.newest("room:1", limit=1)
+                assert places(page.messages) == [number]
+
+    async def test_a_message_is_found_by_its_id(self) -> None:
+        """In its own session only, whatever the id looks like."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "it's 100%_\\"), assistant("hello", "p:2")))
+            found = await transcripts.find("room:1", "it's 100%_\\")
+            assert found is not None
+            assert (found.seq, found.content) == (1, "hi")
+            assert await transcripts.find("room:1", "it's 100%x\\") is None
+            assert await transcripts.find("room:1", "no\x00such\ud800id") is None
+            assert await transcripts.find("room:2", "p:2") is None
+
+    async def test_the_answer_of_a_run_is_its_newest_assistant_message(self) -> None:
+        """Among what follows the question, of that run alone."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(assistant("earlier", run_id="r1"), user("question")))
+            assert await transcripts.answer("room:1", after=2, run_id="r1") is None
+            await transcripts.append(turn(assistant("first", run_id="r1"), assistant("other", run_id="r2")))
+            await transcripts.append(turn(assistant("second", run_id="r1"), user("next")))
+            found = await transcripts.answer("room:1", after=2, run_id="r1")
+            assert found is not None
+            assert found.content == "second"
+
+    async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
+        """Newest first, user and assistant only, however many notes lie between."""
+        async with self.open_transcripts() as transcripts:
+            for number in range(1, 6):
+                await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
+            recent = await transcripts.recent("room:1", limit=4)
+            assert contents(recent.messages) == ["a5", "q5", "a4", "q4"]
+            assert (recent.reset_seq, recent.newest_user) == (0, None)
+            older = await transcripts.recent("room:1", limit=2, before=recent.messages[-1].seq or 0)
+            assert contents(older.messages) == ["a3", "q3"]
+
+    async def test_recent_starts_after_the_last_reset(self) -> None:
+        """The transcript stays; a second reset moves the start on."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 4)
+            assert await transcripts.reset("room:1") == 4
+            nothing = await transcripts.recent("room:1", limit=10)
+            assert (nothing.messages, nothing.reset_seq) == ((), 4)
+            await transcripts.append(turn(user("after")))
+            recent = await transcripts.recent("room:1", limit=10)
+            assert contents(recent.messages) == ["after"]
+            assert (recent.reset_seq, recent.newest_user) == (4, None)
+            assert len((await transcripts.newest("room:1", limit=10)).messages) == 5
+            assert await transcripts.reset("room:1") == 5
+
+    async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
+        """Thirty assistant messages later the newest user message is still known; after a reset it is not."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("old"), user("the question")))
+            await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
+            recent = await transcripts.recent("room:1", limit=20)
+            assert recent.newest_user is not None
+            assert recent.newest_user.content == "the question"
+            assert (await transcripts.recent("room:1", limit=31)).newest_user is None
+            await transcripts.reset("room:1")
+            await transcripts.append(turn(assistant("hello again")))
+            assert (await transcripts.recent("room:1", limit=1)).newest_user is None
+
+    async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
+        """The newest user message before the place is named, not one that came later."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
+            await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
+            recent = await transcripts.recent("room:1", limit=3, before=7)
+            assert places(recent.messages) == [6, 5, 4]
+            assert recent.newest_user is not None
+            assert recent.newest_user.content == "first"
+
+    async def test_another_user_finds_nothing(self) -> None:
+        """Reads with a user see that user's sessions only; without one, all."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("mine"), user_id="u1"))
+            await transcripts.append(turn(user("nobody's"), session="room:2"))
+            for session in ("room:1", "room:2"):
+                assert (await transcripts.newest(session, limit=5, user_id="u2")).messages == ()
+                assert (await transcripts.recent(session, limit=5, user_id="u2")).messages == ()
+                assert await transcripts.session(session, user_id="u2") is None
+                assert await transcripts.reset(session, user_id="u2") is None
+                assert len((await transcripts.newest(session, limit=5)).messages) == 1
+            assert contents((await transcripts.newest("room:1", limit=5, user_id="u1")).messages) == ["mine"]
+            assert contents((await transcripts.recent("room:1", limit=5, user_id="u1")).messages) == ["mine"]
+
+
+async def _say_numbers(transcripts: Transcripts, count: int) -> None:
+    await transcripts.append(turn(*[user(f"{number}") for number in range(1, count + 1)]))

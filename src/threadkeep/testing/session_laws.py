@@ -1,0 +1,172 @@
+"""The laws of sessions: what is known of one, how they are listed, changed and deleted."""
+# ruff: noqa: S101 - a contract asserts
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from threadkeep.errors import InvalidMessage
+from threadkeep.records import SessionInfo
+from threadkeep.store.transcripts import SessionChanges, SessionQuery, Transcripts
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, note, turn, user
+
+
+class SessionLaws(TranscriptSource):
+    """What holds for sessions as a whole."""
+
+    async def test_a_session_tells_what_it_has(self) -> None:
+        """Counts, owner, times, and the defaults of what nobody has set."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
+            info = await _info(transcripts)
+            assert (info.session_id, info.user_id, info.message_count, info.last_seq) == ("room:1", "u1", 3, 3)
+            assert (info.active, info.tags, dict(info.metadata), info.reset_seq) == (True, (), {}, 0)
+            assert info.created_at.tzinfo is not None
+            await transcripts.append(turn(user("more")))
+            later = await _info(transcripts)
+            assert (later.message_count, later.created_at) == (4, info.created_at)
+            assert later.updated_at > info.updated_at
+
+    async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
+        """50 characters stay as they are; 51 become 50 and an ellipsis; a greeting of the agent is no title."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(assistant("welcome")))
+            assert (await _info(transcripts)).title is None
+            await transcripts.append(turn(user("é" * 50)))
+            await transcripts.append(turn(user("later")))
+            assert (await _info(transcripts)).title == "é" * 50
+            await transcripts.append(turn(user("é" * 51), session="room:2"))
+            assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
+
+    async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
+        """100 characters stay as they are; 101 become 100 and an ellipsis."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi"), assistant("中" * 100)))
+            assert (await _info(transcripts)).last_message == "中" * 100
+            await transcripts.append(turn(user("b" * 101)))
+            assert (await _info(transcripts)).last_message == "b" * 100 + "…"
+
+    async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
+        """Neither counts nor the last message nor the time of the last activity."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "p:1")))
+            await transcripts.append(turn(assistant("hello")))
+            before = await _info(transcripts)
+            await transcripts.append(turn(user("hi", "p:1")))
+            assert await _info(transcripts) == before
+
+    async def test_sessions_are_listed_by_newest_activity(self) -> None:
+        """A session that is written to again comes first."""
+        async with self.open_transcripts() as transcripts:
+            await _open_sessions(transcripts, "a", "b", "c", "a")
+            assert await _ids(transcripts, SessionQuery()) == ["a", "c", "b"]
+
+    async def test_the_cursor_leads_through_all_sessions_once(self) -> None:
+        """Pages of two over five sessions."""
+        async with self.open_transcripts() as transcripts:
+            await _open_sessions(transcripts, "a", "b", "c", "d", "e")
+            query, found = SessionQuery(limit=2), []
+            while page := await transcripts.sessions(query):
+                found += [info.session_id for info in page]
+                query = replace(query, cursor=(page[-1].updated_at, page[-1].session_id))
+            assert found == ["e", "d", "c", "b", "a"]
+
+    async def test_a_user_lists_own_sessions_only(self) -> None:
+        """With and without a text to look for."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hello"), session="a", user_id="u1"))
+            await transcripts.append(turn(user("hello"), session="b", user_id="u2"))
+            await transcripts.append(turn(user("hello"), session="c"))
+            assert await _ids(transcripts, SessionQuery(user_id="u1")) == ["a"]
+            assert await _ids(transcripts, SessionQuery(user_id="u2", query="hello")) == ["b"]
+            assert await _ids(transcripts, SessionQuery()) == ["c", "b", "a"]
+
+    async def test_a_query_looks_into_title_last_message_and_id(self) -> None:
+        """In any case of its letters."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("About Refunds"), session="a"))
+            await transcripts.append(turn(user("hi"), assistant("your REFUND is on its way"), session="b"))
+            await transcripts.append(turn(user("hi"), session="refund-desk"))
+            await transcripts.append(turn(user("退款什么时候到"), session="d"))
+            assert await _ids(transcripts, SessionQuery(query="refund")) == ["refund-desk", "b", "a"]
+            assert await _ids(transcripts, SessionQuery(query="退款")) == ["d"]
+
+    async def test_a_query_finds_the_very_text_of_a_title(self) -> None:
+        """Also where letters beyond ASCII have two cases."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("Ärger mit Ölheizung"), session="a"))
+            assert await _ids(transcripts, SessionQuery(query="Ärger")) == ["a"]
+            assert await _ids(transcripts, SessionQuery(query="Ölheizung")) == ["a"]
+
+    async def test_a_query_is_literal(self) -> None:
+        r"""Percent, underscore and backslash stand for themselves, and what no text can hold finds nothing."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user(r"100%_sure\now"), session="a"))
+            await transcripts.append(turn(user("100 times unsure, now"), session="b"))
+            for query in ("%", "_", "\\", r"0%_s", r"e\n"):
+                assert await _ids(transcripts, SessionQuery(query=query)) == ["a"]
+            assert await _ids(transcripts, SessionQuery(query="\x00\ud800")) == []
+
+    async def test_closed_sessions_can_be_listed_apart(self) -> None:
+        """`active` is a filter; None lists both."""
+        async with self.open_transcripts() as transcripts:
+            await _open_sessions(transcripts, "a", "b")
+            await transcripts.change("a", SessionChanges(active=False))
+            assert await _ids(transcripts, SessionQuery(active=True)) == ["b"]
+            assert await _ids(transcripts, SessionQuery(active=False)) == ["a"]
+            assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
+
+    async def test_a_change_leaves_what_it_does_not_name(self) -> None:
+        """Title, tags, metadata and active, each on its own; cleaned like messages."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi")))
+            await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
+            await transcripts.change("room:1", SessionChanges(title="Renamed\x00"))
+            info = await _info(transcripts)
+            assert (info.title, info.tags, info.active) == ("Renamed\ufffd", ("vip", "中文"), True)
+            assert info.metadata == {"a": {"b": [1, 2.5]}}
+            await transcripts.change("room:1", SessionChanges(tags=[], active=False))
+            info = await _info(transcripts)
+            assert (info.title, info.tags, info.active) == ("Renamed\ufffd", (), False)
+            await transcripts.append(turn(user("more")))
+            assert (await _info(transcripts)).title == "Renamed\ufffd"
+
+    async def test_a_change_that_is_no_json_is_refused_whole(self) -> None:
+        """Nothing of it is stored."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi")))
+            with pytest.raises(InvalidMessage):
+                await transcripts.change("room:1", SessionChanges(title="new", metadata={"x": float("inf")}))
+            assert (await _info(transcripts)).title == "hi"
+
+    async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
+        """Its messages, its title, its ids, its reset and its owner are forgotten."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
+            await transcripts.append(turn(user("other"), session="room:2"))
+            await transcripts.reset("room:1")
+            assert await transcripts.delete("room:1") is True
+            assert await transcripts.delete("room:1") is False
+            assert (await transcripts.newest("room:1", limit=5)).messages == ()
+            assert await _ids(transcripts, SessionQuery()) == ["room:2"]
+            receipt = await transcripts.append(turn(user("new", "p:1"), user_id="u2"))
+            assert (receipt.first_seq, receipt.duplicates) == (1, ())
+            info = await _info(transcripts)
+            assert (info.title, info.user_id, info.reset_seq, info.message_count) == ("new", "u2", 0, 1)
+
+
+async def _info(transcripts: Transcripts, session_id: str = "room:1") -> SessionInfo:
+    info = await transcripts.session(session_id)
+    assert info is not None
+    return info
+
+
+async def _ids(transcripts: Transcripts, query: SessionQuery) -> list[str]:
+    return [info.session_id for info in await transcripts.sessions(query)]
+
+
+async def _open_sessions(transcripts: Transcripts, *session_ids: str) -> None:
+    for session_id in session_ids:
+        await transcripts.append(turn(user("hi"), session=session_id))
