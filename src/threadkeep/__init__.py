@@ -14,38 +14,66 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from threadkeep.app import MemoryOptions as MemoryOptions
+    from threadkeep.app import create_checkpointer as create_checkpointer
+    from threadkeep.app import create_graph_store as create_graph_store
     from threadkeep.app import open_memory as open_memory
+    from threadkeep.context.budget import context_window as context_window
+    from threadkeep.context.budget import input_budget as input_budget
+    from threadkeep.context.manifest import Window as Window
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
     from threadkeep.errors import InvalidInput as InvalidInput
     from threadkeep.errors import InvalidKey as InvalidKey
     from threadkeep.errors import InvalidMessage as InvalidMessage
     from threadkeep.errors import InvalidSettings as InvalidSettings
+    from threadkeep.errors import ModelCallFailed as ModelCallFailed
     from threadkeep.errors import SchemaTooNew as SchemaTooNew
     from threadkeep.errors import SessionNotFound as SessionNotFound
     from threadkeep.errors import StoreError as StoreError
     from threadkeep.errors import StoreUnavailable as StoreUnavailable
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
     from threadkeep.errors import WrongUser as WrongUser
+    from threadkeep.history.keys import KeyResolution as KeyResolution
+    from threadkeep.history.keys import check_key as check_key
     from threadkeep.history.keys import escape_key as escape_key
     from threadkeep.history.keys import resolve_key as resolve_key
     from threadkeep.history.keys import unescape_key as unescape_key
     from threadkeep.history.memory import Memory as Memory
+    from threadkeep.history.memory import MemoryOptions as MemoryOptions
     from threadkeep.history.session import Session as Session
     from threadkeep.records import Message as Message
     from threadkeep.records import Page as Page
     from threadkeep.records import Receipt as Receipt
     from threadkeep.records import SearchHit as SearchHit
     from threadkeep.records import SessionInfo as SessionInfo
+    from threadkeep.settings import Settings as Settings
+    from threadkeep.settings import load_settings as load_settings
+    from threadkeep.version import __version__ as __version__
+    from threadkeep.workflow.middleware import SessionMemory as SessionMemory
+    from threadkeep.workflow.nodes import memory_node as memory_node
+    from threadkeep.workflow.nodes import session_turn as session_turn
+    from threadkeep.workflow.reducers import bounded_messages as bounded_messages
+    from threadkeep.workflow.trimming import count_tokens as count_tokens
+    from threadkeep.workflow.trimming import trim as trim
+    from threadkeep.workflow.turns import TurnOptions as TurnOptions
 
 _HOMES = {
-    "threadkeep.app": ("MemoryOptions", "open_memory"),
+    "threadkeep.app": (
+        "create_checkpointer",
+        "create_graph_store",
+        "open_memory",
+    ),
+    "threadkeep.context.budget": (
+        "context_window",
+        "input_budget",
+    ),
+    "threadkeep.context.manifest": ("Window",),
     "threadkeep.errors": (
         "BudgetTooSmall",
         "InvalidInput",
         "InvalidKey",
         "InvalidMessage",
         "InvalidSettings",
+        "ModelCallFailed",
         "SchemaTooNew",
         "SessionNotFound",
         "StoreError",
@@ -53,11 +81,41 @@ _HOMES = {
         "ThreadkeepError",
         "WrongUser",
     ),
-    "threadkeep.history.keys": ("escape_key", "resolve_key", "unescape_key"),
-    "threadkeep.history.memory": ("Memory",),
+    "threadkeep.history.keys": (
+        "KeyResolution",
+        "check_key",
+        "escape_key",
+        "resolve_key",
+        "unescape_key",
+    ),
+    "threadkeep.history.memory": (
+        "Memory",
+        "MemoryOptions",
+    ),
     "threadkeep.history.session": ("Session",),
-    "threadkeep.records": ("Message", "Page", "Receipt", "SearchHit", "SessionInfo"),
+    "threadkeep.records": (
+        "Message",
+        "Page",
+        "Receipt",
+        "SearchHit",
+        "SessionInfo",
+    ),
+    "threadkeep.settings": (
+        "Settings",
+        "load_settings",
+    ),
     "threadkeep.version": ("__version__",),
+    "threadkeep.workflow.middleware": ("SessionMemory",),
+    "threadkeep.workflow.nodes": (
+        "memory_node",
+        "session_turn",
+    ),
+    "threadkeep.workflow.reducers": ("bounded_messages",),
+    "threadkeep.workflow.trimming": (
+        "count_tokens",
+        "trim",
+    ),
+    "threadkeep.workflow.turns": ("TurnOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -4,46 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from pathlib import Path
+from typing import TYPE_CHECKING
 
-from platformdirs import user_data_path
-
-from threadkeep.context.tokens import TokenCounter, estimate
-from threadkeep.history.memory import Memory
-from threadkeep.history.pending import PendingOptions, PendingTurns
+from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.pending import PendingTurns, default_folder
 from threadkeep.observe import Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.store.migrations import migrate
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.tables import TableTranscripts
 
-type Clock = Callable[[], datetime]
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.store.base import BaseStore
 
-
-def utc_now() -> datetime:
-    """The time of this machine."""
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """How a memory is opened, beyond its database.
-
-    `counter` counts the tokens of a message when it is stored. `background` keeps the search index up to date and
-    delivers pending writes while the memory is open; short-lived commands turn it off.
-    """
-
-    store: StoreOptions = StoreOptions()
-    pending: PendingOptions = PendingOptions()
-    counter: TokenCounter = estimate
-    clock: Clock = utc_now
-    background: bool = True
+    from threadkeep.observe.prometheus import PrometheusObserver
+    from threadkeep.settings import Settings
+    from threadkeep.workflow.chat import Chat
 
 
 @asynccontextmanager
@@ -73,7 +56,7 @@ async def open_memory(
         stack.push_async_callback(transcripts.close)
         waiting = options.pending
         if address.path is not None or address.dsn is not None:
-            waiting = replace(waiting, folder=(waiting.folder or pending_folder()) / address.fingerprint)
+            waiting = replace(waiting, folder=(waiting.folder or default_folder()) / address.fingerprint)
         pending = PendingTurns(transcripts, waiting, observer=everyone, clock=options.clock)
         stack.push_async_callback(pending.close)
         memory = Memory(
@@ -87,26 +70,82 @@ async def open_memory(
         if options.background:
             await pending.start()
             await stack.enter_async_context(_running(memory.keep_index(), "threadkeep-search-index"))
+        stack.push_async_callback(memory.settle)
         yield memory
 
 
-def default_database() -> Path:
-    """The SQLite file that is used when no database is named."""
-    return user_data_path("threadkeep") / "threadkeep.db"
+@dataclass(frozen=True)
+class App:
+    """Everything that a face needs: the service's settings, the memory, the chat on top, and what is measured."""
+
+    settings: Settings
+    memory: Memory
+    chat: Chat
+    metrics: PrometheusObserver
 
 
-def pending_folder() -> Path:
-    """Where turns wait that no database took; each database has a folder of its own below."""
-    return user_data_path("threadkeep") / "pending"
+@asynccontextmanager
+async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) -> AsyncIterator[App]:
+    """Open the memory that the settings name, with a chat over the model that they name.
+
+    At the end running turns get `shutdown_timeout` seconds to finish; what later ones had said is stored.
+
+    Raises:
+        InvalidSettings: the model cannot be made.
+        StoreUnavailable: the database does not answer.
+    """
+    from threadkeep.observe.prometheus import PrometheusObserver
+    from threadkeep.workflow.answering import ChatAgent, ChatOptions
+    from threadkeep.workflow.chat import Chat
+    from threadkeep.workflow.models import make_model
+
+    model = make_model(settings.model)
+    metrics = PrometheusObserver(backend=settings.database.backend)
+    url = settings.database_url.get_secret_value()
+    async with open_memory(url, observers=[metrics, *observers], options=settings.memory_options()) as memory:
+        options = ChatOptions(
+            system_prompt=settings.system_prompt,
+            max_messages=settings.history_max_messages if settings.history_enabled else 0,
+            max_tokens=settings.history_max_tokens,
+            model_timeout_seconds=settings.model_timeout_seconds,
+        )
+        chat = Chat(memory, ChatAgent(memory, model, options))
+        try:
+            yield App(settings, memory, chat, metrics)
+        finally:
+            await chat.close(settings.shutdown_timeout)
+
+
+def create_graph_store(settings: Settings) -> AbstractAsyncContextManager[BaseStore]:
+    """A LangGraph store where the settings say, for `graph.compile(store=…)`; open it once, at the top.
+
+    ::
+
+        async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
+            graph = builder.compile(checkpointer=checkpointer, store=store)
+
+    Raises:
+        StoreUnavailable: when it is entered and the database does not answer.
+    """
+    return open_graph_store(settings.graph_store, settings.store_options())
+
+
+def create_checkpointer(settings: Settings) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
+    """A LangGraph checkpointer in the settings' database, for `graph.compile(checkpointer=…)`; opened like the store.
+
+    Raises:
+        StoreUnavailable: when it is entered and the database does not answer.
+    """
+    return open_checkpointer(settings.database, settings.store_options())
 
 
 async def _open_driver(address: DatabaseAddress, options: StoreOptions) -> Driver:
     """The driver of an address; each engine's library is imported only when it is used."""
     if address.dsn is not None:
-        from threadkeep.store.postgres import PostgresDriver  # noqa: PLC0415
+        from threadkeep.store.postgres import PostgresDriver
 
         return await PostgresDriver.open(address.dsn, options)
-    from threadkeep.store.sqlite import SqliteDriver  # noqa: PLC0415
+    from threadkeep.store.sqlite import SqliteDriver
 
     if address.path is not None:
         with contextlib.suppress(OSError):  # opening the file tells what is wrong, with the cure

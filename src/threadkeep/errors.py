@@ -10,6 +10,8 @@
     ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
+    ├── ModelCallFailed                   the model did not answer; the question is stored
+    ├── Interrupted                       the service stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
@@ -72,6 +74,24 @@ class WrongUser(ThreadkeepError, PermissionError):
     def __init__(self, session_id: str) -> None:
         super().__init__(f"Session {session_id!r} belongs to another user; use a session id of this user's own.")
         self.session_id = session_id
+
+
+class ModelCallFailed(ThreadkeepError):
+    """The model raised, or took too long; what the user said is stored, and nothing stands in for an answer.
+
+    `kind` is the name of the error's class: its own sentence may quote what people said.
+    """
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(
+            f"The model did not answer ({kind}). The message is stored: send it again with the same message_id, "
+            "or check the model with `threadkeep doctor`."
+        )
+        self.kind = kind
+
+
+class Interrupted(ThreadkeepError):
+    """The service stopped before the answer was complete; what there was of it is stored."""
 
 
 class StoreError(ThreadkeepError):

@@ -4,21 +4,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
-from datetime import datetime
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
+from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import StoreError
-from threadkeep.history.pending import PendingTurns
+from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 
 _SEARCH_PATIENCE_SECONDS = 2.0
 _INDEX_PAUSE_SECONDS = 5.0
+
+
+def utc_now() -> datetime:
+    """The time of this machine."""
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True)
+class MemoryOptions:
+    """How a memory is opened, beyond its database.
+
+    `counter` counts the tokens of a message when it is stored. `background` keeps the search index up to date and
+    delivers pending writes while the memory is open; short-lived commands turn it off.
+    """
+
+    store: StoreOptions = StoreOptions()
+    pending: PendingOptions = PendingOptions()
+    counter: TokenCounter = estimate
+    clock: Callable[[], datetime] = utc_now
+    background: bool = True
 
 
 class Memory:
@@ -40,6 +62,30 @@ class Memory:
         self.pending = pending
         self.observers = observers
         self.clock = clock
+        self._unfinished: set[asyncio.Task[None]] = set()
+        self._closing: list[Callable[[], Awaitable[None]]] = []
+
+    async def finish[**P](self, work: Callable[P, Awaitable[None]], *arguments: P.args, **named: P.kwargs) -> None:
+        """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
+
+        async def working() -> None:
+            await work(*arguments, **named)
+
+        task = asyncio.create_task(working())
+        self._unfinished.add(task)
+        task.add_done_callback(self._unfinished.discard)
+        await asyncio.shield(task)
+
+    def before_closing(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Have work done before the memory closes: the last words of those who use it."""
+        self._closing.append(work)
+
+    async def settle(self) -> None:
+        """Do what was left for the end, and wait for what is unfinished."""
+        for work in self._closing:
+            await work()
+        while self._unfinished:
+            await asyncio.gather(*self._unfinished, return_exceptions=True)
 
     def session(self, session_id: str, *, user_id: str | None = None) -> Session:
         """The session with an id; nothing is read or written yet.

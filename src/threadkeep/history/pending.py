@@ -16,6 +16,7 @@ from datetime import datetime
 from pathlib import Path
 
 from langchain_core.utils.uuid import uuid7
+from platformdirs import user_data_path
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of
@@ -23,6 +24,11 @@ from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDrop
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
 from threadkeep.store.transcripts import Transcripts
+
+
+def default_folder() -> Path:
+    """Where turns wait when no folder is named; each database has a folder of its own below."""
+    return user_data_path("threadkeep") / "pending"
 
 
 @dataclass(frozen=True)
@@ -193,11 +199,11 @@ class PendingTurns:
             self._wake.clear()
             pause = self._options.first_pause_seconds
             while self._kept:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311  jitter is no secret
+                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
                 pause = min(pause * 2, self._options.longest_pause_seconds)
                 try:
                     await self.deliver()
-                except Exception as error:  # the loop outlives what it delivers; the turn is still kept
+                except Exception as error:  # noqa: BLE001 - the loop outlives what it delivers; it is kept
                     self._tell_failure(self._kept[0].turn, error)
 
     def _tell_failure(self, turn: Turn, error: Exception) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from threadkeep.context.manifest import Window
@@ -13,7 +14,7 @@ from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Extent, Limits, WindowChooser
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreUnavailable
 from threadkeep.history.keys import channel_of, check_key
-from threadkeep.observe import HistoryTruncated, Observer, ReadFailed, StoreRead, StoreWrite, WriteFailed
+from threadkeep.observe import HistoryTruncated, Observer, Outcome, ReadFailed, StoreRead, StoreWrite, WriteFailed
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
 from threadkeep.store.transcripts import END, SessionChanges, Transcripts
 
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 200
 LONGEST_PAGE = 10_000
+RECALL_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What a model call gets of the past: messages oldest first, how many are left out, and whether reading failed."""
+
+    messages: tuple[Message, ...]
+    dropped: int = 0
+    failed: bool = False
 
 
 class Session:
@@ -145,34 +156,44 @@ class Session:
             before: only messages before this `seq`.
         """
         limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
-        if limits.nothing:
-            return WindowChooser(limits).window()
-        page_rows = min(max_messages or PAGE_ROWS, PAGE_ROWS)
         async with self._reading():
-            place = END if before is None else before
-            recent = await self._transcripts.recent(
-                self.session_id, limit=page_rows, before=place, user_id=self.user_id
-            )
-            chooser = WindowChooser(limits, newest_user=recent.newest_user)
-            chooser.add(recent.messages)
-            rows = recent.messages
-            while chooser.wants_more and len(rows) == page_rows:
-                older = await self._transcripts.recent(
-                    self.session_id, limit=page_rows, before=rows[-1].seq or 0, user_id=self.user_id
-                )
-                rows = older.messages
-                chooser.add(rows)
-        window = chooser.window(Extent(reset_seq=recent.reset_seq))
-        if window.manifest.dropped or window.manifest.cuts:
-            self._observer.notify(
-                HistoryTruncated(
-                    channel=self._channel,
-                    dropped=window.manifest.dropped,
-                    cut=bool(window.manifest.cuts),
-                    session_id=self.session_id,
-                )
-            )
-        return window
+            return await self._choose(limits, END if before is None else before)
+
+    async def recall(
+        self,
+        max_messages: int | None = 20,
+        max_tokens: int | None = 4000,
+        *,
+        counter: TokenCounter | None = None,
+        before_id: str | None = None,
+    ) -> Recollection:
+        """What was said before a message, for a model call that happens in any case.
+
+        Where the database does not answer in time, the agent goes on with what this process still has (the turns that
+        wait to be written), and the failure is told. An unknown `before_id` (it may wait itself) hides nothing.
+        """
+        limits = Limits(max_messages, max_tokens, counter)
+        if limits.nothing:
+            return Recollection(())
+        window: Window | None = None
+        try:
+            async with asyncio.timeout(RECALL_SECONDS):
+                async with self._reading("fallback"):
+                    question = await self._transcripts.find(self.session_id, before_id) if before_id else None
+                    before = question.seq if question and question.seq else END
+                    window = await self._choose(limits, before)
+        except StoreUnavailable:
+            pass  # told where it was raised
+        except TimeoutError as error:
+            self._tell_read_failure(error, "fallback")
+        waiting: list[Message] = []
+        for message in self._pending.messages(self.session_id):
+            if message.id == before_id:
+                break
+            waiting.append(message)
+        stored = window.messages if window else ()
+        dropped = window.manifest.dropped if window else 0
+        return Recollection((*stored, *waiting), dropped=dropped, failed=window is None)
 
     async def count(self) -> int:
         """How many messages the session has; 0 for one that is not there."""
@@ -224,43 +245,75 @@ class Session:
         async with self._reading():
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
 
+    async def _choose(self, limits: Limits, before: int) -> Window:
+        """The window before a `seq`, reading no more rows than it takes."""
+        if limits.nothing:
+            return WindowChooser(limits).window()
+        page_rows = min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
+        recent = await self._transcripts.recent(self.session_id, limit=page_rows, before=before, user_id=self.user_id)
+        chooser = WindowChooser(limits, newest_user=recent.newest_user)
+        chooser.add(recent.messages)
+        rows = recent.messages
+        while chooser.wants_more and len(rows) == page_rows:
+            oldest = rows[-1].seq or 0
+            older = await self._transcripts.recent(
+                self.session_id, limit=page_rows, before=oldest, user_id=self.user_id
+            )
+            rows = older.messages
+            chooser.add(rows)
+        window = chooser.window(Extent(reset_seq=recent.reset_seq))
+        if window.manifest.dropped or window.manifest.cuts:
+            self._observer.notify(
+                HistoryTruncated(
+                    channel=self._channel,
+                    dropped=window.manifest.dropped,
+                    cut=bool(window.manifest.cuts),
+                    session_id=self.session_id,
+                )
+            )
+        return window
+
     @asynccontextmanager
-    async def _reading(self) -> AsyncIterator[None]:
+    async def _reading(self, on_failure: Outcome = "error") -> AsyncIterator[None]:
         """Time a read, and tell how it went."""
         started = time.perf_counter()
         try:
             yield
         except (StoreUnavailable, asyncio.CancelledError) as error:
-            self._tell_read(started, ok=False)
+            self._tell_read(started, on_failure)
             if isinstance(error, StoreUnavailable):
-                self._observer.notify(
-                    ReadFailed(
-                        backend=self._transcripts.backend,
-                        channel=self._channel,
-                        error=type(error).__name__,
-                        session_id=self.session_id,
-                    )
-                )
+                self._tell_read_failure(error, on_failure)
             raise
-        self._tell_read(started, ok=True)
+        self._tell_read(started, "ok")
 
-    def _tell_read(self, started: float, *, ok: bool) -> None:
+    def _tell_read_failure(self, error: Exception, outcome: Outcome) -> None:
+        self._observer.notify(
+            ReadFailed(
+                backend=self._transcripts.backend,
+                channel=self._channel,
+                outcome=outcome,
+                error=type(error).__name__,
+                session_id=self.session_id,
+            )
+        )
+
+    def _tell_read(self, started: float, outcome: Outcome) -> None:
         self._observer.notify(
             StoreRead(
                 backend=self._transcripts.backend,
                 channel=self._channel,
-                outcome="ok" if ok else "error",
+                outcome=outcome,
                 milliseconds=(time.perf_counter() - started) * 1000,
                 session_id=self.session_id,
             )
         )
 
-    def _tell_write(self, started: float, outcome: str) -> None:
+    def _tell_write(self, started: float, outcome: Outcome) -> None:
         self._observer.notify(
             StoreWrite(
                 backend=self._transcripts.backend,
                 channel=self._channel,
-                outcome="ok" if outcome == "ok" else "fallback" if outcome == "fallback" else "error",
+                outcome=outcome,
                 milliseconds=(time.perf_counter() - started) * 1000,
                 session_id=self.session_id,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -9,6 +10,7 @@ from typing import LiteralString, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
+from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
@@ -17,9 +19,12 @@ from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, Stor
 from threadkeep.store.statements import for_psycopg
 
 type RawConnection = psycopg.AsyncConnection[Row]
+type DictConnection = psycopg.AsyncConnection[DictRow]
 
 _TRUSTED_SECONDS = 1.0
 _CONNECT_SECONDS = 10
+# Any fixed number: it names this lock among the advisory locks of a database.
+_SETUP_LOCK = 7310865113
 
 
 class PostgresConnection:
@@ -109,6 +114,50 @@ class PostgresDriver:
             await AsyncConnectionPool.check_connection(raw)
 
 
+@asynccontextmanager
+async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
+    """A pool as LangGraph's own libraries want it: rows as dicts, nothing prepared by itself."""
+    pool: AsyncConnectionPool[DictConnection] = AsyncConnectionPool(
+        dsn,
+        kwargs={
+            "autocommit": True,
+            "prepare_threshold": 0,
+            "row_factory": dict_row,
+            "connect_timeout": _CONNECT_SECONDS,
+        },
+        min_size=options.pool_min_size,
+        max_size=options.pool_max_size,
+        timeout=options.pool_timeout_seconds,
+        max_idle=options.pool_max_idle_seconds,
+        check=AsyncConnectionPool.check_connection,
+        open=False,
+    )
+    try:
+        with _translated():
+            await pool.open(wait=True, timeout=options.pool_timeout_seconds)
+        yield pool
+    finally:
+        await pool.close()
+
+
+@asynccontextmanager
+async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
+    """Let one process at a time into the block, across machines.
+
+    It asks again and again rather than wait in the server: a waiting session would stop CREATE INDEX CONCURRENTLY.
+    """
+    with _translated():
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS) as raw:
+            deadline = time.monotonic() + seconds
+            while not (
+                await (await raw.execute("SELECT pg_try_advisory_lock(%s)", [_SETUP_LOCK])).fetchone() or (False,)
+            )[0]:
+                if time.monotonic() > deadline:
+                    raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
+                await asyncio.sleep(0.05)
+            yield
+
+
 def _query(sql: str) -> LiteralString:
     """psycopg wants literal strings; ours come from the package's own files, never from input."""
     return for_psycopg(sql)
@@ -141,6 +190,6 @@ def _translated() -> Iterator[None]:
         raise StoreUnavailable("PostgreSQL's disk is full; make room on the server.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         raise StoreUnavailable(
-            f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and that this machine may connect.",
+            f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error

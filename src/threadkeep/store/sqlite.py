@@ -123,35 +123,49 @@ class SqliteDriver:
 
     async def _connect(self) -> SqliteConnection:
         with _translated():
-            # Autocommit: every transaction here is begun and ended by name.
-            raw = await aiosqlite.connect(
-                self._path or ":memory:", isolation_level=None, timeout=self._options.lock_timeout_seconds
-            )
-            try:
-                await self._configure(raw)
-            except BaseException:
-                await raw.close()
-                raise
-        return SqliteConnection(raw)
+            return SqliteConnection(await _open(self._path, self._options))
 
-    async def _configure(self, raw: aiosqlite.Connection) -> None:
+
+@asynccontextmanager
+async def open_sqlite(
+    path: Path | None, options: StoreOptions, *, autocommit: bool = True
+) -> AsyncIterator[aiosqlite.Connection]:
+    """A connection of its own to a file (or a database in memory), for libraries that bring their own statements."""
+    with _translated():
+        raw = await _open(path, options, autocommit=autocommit)
+    try:
+        yield raw
+    finally:
+        await raw.close()
+
+
+async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = True) -> aiosqlite.Connection:
+    # Autocommit means: every transaction is begun and ended by name.
+    isolation = None if autocommit else "DEFERRED"
+    raw = await aiosqlite.connect(path or ":memory:", isolation_level=isolation, timeout=options.lock_timeout_seconds)
+    try:
         await raw.execute("PRAGMA foreign_keys = ON")
-        await raw.execute(f"PRAGMA synchronous = {self._options.synchronous}")
+        await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
-        if self._path is not None and mode != "wal":
-            await self._switch_to_wal(raw)
+        if path is not None and mode != "wal":
+            await _switch_to_wal(raw, options.lock_timeout_seconds)
+    except BaseException:
+        await raw.close()
+        raise
+    return raw
 
-    async def _switch_to_wal(self, raw: aiosqlite.Connection) -> None:
-        """Turn WAL on. SQLite does not wait for its lock here, so several first starters take turns by trying again."""
-        deadline = asyncio.get_running_loop().time() + self._options.lock_timeout_seconds
-        while True:
-            try:
-                await raw.execute_fetchall("PRAGMA journal_mode = WAL")
-                return
-            except sqlite3.OperationalError as error:
-                if "locked" not in str(error) or asyncio.get_running_loop().time() > deadline:
-                    raise
-                await asyncio.sleep(0.02)
+
+async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
+    """Turn WAL on. SQLite does not wait for its lock here, so several first starters take turns by trying again."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    while True:
+        try:
+            await raw.execute_fetchall("PRAGMA journal_mode = WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if "locked" not in str(error) or asyncio.get_running_loop().time() > deadline:
+                raise
+            await asyncio.sleep(0.02)
 
 
 _CURES = (

@@ -1,0 +1,198 @@
+"""The environment, read once: `THREADKEEP_*` variables, also from a `.env` file in the working folder."""
+
+from __future__ import annotations
+
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+from platformdirs import user_data_path
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from threadkeep.errors import InvalidSettings
+from threadkeep.history.memory import MemoryOptions
+from threadkeep.history.pending import PendingOptions
+from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.driver import StoreOptions
+
+PREFIX = "THREADKEEP_"
+
+
+def default_database() -> Path:
+    """The SQLite file that is used when no database is named."""
+    return user_data_path("threadkeep") / "threadkeep.db"
+
+
+class Settings(BaseSettings):
+    """Every setting of the service and the command line. Made by `load_settings`, whose errors are sentences."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+    )
+
+    database_url: SecretStr = Field(
+        default_factory=lambda: SecretStr(f"sqlite:///{default_database()}"),
+        description="Where transcripts are kept: sqlite:////absolute/path.db or postgresql://user@host/database.",
+    )
+    sqlite_synchronous: Literal["FULL", "NORMAL"] = Field(
+        "FULL", description="SQLite's durability: FULL survives a power cut, NORMAL may lose the last turns then."
+    )
+    lock_timeout: float = Field(10.0, gt=0, description="Seconds to wait for SQLite's lock.")
+    postgres_pool_min_size: int = Field(1, ge=0, description="Connections that are always open.")
+    postgres_pool_max_size: int = Field(10, ge=1, description="Connections at most.")
+    postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
+    postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
+
+    graph_store_backend: Literal["sqlite", "postgres"] | None = Field(
+        None, description="Where the graph store is; follows DATABASE_URL when not set."
+    )
+    graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
+    postgres_dsn: SecretStr | None = Field(
+        None, description="The graph store's PostgreSQL; needed for its backend postgres."
+    )
+
+    host: str = Field("127.0.0.1", description="Address to listen on; other than loopback needs API_KEYS.")
+    port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
+        default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
+    )
+    body_limit: int = Field(1_048_576, ge=1024, description="Bytes that a request's body may have.")
+    shutdown_timeout: float = Field(20.0, ge=0, description="Seconds that running turns get to finish at a shutdown.")
+
+    model: str = Field("demo", min_length=1, description="demo, or any name that LangChain's init_chat_model takes.")
+    model_timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
+    system_prompt: str = Field("", description="The system message of every chat.")
+
+    history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
+    history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call at most; 0 means none.")
+    history_max_tokens: int = Field(
+        4000, ge=0, description="Tokens that a model call is sent at most; 0 means no history."
+    )
+    memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; below 1 counts as 1.")
+    memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
+
+    pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
+    write_timeout: float = Field(
+        5.0, gt=0, description="Seconds after which a turn that is not written is kept as pending."
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="How much is logged.")
+    log_json: bool = Field(False, description="Log lines as JSON.")
+
+    @field_validator("database_url")
+    @classmethod
+    def _check_database_url(cls, value: SecretStr) -> SecretStr:
+        parse_address(value.get_secret_value())
+        return value
+
+    @field_validator("graph_store_backend", mode="before")
+    @classmethod
+    def _any_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("log_level", "sqlite_synchronous", mode="before")
+    @classmethod
+    def _any_case_upper(cls, value: object) -> object:
+        return value.upper() if isinstance(value, str) else value
+
+    @field_validator("graph_store_sqlite_path", "pending_dir")
+    @classmethod
+    def _absolute(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("write an absolute path, without ~")
+        return value
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _parse_api_keys(cls, value: object) -> object:
+        if not isinstance(value, str):
+            return value
+        keys: dict[str, str] = {}
+        for pair in filter(None, (part.strip() for part in value.split(","))):
+            name, separator, key = pair.partition(":")
+            if not separator or not name or not key or name in keys:
+                raise ValueError("write it as name:key,other-name:other-key, each name once")
+            keys[name] = key
+        return keys
+
+    @model_validator(mode="after")
+    def _check_together(self) -> Self:
+        if self.postgres_pool_min_size > self.postgres_pool_max_size:
+            raise InvalidSettings(
+                f"{PREFIX}POSTGRES_POOL_MIN_SIZE is larger than {PREFIX}POSTGRES_POOL_MAX_SIZE; change one of them.",
+                variable=f"{PREFIX}POSTGRES_POOL_MIN_SIZE",
+            )
+        if self.graph_store_backend == "postgres" and self.postgres_dsn is None and self.database.backend != "postgres":
+            raise InvalidSettings(
+                f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so {PREFIX}POSTGRES_DSN must say which: postgresql://user@host/db.",
+                variable=f"{PREFIX}POSTGRES_DSN",
+            )
+        if not self.api_keys and not is_loopback(self.host):
+            raise InvalidSettings(
+                f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
+                f"set {PREFIX}API_KEYS=name:key, or keep {PREFIX}HOST at 127.0.0.1.",
+                variable=f"{PREFIX}HOST",
+            )
+        return self
+
+    @property
+    def database(self) -> DatabaseAddress:
+        """The database that `database_url` names."""
+        return parse_address(self.database_url.get_secret_value())
+
+    @property
+    def graph_store(self) -> DatabaseAddress:
+        """The database of LangGraph's store: the transcripts' own unless its settings name another."""
+        if self.postgres_dsn is not None and self.graph_store_backend in (None, "postgres"):
+            return parse_address(self.postgres_dsn.get_secret_value(), variable=f"{PREFIX}POSTGRES_DSN")
+        if self.graph_store_sqlite_path is not None and self.graph_store_backend in (None, "sqlite"):
+            return DatabaseAddress("sqlite", path=self.graph_store_sqlite_path)
+        if self.graph_store_backend in (None, self.database.backend):
+            return self.database
+        return DatabaseAddress("sqlite", path=default_database().with_name("graph_store.db"))
+
+    def store_options(self) -> StoreOptions:
+        """How databases are opened."""
+        return StoreOptions(
+            synchronous=self.sqlite_synchronous,
+            lock_timeout_seconds=self.lock_timeout,
+            pool_min_size=self.postgres_pool_min_size,
+            pool_max_size=self.postgres_pool_max_size,
+            pool_timeout_seconds=self.postgres_pool_timeout,
+            pool_max_idle_seconds=self.postgres_pool_max_idle,
+        )
+
+    def memory_options(self, *, background: bool = True) -> MemoryOptions:
+        """What `open_memory` is given."""
+        return MemoryOptions(
+            store=self.store_options(),
+            pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
+            background=background,
+        )
+
+
+def load_settings(**overrides: object) -> Settings:
+    """The settings of the environment; an override stands above its variable.
+
+    Raises:
+        InvalidSettings: names the variable and the cure, never its value.
+    """
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        variable = PREFIX + str(first["loc"][0] if first["loc"] else "").upper()
+        reason = str(first["msg"]).removeprefix("Value error, ")
+        described = Settings.model_fields[str(first["loc"][0])].description if first["loc"] else ""
+        sentence = reason if variable in reason else f"{variable} cannot be used: {reason}. {described}"
+        raise InvalidSettings(sentence, variable=variable) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,100 @@
+"""LangGraph's own stores and checkpointers on our databases: pooled, in WAL mode, and safe at a crowded first start."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from threadkeep.errors import StoreUnavailable
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.driver import StoreOptions
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+    from langgraph.store.base import BaseStore
+
+_POLL_SECONDS = 0.05
+_SETUP_SECONDS = 60.0
+
+
+@asynccontextmanager
+async def open_graph_store(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseStore]:
+    """A LangGraph store for `graph.compile(store=…)`, set up. Open one for the whole application, not one a run."""
+    if address.dsn is not None:
+        from langgraph.store.postgres.aio import AsyncPostgresStore
+
+        from threadkeep.store.postgres import exclusive, open_dict_pool
+
+        async with open_dict_pool(address.dsn, options) as pool:
+            postgres = AsyncPostgresStore(conn=pool)
+            async with postgres:
+                async with exclusive(address.dsn, seconds=_SETUP_SECONDS):
+                    await postgres.setup()
+                yield postgres
+        return
+    from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+    from threadkeep.store.sqlite import open_sqlite
+
+    async with open_sqlite(address.path, options) as raw, AsyncSqliteStore(raw) as store:
+        async with _one_at_a_time(address.path):
+            await store.setup()
+        yield store
+
+
+@asynccontextmanager
+async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseCheckpointSaver[str]]:
+    """A LangGraph checkpointer for `graph.compile(checkpointer=…)`, set up. Open one for the whole application."""
+    if address.dsn is not None:
+        from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+
+        from threadkeep.store.postgres import exclusive, open_dict_pool
+
+        async with open_dict_pool(address.dsn, options) as pool:
+            postgres = AsyncPostgresSaver(conn=pool)
+            async with exclusive(address.dsn, seconds=_SETUP_SECONDS):
+                await postgres.setup()
+            yield postgres
+        return
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+    from threadkeep.store.sqlite import open_sqlite
+
+    # The saver commits by itself and relies on transactions that begin by themselves.
+    async with open_sqlite(address.path, options, autocommit=False) as raw:
+        saver = AsyncSqliteSaver(raw)
+        async with _one_at_a_time(address.path):
+            await saver.setup()
+        yield saver
+
+
+@asynccontextmanager
+async def _one_at_a_time(path: Path | None) -> AsyncIterator[None]:
+    """Let one process at a time set a SQLite file up. The lock is a file beside it: locks on the file are SQLite's."""
+    if path is None:
+        yield
+        return
+    descriptor = os.open(path.with_name(path.name + ".setup-lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + _SETUP_SECONDS
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
+            await asyncio.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""How an agent uses it: middleware and nodes for LangChain and LangGraph, message conversion, and the chat itself."""

@@ -1,0 +1,145 @@
+"""How one message is answered: an agent with the session's memory, behind one verb that the chat calls."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.tools import BaseTool
+
+from threadkeep.context.tokens import estimate
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json
+from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.middleware import SessionMemory
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A complete answer. `input_tokens` is None when the provider did not report any."""
+
+    text: str
+    input_tokens: int | None
+    output_tokens: int
+    confidence: float | None = None
+    escalated: bool = False
+
+
+class Answering(Protocol):
+    """What answers the messages of a chat: pieces of text as they come, then the whole as a `Reply`.
+
+    It stores the question before it calls a model and the answer at the end, whatever happens in between.
+    """
+
+    @property
+    def workflow(self) -> str:
+        """The name of what answers."""
+        ...
+
+    def answer(
+        self,
+        message: str,
+        *,
+        session_id: str,
+        user_id: str | None,
+        message_id: str,
+        run_id: UUID,
+        metadata: Mapping[str, Json],
+    ) -> AsyncIterator[str | Reply]:
+        """Answer one message. Raises what the model raises, and `WrongUser`."""
+        ...
+
+
+@dataclass(frozen=True)
+class ChatOptions:
+    """How the chat agent answers; see `threadkeep.settings` for the meaning of each."""
+
+    system_prompt: str = ""
+    max_messages: int = 20
+    max_tokens: int = 4000
+    model_timeout_seconds: float = 60.0
+
+
+class ChatAgent:
+    """The built-in workflow `chat`: a model, some tools, the session's memory."""
+
+    def __init__(
+        self, memory: Memory, model: BaseChatModel, options: ChatOptions, tools: Sequence[BaseTool] = ()
+    ) -> None:
+        self._agent: Any = create_agent(
+            model,
+            list(tools),
+            system_prompt=options.system_prompt or None,
+            middleware=[
+                SessionMemory(memory, max_messages=options.max_messages, max_tokens=options.max_tokens),
+                ModelDeadline(options.model_timeout_seconds),
+            ],
+        )
+
+    @property
+    def workflow(self) -> str:
+        """The name of what answers."""
+        return "chat"
+
+    async def answer(
+        self,
+        message: str,
+        *,
+        session_id: str,
+        user_id: str | None,
+        message_id: str,
+        run_id: UUID,
+        metadata: Mapping[str, Json],
+    ) -> AsyncIterator[str | Reply]:
+        """Answer one message."""
+        configurable = {"thread_id": session_id, "user_id": user_id, "message_metadata": dict(metadata)}
+        events = self._agent.astream(
+            {"messages": [HumanMessage(content=message, id=message_id)]},
+            {"configurable": configurable, "run_id": run_id},
+            stream_mode=["messages", "values"],
+        )
+        messages: list[BaseMessage] = []
+        async for mode, event in events:
+            if mode == "values":
+                messages = event["messages"]
+            elif isinstance(event[0], AIMessageChunk) and (piece := text_of(event[0])):
+                yield piece
+        yield _reply(messages)
+
+
+class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Gives each model call a time limit: one that is over raises `TimeoutError`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Call the model within the limit."""
+        async with asyncio.timeout(self._seconds):
+            return await handler(request)
+
+
+def _reply(messages: Sequence[BaseMessage]) -> Reply:
+    said = [message for message in messages if isinstance(message, AIMessage)]
+    reported = [message.usage_metadata for message in said if message.usage_metadata]
+    final = said[-1] if said else AIMessage(content="")
+    text = text_of(final)
+    told = final.response_metadata
+    confidence = told.get("confidence")
+    return Reply(
+        text,
+        input_tokens=sum(usage["input_tokens"] for usage in reported) if reported else None,
+        output_tokens=sum(usage["output_tokens"] for usage in reported) if reported else estimate(text),
+        confidence=float(confidence) if isinstance(confidence, int | float) else None,
+        escalated=told.get("escalated") is True,
+    )

@@ -1,0 +1,354 @@
+"""The chat: people's messages in, an agent's answers out, for every face (HTTP, terminal) alike.
+
+Turns of one session run one after the other, in order of arrival; sessions run in parallel. A turn belongs to the chat,
+not to the caller who waits for it: a caller that goes away does not stop it. A `message_id` makes a request idempotent,
+in this process by joining the turn that runs, across processes by the table of runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from uuid import UUID
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import Interrupted, ModelCallFailed, SessionNotFound, StoreError, ThreadkeepError, WrongUser
+from threadkeep.history.keys import channel_of
+from threadkeep.history.memory import Memory
+from threadkeep.observe import ContextBuilt, Event, TurnFinished, TurnStatus
+from threadkeep.records import Json
+from threadkeep.store.runs import Claim, Run, RunStatus
+from threadkeep.workflow.answering import Answering, Reply
+
+_FIRST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.5
+_HEARTBEAT_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """What a person said. Without a `session_id` a session is begun; a `message_id` makes repeats harmless."""
+
+    message: str
+    session_id: str | None = None
+    user_id: str | None = None
+    message_id: str | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ChatUsage:
+    """Tokens of a turn's model calls, as the provider reported them (estimated when it did not)."""
+
+    input_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True)
+class ChatContext:
+    """What the turn's last model call saw: messages and tokens sent, and how many earlier messages were left out."""
+
+    messages: int
+    tokens: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """What the assistant said."""
+
+    session_id: str
+    run_id: str
+    message_id: str
+    response: str
+    confidence: float | None
+    escalated: bool
+    usage: ChatUsage
+    context: ChatContext
+
+    def to_dict(self) -> dict[str, Json]:
+        """The answer as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> ChatAnswer:
+        """The answer that `to_dict` described."""
+        return cls(**{**values, "usage": ChatUsage(**values["usage"]), "context": ChatContext(**values["context"])})
+
+
+@dataclass(frozen=True)
+class ChatStarted:
+    """The turn runs now; sent once, first."""
+
+    session_id: str
+    run_id: str
+    message_id: str
+
+
+@dataclass(frozen=True)
+class ChatToken:
+    """A piece of the answer."""
+
+    text: str
+
+
+type ChatEvent = ChatStarted | ChatToken | ChatAnswer
+
+
+class ChatTurn:
+    """One turn that runs in the background; any number of callers may follow it, early or late."""
+
+    def __init__(self, request: ChatRequest) -> None:
+        self.request = request
+        self.session_id = request.session_id or str(uuid7())
+        self.message_id = request.message_id or str(uuid7())
+        self.run_id = str(uuid7())
+        self.task: asyncio.Task[ChatAnswer] | None = None
+        self._events: list[ChatStarted | ChatToken] = []
+        self._changed = asyncio.Event()
+
+    def start(self, task: asyncio.Task[ChatAnswer]) -> None:
+        """Name the task that carries the turn out."""
+        self.task = task
+        task.add_done_callback(lambda _: self._signal())
+
+    def tell(self, event: ChatStarted | ChatToken) -> None:
+        """Pass an event to all followers."""
+        self._events.append(event)
+        self._signal()
+
+    async def answer(self) -> ChatAnswer:
+        """Wait for the answer. A caller that is cancelled does not stop the turn."""
+        if self.task is None:
+            raise RuntimeError("the turn has not begun")
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self.task.cancelled():
+                raise Interrupted(
+                    "The service stopped before the answer was complete; send the message again."
+                ) from None
+            raise
+
+    async def follow(self) -> AsyncIterator[ChatEvent]:
+        """All events from the beginning, then the answer."""
+        if self.task is None:
+            raise RuntimeError("the turn has not begun")
+        place = 0
+        while True:
+            changed = self._changed
+            while place < len(self._events):
+                yield self._events[place]
+                place += 1
+            if self.task.done():
+                yield await self.answer()
+                return
+            await changed.wait()
+
+    def _signal(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class Chat:
+    """The conversations of one memory with one agent."""
+
+    def __init__(self, memory: Memory, answering: Answering) -> None:
+        self._memory = memory
+        self._answering = answering
+        self._owner = str(uuid7())
+        self._turns: dict[tuple[str, str], ChatTurn] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._contexts: dict[str, ContextBuilt] = {}
+        memory.observers.add(self)
+
+    @property
+    def running(self) -> int:
+        """How many turns run or wait now."""
+        return len(self._turns)
+
+    def notify(self, event: Event, /) -> None:
+        """Remember what the model calls of running turns were given."""
+        if isinstance(event, ContextBuilt) and event.run_id is not None:
+            self._contexts[event.run_id] = event
+
+    def begin(self, request: ChatRequest) -> ChatTurn:
+        """Start a turn, or join the one that answers this message already.
+
+        Raises:
+            InvalidKey, InvalidInput: the session id or the user id cannot be used.
+        """
+        turn = ChatTurn(request)
+        self._memory.session(turn.session_id, user_id=request.user_id)
+        key = (turn.session_id, turn.message_id)
+        if (running := self._turns.get(key)) and running.request.user_id == request.user_id:
+            return running
+        task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
+        turn.start(task)
+        self._turns[key] = turn
+        task.add_done_callback(lambda _: self._ended(key, turn))
+        return turn
+
+    async def ask(self, request: ChatRequest) -> ChatAnswer:
+        """The answer to a message.
+
+        Raises:
+            ModelCallFailed: the model did not answer; the message is stored.
+            SessionNotFound: the session is another user's.
+            Interrupted: the service stopped meanwhile.
+        """
+        return await self.begin(request).answer()
+
+    async def close(self, seconds: float) -> None:
+        """Let running turns finish within a limit, then cancel them; what they had said is stored as interrupted."""
+        tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
+        if not tasks:
+            return
+        _, late = await asyncio.wait(tasks, timeout=seconds)
+        for task in late:
+            task.cancel()
+        if late:
+            await asyncio.wait(late)
+
+    def _ended(self, key: tuple[str, str], turn: ChatTurn) -> None:
+        if self._turns.get(key) is turn:
+            del self._turns[key]
+        self._contexts.pop(turn.run_id, None)
+        if turn.task is not None and not turn.task.cancelled():
+            turn.task.exception()  # a caller who went away does not ask for it
+
+    async def _run(self, turn: ChatTurn) -> ChatAnswer:
+        lock = self._locks.setdefault(turn.session_id, asyncio.Lock())
+        try:
+            async with lock:
+                await self._check_owner(turn)
+                if turn.request.message_id is None:
+                    return await self._answer(turn)
+                return await self._answer_once(turn)
+        finally:
+            if not lock.locked() and self._locks.get(turn.session_id) is lock:
+                del self._locks[turn.session_id]
+
+    async def _check_owner(self, turn: ChatTurn) -> None:
+        """Another user's session is not there. If the database cannot tell now, the turn's own write will."""
+        if turn.request.user_id is None or turn.request.session_id is None:
+            return
+        try:
+            info = await self._memory.session(turn.session_id).info()
+        except (SessionNotFound, StoreError):
+            return
+        if info.user_id != turn.request.user_id:
+            raise SessionNotFound(turn.session_id)
+
+    async def _answer_once(self, turn: ChatTurn) -> ChatAnswer:
+        """Answer a message that has an id: by whichever process claims it first."""
+        run, mine = await self._claim(turn)
+        if run is not None:
+            turn.run_id = run.run_id
+        if not mine and run is not None and run.result is not None:
+            return ChatAnswer.from_dict(run.result)
+        beating = asyncio.create_task(self._keep_alive(turn.run_id))
+        try:
+            answer = await self._answer(turn)
+        except BaseException as error:
+            status: RunStatus = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+            kind = error.kind if isinstance(error, ModelCallFailed) else type(error).__name__
+            with contextlib.suppress(StoreError):
+                await self._memory.finish(self._memory.runs.finish, turn.run_id, self._owner, status, error=kind)
+            raise
+        finally:
+            beating.cancel()
+        with contextlib.suppress(StoreError):  # the answer is stored with the transcript in any case
+            await self._memory.finish(
+                self._memory.runs.finish, turn.run_id, self._owner, "done", result=answer.to_dict()
+            )
+        return answer
+
+    async def _claim(self, turn: ChatTurn) -> tuple[Run | None, bool]:
+        """The run of a message: ours to carry out, or somebody's that has ended. None where no database can tell."""
+        claim = Claim(turn.run_id, turn.session_id, turn.message_id, self._answering.workflow, self._owner)
+        pause = _FIRST_POLL_SECONDS
+        while True:
+            try:
+                run, mine = await self._memory.runs.claim(claim)
+            except StoreError:
+                return None, True
+            if mine or run.result is not None:
+                return run, mine
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+
+    async def _keep_alive(self, run_id: str) -> None:
+        while True:
+            await asyncio.sleep(_HEARTBEAT_SECONDS)
+            with contextlib.suppress(StoreError):
+                await self._memory.runs.heartbeat(run_id, self._owner)
+
+    async def _answer(self, turn: ChatTurn) -> ChatAnswer:
+        started = time.perf_counter()
+        turn.tell(ChatStarted(turn.session_id, turn.run_id, turn.message_id))
+        reply: Reply | None = None
+        status: TurnStatus = "failed"
+        try:
+            request = turn.request
+            async for piece in self._answering.answer(
+                request.message,
+                session_id=turn.session_id,
+                user_id=request.user_id,
+                message_id=turn.message_id,
+                run_id=UUID(turn.run_id),
+                metadata=request.metadata,
+            ):
+                if isinstance(piece, Reply):
+                    reply = piece
+                else:
+                    turn.tell(ChatToken(piece))
+            status = "complete"
+        except asyncio.CancelledError:
+            status = "interrupted"
+            raise
+        except WrongUser as error:
+            raise SessionNotFound(turn.session_id) from error
+        except ThreadkeepError:
+            raise
+        except Exception as error:
+            raise ModelCallFailed(type(error).__name__) from error
+        finally:
+            self._tell_end(turn, status, started, reply)
+        if reply is None:
+            raise ModelCallFailed("NoAnswer")
+        return self._with_context(turn, reply)
+
+    def _with_context(self, turn: ChatTurn, reply: Reply) -> ChatAnswer:
+        built = self._contexts.get(turn.run_id) or ContextBuilt(messages=0, tokens=0)
+        return ChatAnswer(
+            session_id=turn.session_id,
+            run_id=turn.run_id,
+            message_id=turn.message_id,
+            response=reply.text,
+            confidence=reply.confidence,
+            escalated=reply.escalated,
+            usage=ChatUsage(
+                built.tokens if reply.input_tokens is None else reply.input_tokens,
+                reply.output_tokens,
+            ),
+            context=ChatContext(built.messages, built.tokens, built.dropped),
+        )
+
+    def _tell_end(self, turn: ChatTurn, status: TurnStatus, started: float, reply: Reply | None) -> None:
+        self._memory.observers.notify(
+            TurnFinished(
+                channel=channel_of(turn.session_id, default="http"),
+                status=status,
+                milliseconds=(time.perf_counter() - started) * 1000,
+                input_tokens=(reply and reply.input_tokens) or 0,
+                output_tokens=reply.output_tokens if reply else 0,
+                run_id=turn.run_id,
+                session_id=turn.session_id,
+            )
+        )

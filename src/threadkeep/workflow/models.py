@@ -1,0 +1,35 @@
+"""The chat model that a setting names: the built-in demo model, or any that LangChain knows."""
+
+from __future__ import annotations
+
+from langchain_core.language_models import BaseChatModel
+
+from threadkeep.errors import InvalidSettings
+from threadkeep.workflow.demo import DemoModel
+
+_VARIABLE = "THREADKEEP_MODEL"
+
+
+def make_model(name: str) -> BaseChatModel:
+    """The model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
+
+    Raises:
+        InvalidSettings: the provider's package or key is missing, or the name is not known.
+    """
+    if name == "demo":
+        return DemoModel()
+    from langchain.chat_models import init_chat_model
+
+    try:
+        return init_chat_model(name)
+    except ImportError as error:
+        raise InvalidSettings(
+            f"{_VARIABLE}={name} needs a package that is not installed: {error}", variable=_VARIABLE
+        ) from error
+    except Exception as error:
+        # Each provider has its own error for a missing key; none of their sentences is shown, some quote the key.
+        raise InvalidSettings(
+            f"{_VARIABLE}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
+            "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
+            variable=_VARIABLE,
+        ) from error

@@ -1,0 +1,115 @@
+"""The same memory for plain `StateGraph` users: a turn around any model call, and a ready node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, TypedDict
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig, ensure_config
+from langchain_core.runnables.config import var_child_runnable_config
+
+from threadkeep.history.memory import Memory
+from threadkeep.workflow.turns import (
+    OpenTurn,
+    PartialAnswer,
+    TurnOptions,
+    listening,
+    metadata_of,
+    question_before,
+    run_id_of,
+    session_for,
+)
+
+
+class SessionTurn:
+    """A turn inside a node: what to send the model, and where to put its answer.
+
+    `answered` is the answer that is stored already when the question is a repeat: hand it on and call no model.
+    """
+
+    def __init__(self, turn: OpenTurn, state: Sequence[BaseMessage]) -> None:
+        self._turn = turn
+        self._state = state
+        self.answered = turn.answered
+        self.reply: BaseMessage | str | None = None
+
+    async def messages(self, system: SystemMessage | None = None) -> list[BaseMessage]:
+        """What the model call is sent: the system message, earlier turns, the state's messages, within the limits."""
+        fitting = await self._turn.context(self._state, system)
+        return fitting if system is None else [system, *fitting]
+
+    def answer(self, reply: BaseMessage | str) -> None:
+        """The assistant's answer; it is stored when the block ends."""
+        self.reply = reply
+
+
+@asynccontextmanager
+async def session_turn(
+    memory: Memory,
+    messages: Sequence[BaseMessage],
+    config: RunnableConfig | None = None,
+    options: TurnOptions | None = None,
+) -> AsyncIterator[SessionTurn]:
+    """A turn of the run's session around a model call, in any node or function.
+
+    ::
+
+        async with session_turn(memory, state["messages"], config) as turn:
+            reply = turn.answered or await model.ainvoke(await turn.messages())
+            turn.answer(reply)
+
+    The question (the newest human messages) is stored when the block begins, the answer when it ends; what a model had
+    streamed when the block was cancelled is stored as `interrupted`.
+
+    Raises:
+        InvalidKey: the config names no session.
+    """
+    config = ensure_config(config)
+    options = options or TurnOptions()
+    session = session_for(memory, options, config)
+    turn = OpenTurn(memory, session, options, question_before(messages))
+    await turn.begin(run_id_of(config), metadata_of(config))
+    inside = SessionTurn(turn, messages)
+    partial = PartialAnswer()
+    token = var_child_runnable_config.set(listening(config, partial))
+    try:
+        yield inside
+    except asyncio.CancelledError:
+        await turn.close(partial.text, "interrupted")
+        raise
+    finally:
+        var_child_runnable_config.reset(token)
+    if inside.reply is not None and inside.answered is None:
+        await turn.close(inside.reply)
+
+
+class MessagesUpdate(TypedDict):
+    """What the node adds to the state."""
+
+    messages: list[BaseMessage]
+
+
+def memory_node(
+    memory: Memory,
+    model: BaseChatModel,
+    *,
+    system_prompt: str | None = None,
+    options: TurnOptions | None = None,
+) -> Callable[[dict[str, Any], RunnableConfig], Awaitable[MessagesUpdate]]:
+    """A node that calls a model with the session's memory: `graph.add_node("chat", memory_node(memory, model))`.
+
+    It reads and writes the state's `messages`.
+    """
+    system = SystemMessage(system_prompt) if system_prompt else None
+
+    async def chat(state: dict[str, Any], config: RunnableConfig) -> MessagesUpdate:
+        async with session_turn(memory, state["messages"], config, options) as turn:
+            reply: AIMessage = turn.answered or await model.ainvoke(await turn.messages(system))
+            turn.answer(reply)
+        return {"messages": [reply]}
+
+    return chat
