@@ -88,14 +88,15 @@ def trim(
             sizes[index] = _size(messages[index], measured)
         return sizes[index]
 
-    chosen = plan(_items(messages), measure, budget, max_messages=max_messages)
+    chosen = plan(items_of(messages), measure, budget, max_messages=max_messages)
     return [
         _cut(messages[index], chosen.cuts[index], measured) if index in chosen.cuts else messages[index]
         for index in chosen.kept
     ]
 
 
-def _items(messages: Sequence[BaseMessage]) -> list[Item]:
+def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
+    """The kinds of messages, and which tool calls and results belong together."""
     callers: dict[str, int] = {}
     items: list[Item] = []
     for index, message in enumerate(messages):
@@ -115,18 +116,18 @@ def _size(message: BaseMessage, counter: TokenCounter) -> Size:
     if role_of(message) == "system" or (isinstance(message, AIMessage) and message.tool_calls):
         return Size(tokens, tokens)
     mark = middle_mark(len(text)) if isinstance(message, ToolMessage) else CUT_MARK
-    return Size(tokens, min(tokens, _count(_with_text(message, mark), counter)))
+    return Size(tokens, min(tokens, _count(with_text(message, mark), counter)))
 
 
 def _cut(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
     """A copy of the message with so much of its text that it has at most so many tokens."""
     text = text_of(message)
-    fixed = _count(_with_text(message, ""), counter)
+    fixed = _count(with_text(message, ""), counter)
     cut = cut_middle if isinstance(message, ToolMessage) else cut_end
-    return _with_text(message, cut(text, tokens - fixed, counter))
+    return with_text(message, cut(text, tokens - fixed, counter))
 
 
-def _with_text(message: BaseMessage, text: str) -> BaseMessage:
+def with_text(message: BaseMessage, text: str) -> BaseMessage:
     """A copy with another text; blocks that are not text stay behind it."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
