@@ -1,0 +1,134 @@
+"""The public `count_tokens` and `trim` over LangChain messages."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.tokens import TokenCounter, chars4, estimate
+from threadkeep.errors import BudgetTooSmall, InvalidInput
+from threadkeep.records import Message
+from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.trimming import MEDIA_TOKENS, count_tokens, trim
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
+
+
+def odd_counter(text: str) -> int:
+    """A counter that does not grow with the text."""
+    return len(text) + (7 if len(text) % 3 else 0)
+
+
+def calling(*ids: str, content: str = "") -> AIMessage:
+    """An assistant message that calls a tool once for each id."""
+    return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": "é"}, "id": call} for call in ids])
+
+
+def test_texts_messages_and_lists_are_counted() -> None:
+    """With the same figures for the same words."""
+    words = "What is the weather like?"
+    assert count_tokens(words) == estimate(words)
+    assert count_tokens(Message(role="user", content=words)) == estimate(words)
+    assert count_tokens(HumanMessage(words), model="gpt-4o") == estimate(words)
+    assert count_tokens([words, HumanMessage(words)], counter=len) == 2 * len(words)
+    assert count_tokens([]) == 0
+
+
+def test_tool_calls_and_results_are_counted() -> None:
+    """Name and JSON arguments, not escaped; once, though a provider repeats them in the content."""
+    call = 'look_up{"x": "é"}'
+    assert count_tokens(calling("1", content="hm"), counter=len) == len("hm") + len(call)
+    blocks = AIMessage(
+        [{"type": "text", "text": "hm"}, {"type": "tool_use", "id": "1", "name": "look_up", "input": {"x": "é"}}],
+        tool_calls=[{"name": "look_up", "args": {"x": "é"}, "id": "1"}],
+    )
+    assert count_tokens(blocks, counter=len) == len("hm") + len(call)
+    assert count_tokens(ToolMessage("found", tool_call_id="1"), counter=len) == 5
+
+
+def test_base64_is_not_counted_as_text() -> None:
+    """An image has a fixed figure, whatever its size; unknown blocks are counted as JSON without their data."""
+    assert count_tokens(HumanMessage(["look", IMAGE]), counter=len) == 4 + MEDIA_TOKENS
+    unknown = {"type": "hologram", "data": "A" * 100_000}
+    assert count_tokens(HumanMessage([unknown]), counter=len) == len('{"type": "hologram"}') + MEDIA_TOKENS
+    assert count_tokens(AIMessage([{"type": "thinking", "thinking": "hmm", "signature": "s" * 500}]), counter=len) == 3
+
+
+def test_trimming_keeps_system_first_and_the_newest_that_fit() -> None:
+    """Every system message, wherever it stood."""
+    messages = [HumanMessage("a" * 50), SystemMessage("s"), AIMessage("b"), SystemMessage("t"), HumanMessage("c")]
+    assert [m.content for m in trim(messages, 10, counter=len)] == ["s", "t", "b", "c"]
+    assert trim(messages, 1000) == [messages[1], messages[3], messages[0], messages[2], messages[4]]
+
+
+def test_an_image_stays_beside_a_cut_text() -> None:
+    """Only text can be cut."""
+    (cut,) = trim([HumanMessage([{"type": "text", "text": "x" * 100}, IMAGE])], MEDIA_TOKENS + 20, counter=len)
+    assert cut.content == [{"type": "text", "text": "x" * 13 + CUT_MARK}, IMAGE]
+
+
+def test_a_tool_result_is_cut_in_the_middle_with_a_mark_that_says_how_much_went() -> None:
+    """Its beginning and its end are read by the model."""
+    messages = [HumanMessage("q"), calling("1"), ToolMessage("a" * 500 + "z" * 500, tool_call_id="1")]
+    kept = trim(messages, 80, counter=len)
+    assert text_of(kept[2]).startswith("a")
+    assert "… [cut 9" in text_of(kept[2])
+    assert text_of(kept[2]).endswith("z")
+    assert count_tokens(kept, counter=len) <= 80
+    assert messages[2].content == "a" * 500 + "z" * 500
+
+
+def test_limits_that_cannot_be_are_refused() -> None:
+    """With sentences that carry numbers and the cure."""
+    with pytest.raises(InvalidInput, match="max_messages is a whole number from 0"):
+        trim([], 10, max_messages=-1)
+    with pytest.raises(BudgetTooSmall, match="have 20 tokens and the budget is 10"):
+        trim([SystemMessage("s" * 20), HumanMessage("q")], 10, counter=len)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[BaseMessage]:
+    """Messages in several scripts, with loops of tool calls and orphans."""
+    messages: list[BaseMessage] = []
+    for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step", "orphan"]), max_size=9)):
+        text = draw(st.text("ab 中👍é\n", max_size=80))
+        if kind == "step":
+            ids = [f"{len(messages)}-{n}" for n in range(draw(st.integers(1, 3)))]
+            messages += [calling(*ids), *(ToolMessage(text * 2, tool_call_id=call) for call in ids)]
+        elif kind == "orphan":
+            messages.append(ToolMessage(text, tool_call_id="nobody"))
+        elif kind == "system":
+            messages.append(SystemMessage(text[:9]))
+        else:
+            messages.append({"user": HumanMessage, "assistant": AIMessage}[kind](text))
+    return messages
+
+
+counters: st.SearchStrategy[TokenCounter | None] = st.sampled_from([None, len, chars4, odd_counter])
+
+
+@given(messages=conversations(), budget=st.integers(0, 400), counter=counters, limit=st.none() | st.integers(0, 5))
+def test_the_rules_hold_for_any_conversation(
+    messages: list[BaseMessage], budget: int, counter: TokenCounter | None, limit: int | None
+) -> None:
+    """Budget held by the counter, no orphan, newest user there, system whole, order kept, deterministic, idempotent."""
+    for number, message in enumerate(messages):
+        message.id = str(number)
+    try:
+        kept = trim(messages, budget, counter=counter, max_messages=limit)
+    except BudgetTooSmall:
+        return
+    assert count_tokens(kept, counter=counter) <= budget
+    system = [message for message in messages if isinstance(message, SystemMessage)]
+    assert kept[: len(system)] == system
+    places = [int(message.id or 0) for message in kept[len(system) :]]
+    assert places == sorted(set(places))
+    users = [message.id for message in messages if isinstance(message, HumanMessage)]
+    assert not users or users[-1] in {message.id for message in kept}
+    called = [call["id"] for message in kept if isinstance(message, AIMessage) for call in message.tool_calls]
+    assert called == [message.tool_call_id for message in kept if isinstance(message, ToolMessage)]
+    assert trim(messages, budget, counter=counter, max_messages=limit) == kept
+    assert trim(kept, budget, counter=counter, max_messages=limit) == kept
