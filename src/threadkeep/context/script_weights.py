@@ -2,7 +2,7 @@
 
 A text is measured in UTF-8, where the first byte of a character tells its script. `kinds` maps each byte to a letter
 for its kind, `LETTERS` and `DIGITS` to runs; the weights are tokens per occurrence of a pattern. They were fitted to
-`o200k_base` over own and generated texts in more than fifty languages, code, JSON, numbers and base64, with the aim
+`o200k_base` over texts in more than fifty languages, code, JSON, numbers and base64, with the aim
 to be rather over than under.
 """
 
