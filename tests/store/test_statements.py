@@ -1,0 +1,67 @@
+"""The SQL texts: found by name, written for many rows, and with psycopg's placeholders."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+
+import pytest
+
+from threadkeep.store.migrations import known_migrations
+from threadkeep.store.statements import for_psycopg, for_rows, load_script, load_statements, row_parameters
+
+_FILES = ["transcripts.sql", "runs.sql", "sqlite/search.sql", "postgres/search.sql"]
+
+
+def test_the_values_row_is_written_for_each_row() -> None:
+    """One VALUES row becomes two with numbered parameters; the rest of the statement stays."""
+    assert for_rows("INSERT INTO t (a, b)\nVALUES (:a, :b)\nRETURNING a", 2) == (
+        "INSERT INTO t (a, b)\nVALUES (:a_0, :b_0), (:a_1, :b_1)\nRETURNING a"
+    )
+
+
+def test_the_rows_are_what_the_numbered_parameters_say() -> None:
+    """SQLite takes the statement with the parameters of `row_parameters`, each row with its own values."""
+    with sqlite3.connect(":memory:") as database:
+        database.execute("CREATE TABLE t (a, b)")
+        rows: list[dict[str, object]] = [{"a": 1, "b": "one"}, {"a": 2, "b": None}, {"a": 3, "b": ":a_0"}]
+        database.execute(for_rows("INSERT INTO t (a, b)\nVALUES (:a, :b)", 3), row_parameters(rows))
+        assert database.execute("SELECT a, b FROM t").fetchall() == [(1, "one"), (2, None), (3, ":a_0")]
+    database.close()
+
+
+def test_a_statement_without_a_values_row_is_refused() -> None:
+    """Writing it many times over would mean nothing."""
+    with pytest.raises(ValueError, match="no VALUES row"):
+        for_rows("SELECT 1", 2)
+
+
+def test_psycopg_gets_its_own_placeholders() -> None:
+    """Names become %(name)s; a percent sign is doubled; casts stay as they are."""
+    assert for_psycopg("SELECT :a::text, 5 % 2 WHERE b = :b_1") == "SELECT %(a)s::text, 5 %% 2 WHERE b = %(b_1)s"
+
+
+def test_a_time_in_a_statement_is_no_parameter() -> None:
+    """A colon that follows a letter or a digit begins no name."""
+    assert for_psycopg("SELECT '12:30'") == "SELECT '12:30'"
+
+
+@pytest.mark.parametrize("path", _FILES)
+def test_every_statement_has_a_text_of_its_own(path: str) -> None:
+    """Names are not used twice in a file, comments are gone, and nothing is empty."""
+    statements = load_statements(path)
+    assert statements
+    for name, sql in statements.items():
+        assert sql, name
+        assert "--" not in sql, name
+        assert ";" not in sql, name
+
+
+@pytest.mark.parametrize("backend", ["sqlite", "postgres"])
+def test_migrations_are_numbered_from_1_without_a_gap(backend: str) -> None:
+    """And each has statements."""
+    known = known_migrations("sqlite" if backend == "sqlite" else "postgres")
+    assert [version for version, _ in known] == list(range(1, len(known) + 1))
+    for _, name in known:
+        assert re.fullmatch(r"\d{4}_[a-z_]+\.sql", name)
+        assert load_script(f"{backend}/{name}")
