@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
 
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."
+
+# The parameters of a DSN that say which database it is: `postgresql:///chat?host=/run/postgresql`.
+_NAMING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options"})
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,9 @@ class DatabaseAddress:
     @property
     def fingerprint(self) -> str:
         """A short name that is the same for the same database, for files that belong to it."""
-        return hashlib.sha256(self.shown.encode()).hexdigest()[:16]
+        named = [pair for pair in parse_qsl(urlsplit(self.dsn or "").query) if pair[0] in _NAMING]
+        whole = f"{self.shown}?{urlencode(named)}" if named else self.shown
+        return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> DatabaseAddress:
@@ -59,8 +64,12 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if scheme in ("postgresql", "postgres"):
         try:
             urlsplit(url).port  # noqa: B018  reading it checks it
-        except ValueError as error:
-            raise InvalidSettings(f"{variable} has a port that is not a number. {_FORMS}", variable=variable) from error
+        except ValueError:
+            # From None: what stands in the port's place may be half of a password.
+            raise InvalidSettings(
+                f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
+                variable=variable,
+            ) from None
         return DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
     if scheme != "sqlite":
         raise InvalidSettings(
@@ -69,7 +78,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if rest in ("", "/", "/:memory:"):
         return DatabaseAddress("sqlite")
     path = Path(unquote(rest[1:]))
-    if not rest.startswith("/") or not path.is_absolute() or path.parts[1:2] and path.parts[1].startswith("~"):
+    if not rest.startswith("/") or not path.is_absolute() or (path.parts[1:2] and path.parts[1].startswith("~")):
         raise InvalidSettings(
             f"{variable} names a relative path (or one with ~); SQLite needs an absolute one, four slashes. {_FORMS}",
             variable=variable,

@@ -1,0 +1,119 @@
+"""Database URLs: what is taken, what is refused with which sentence, and that no secret shows."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import pytest
+
+from threadkeep import InvalidSettings
+from threadkeep.store.address import parse_address
+
+_SECRET = "s3cr3t"
+
+
+@pytest.mark.parametrize(
+    ("url", "path"),
+    [
+        ("sqlite:////var/lib/threadkeep/threadkeep.db", "/var/lib/threadkeep/threadkeep.db"),
+        ("sqlite:////tmp/a%20b.db", "/tmp/a b.db"),
+        ("sqlite:////tmp/聊天.db", "/tmp/聊天.db"),
+        ("sqlite://", None),
+        ("sqlite:///", None),
+        ("sqlite:///:memory:", None),
+    ],
+)
+def test_an_sqlite_url_names_an_absolute_file_or_memory(url: str, path: str | None) -> None:
+    """Four slashes and a path; or none, and it is in memory."""
+    address = parse_address(url)
+    assert address.backend == "sqlite"
+    assert address.path == (path and Path(path))
+
+
+@pytest.mark.parametrize("scheme", ["postgresql", "postgres"])
+def test_a_postgres_url_becomes_a_dsn(scheme: str) -> None:
+    """Both names of the scheme are common; libpq gets one of them."""
+    address = parse_address(f"{scheme}://me:{_SECRET}@db:5433/chat?sslmode=require")
+    assert address.backend == "postgres"
+    assert address.dsn == f"postgresql://me:{_SECRET}@db:5433/chat?sslmode=require"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("", "is not a database URL"),
+        ("/var/lib/threadkeep.db", "is not a database URL"),
+        ("threadkeep.db", "is not a database URL"),
+        ("sqlite:///relative.db", "relative path"),
+        ("sqlite://relative.db", "relative path"),
+        ("sqlite:///~/threadkeep.db", "relative path"),
+        ("sqlite:////~/threadkeep.db", "relative path"),
+        ("mysql://me@db/chat", "starts with mysql://"),
+        ("postgresql://me@db:port/chat", "has a port that is not a number"),
+        ("postgresql://me@db:99999/chat", "has a port that is not a number"),
+    ],
+)
+def test_what_names_no_database_is_refused_with_the_variable_and_the_cure(url: str, says: str) -> None:
+    """The sentence says what is wrong, names the variable, and shows the forms that are right."""
+    with pytest.raises(InvalidSettings) as refused:
+        parse_address(url, variable="THREADKEEP_SOMETHING_URL")
+    sentence = str(refused.value)
+    assert says in sentence
+    assert sentence.startswith("THREADKEEP_SOMETHING_URL ")
+    assert "sqlite:////absolute/path.db" in sentence
+    assert refused.value.variable == "THREADKEEP_SOMETHING_URL"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"postgresql://me:{_SECRET}@db:5432/chat",
+        f"postgresql:///chat?host=/run/postgresql&user=me&password={_SECRET}",
+        f"postgresql://db/chat?sslpassword={_SECRET}",
+    ],
+)
+def test_an_address_never_shows_its_password(url: str) -> None:
+    """Neither as text nor in a representation nor in a short name."""
+    address = parse_address(url)
+    for shown in (str(address), repr(address), f"{address}", address.shown, address.fingerprint, repr([address])):
+        assert _SECRET not in shown
+
+
+@pytest.mark.parametrize(
+    "url", [f"postgresql://me:{_SECRET}#1@db/chat", f"postgres://me:{_SECRET}/x@db/chat", f"mysql://me:{_SECRET}@db/c"]
+)
+def test_a_refusal_never_shows_the_password(url: str) -> None:
+    """Nor does what is printed above it: a password with # or / makes a wrong port of itself."""
+    with pytest.raises(InvalidSettings) as refused:
+        parse_address(url)
+    assert _SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_different_databases_have_different_fingerprints() -> None:
+    """What belongs to one database must not be found by another: host, port and name count, wherever they stand."""
+    urls = [
+        "sqlite:////tmp/a.db",
+        "sqlite:////tmp/b.db",
+        "postgresql://db/chat",
+        "postgresql://db/other",
+        "postgresql://db:5433/chat",
+        "postgresql://elsewhere/chat",
+        "postgresql:///chat?host=/run/a",
+        "postgresql:///chat?host=/run/b",
+        "postgresql:///chat?host=/run/b&port=5433",
+        "postgresql:///?host=/run/b&dbname=other",
+        "postgresql://db/chat?options=-csearch_path%3Dtenant",
+    ]
+    assert len({parse_address(url).fingerprint for url in urls}) == len(urls)
+
+
+def test_a_new_password_leaves_the_fingerprint_as_it_is() -> None:
+    """What waits for a database is found after its password was changed."""
+    urls = [
+        "postgresql://me:old@db/chat?sslmode=require",
+        "postgresql://me:new@db/chat?sslmode=require",
+        "postgres://me@db/chat?sslmode=require",
+        "postgresql://me@db/chat?connect_timeout=3&password=newer",
+    ]
+    assert len({parse_address(url).fingerprint for url in urls}) == 1
