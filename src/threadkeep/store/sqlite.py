@@ -84,8 +84,8 @@ class SqliteDriver:
         """A connection inside a write transaction."""
         async with self._write_lock:
             connection = await self._writing_connection()
-            await connection.execute("BEGIN IMMEDIATE", {})
             try:
+                await connection.execute("BEGIN IMMEDIATE", {})
                 yield connection
                 await connection.execute("COMMIT", {})
             except BaseException:
@@ -113,10 +113,13 @@ class SqliteDriver:
         return self._writer
 
     async def _roll_back(self, connection: SqliteConnection) -> None:
-        """End the transaction; a connection that cannot is given up, and the next writer opens another."""
+        """End the transaction; a connection that cannot is given up, and the next writer opens another.
+
+        It is asked for even where none seems to be open: a BEGIN whose caller was cancelled still stands in the queue of
+        the connection's thread, and this goes behind it.
+        """
         try:
-            if connection.raw.in_transaction:
-                await asyncio.shield(connection.raw.rollback())
+            await asyncio.shield(connection.raw.rollback())
         except (sqlite3.Error, ValueError):
             self._writer = None
             await connection.raw.close()
