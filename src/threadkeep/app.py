@@ -13,6 +13,7 @@ from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, default_folder
 from threadkeep.observe import Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.archive import Archive
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.store.migrations import migrate
@@ -27,6 +28,20 @@ if TYPE_CHECKING:
     from threadkeep.observe.prometheus import PrometheusObserver
     from threadkeep.settings import Settings
     from threadkeep.workflow.chat import Chat
+
+
+@asynccontextmanager
+async def open_database(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[Driver]:
+    """Open a database as it is, without bringing its schema up to date: for those who look before they act.
+
+    Raises:
+        StoreUnavailable: the database does not answer.
+    """
+    driver = await _open_driver(address, options)
+    try:
+        yield driver
+    finally:
+        await driver.close()
 
 
 @asynccontextmanager
@@ -49,8 +64,7 @@ async def open_memory(
     address = parse_address(url)
     everyone = Observers(*observers)
     async with AsyncExitStack() as stack:
-        driver = await _open_driver(address, options.store)
-        stack.push_async_callback(driver.close)
+        driver = await stack.enter_async_context(open_database(address, options.store))
         await migrate(driver, options.clock())
         transcripts = TableTranscripts(driver, count=options.counter, clock=options.clock)
         stack.push_async_callback(transcripts.close)
@@ -62,6 +76,7 @@ async def open_memory(
         memory = Memory(
             transcripts,
             index=SearchIndex(driver),
+            archive=Archive(driver, count=options.counter, clock=options.clock),
             runs=Runs(driver, clock=options.clock),
             pending=pending,
             observers=everyone,

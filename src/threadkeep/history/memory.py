@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from threadkeep.context.tokens import TokenCounter, estimate
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, WrongUser
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.store.archive import Archive, ArchivedPart, Restored
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import SearchIndex
@@ -51,6 +52,7 @@ class Memory:
         transcripts: Transcripts,
         *,
         index: SearchIndex,
+        archive: Archive,
         runs: Runs,
         pending: PendingTurns,
         observers: Observers,
@@ -58,6 +60,7 @@ class Memory:
     ) -> None:
         self._transcripts = transcripts
         self._index = index
+        self._archive = archive
         self.runs = runs
         self.pending = pending
         self.observers = observers
@@ -124,6 +127,20 @@ class Memory:
         """
         await self._index.catch_up(seconds=_SEARCH_PATIENCE_SECONDS)
         return await self._index.search(query, limit=limit, user_id=user_id)
+
+    async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
+        """Store messages that were exported, with the ids, times and tokens they had, in one transaction.
+
+        What is there already is not stored again. A part of a session that belongs to another user than it says is left
+        out, and its answer is the error; the answers are in the order of the parts.
+
+        Raises:
+            InvalidKey, InvalidInput: a session id or a user id cannot be used; nothing was stored.
+            StoreUnavailable: the database did not take it; trying again is safe for messages that have an id.
+        """
+        for part in parts:
+            self.session(part.info.session_id, user_id=part.info.user_id)
+        return await self._archive.restore(parts)
 
     async def keep_index(self) -> None:
         """Keep the search index up to date until cancelled; a failure is tried again at the next round."""

@@ -1,0 +1,145 @@
+"""Exported sessions brought back: with the times they had, each message once, many of them in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import WrongUser
+from threadkeep.records import Message, SessionInfo, Turn, dump_json
+from threadkeep.store.codec import (
+    Counter,
+    clean_json,
+    clean_message,
+    clean_text,
+    message_parameters,
+    session_parameters,
+    time_text,
+)
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+
+
+@dataclass(frozen=True)
+class ArchivedPart:
+    """Some messages of an exported session, in their order; the counts in `info` and its last message are not used."""
+
+    info: SessionInfo
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Restored:
+    """What became of the messages of a part.
+
+    `stored` now, or `known`: there already. Of the stored ones `moved` have another `seq` than they had, and in
+    `cleaned` characters were replaced that no database keeps.
+    """
+
+    stored: int = 0
+    known: int = 0
+    moved: int = 0
+    cleaned: int = 0
+
+
+class Archive:
+    """The way back for what was exported.
+
+    Its laws: a message keeps its id, times, tokens and status; one whose id is there already is not stored again; a
+    session that is there keeps its own title, tags and metadata, and what is new to it comes after what it has. The
+    reset stands after the message after which it stood, unless there is a later one. Parts of one call are stored
+    together or not at all, but for those of sessions that belong to another user.
+    """
+
+    def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._count = count
+        self._clock = clock
+        self._sql = load_statements("transcripts.sql", "archive.sql")
+
+    async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
+        """Store the parts in one transaction; the answers are in their order."""
+        outcomes: dict[int, Restored | WrongUser] = {}
+        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
+        async with self._driver.writing() as connection:
+            for place in places:
+                try:
+                    outcomes[place] = await self._restore(connection, parts[place])
+                except WrongUser as error:
+                    outcomes[place] = error
+        return [outcomes[place] for place in range(len(parts))]
+
+    async def _restore(self, connection: Connection, part: ArchivedPart) -> Restored:
+        info = part.info
+        await connection.execute(self._sql["restore_session"], _session_row(info))
+        [(_, owner, last_seq)] = await connection.fetch(self._sql["reserve"], _counting(info, []))
+        if info.user_id is not None and info.user_id != owner:
+            raise WrongUser(info.session_id)
+        identified = [m if m.id is not None else replace(m, id=str(uuid7())) for m in part.messages]
+        known = await self._seqs(connection, info.session_id, identified)
+        fresh: list[Message] = []
+        seqs = dict(known)
+        for message in identified:
+            if str(message.id) not in seqs:
+                fresh.append(message)
+                seqs[str(message.id)] = last_seq + len(fresh)
+        cleaned = await self._insert(connection, part, fresh, seqs) if fresh else 0
+        await self._restore_reset(connection, info, identified, seqs)
+        moved = sum(1 for message in fresh if message.seq is not None and message.seq != seqs[str(message.id)])
+        return Restored(len(fresh), len(identified) - len(fresh), moved, cleaned)
+
+    async def _seqs(self, connection: Connection, session_id: str, messages: Sequence[Message]) -> dict[str, int]:
+        if not messages:
+            return {}
+        parameters = {**row_parameters([{"id": message.id} for message in messages]), "session_id": session_id}
+        rows = await connection.fetch(for_rows(self._sql["seqs_of"], len(messages)), parameters)
+        return {str(message_id): int(seq) for message_id, seq in rows}
+
+    async def _insert(
+        self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
+    ) -> int:
+        """Store messages at their places; answers how many had to be cleaned."""
+        now = self._clock()
+        kept = [clean_message(message) for message in fresh]
+        await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
+        rows = [
+            {
+                **message_parameters(message, count=self._count, now=time_text(message.created_at or now)),
+                "session_id": part.info.session_id,
+                "seq": seqs[str(message.id)],
+            }
+            for message in kept
+        ]
+        await connection.execute_many(self._sql["insert_message"], rows)
+        return sum(1 for given, message in zip(fresh, kept, strict=True) if given is not message)
+
+    async def _restore_reset(
+        self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
+    ) -> None:
+        last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
+        if last_before is not None:
+            place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
+            await connection.execute(self._sql["restore_reset"], place)
+
+
+def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
+    """The parameters that count a session up by some messages; by none, they only lock its row."""
+    turn = Turn(info.session_id, (), info.user_id)
+    return session_parameters(turn, messages, now=time_text(info.updated_at))
+
+
+def _session_row(info: SessionInfo) -> dict[str, object]:
+    return {
+        "session_id": info.session_id,
+        "user_id": info.user_id,
+        "title": None if info.title is None else clean_text(info.title),
+        "active": info.active,
+        "tags": dump_json(clean_json(list(info.tags))),
+        "metadata": dump_json(clean_json(dict(info.metadata))),
+        "created_at": time_text(info.created_at),
+        "updated_at": time_text(info.updated_at),
+    }

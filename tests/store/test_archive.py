@@ -1,0 +1,163 @@
+"""Exported sessions come back as they were, on every database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from threadkeep.errors import InvalidKey, WrongUser
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message, SessionInfo
+from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.testing import SettableClock
+
+_START = datetime(2025, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
+
+
+def _info(session_id: str = "telegram:1", *, user_id: str | None = "u1", reset_seq: int = 0) -> SessionInfo:
+    return SessionInfo(
+        session_id=session_id,
+        user_id=user_id,
+        title="A title of its own",
+        last_message=None,
+        message_count=0,
+        last_seq=0,
+        reset_seq=reset_seq,
+        active=False,
+        tags=("a", "b"),
+        metadata={"topic": "tea"},
+        created_at=_START,
+        updated_at=_START + timedelta(hours=1),
+    )
+
+
+def _messages(first: int, last: int) -> tuple[Message, ...]:
+    return tuple(
+        Message(
+            role="user" if seq % 2 else "assistant",
+            content=f"Message {seq}.",
+            id=f"m{seq}",
+            seq=seq,
+            sent_at=_START + timedelta(seconds=seq),
+            created_at=_START + timedelta(seconds=seq, microseconds=7),
+            tokens=seq * 10,
+            status="interrupted" if seq == 2 else "complete",
+            confidence=0.5,
+            escalated=True,
+            run_id=f"r{seq}",
+            metadata={"n": seq},
+            original={"type": "human", "z": 1, "a": [1.0, None]},
+        )
+        for seq in range(first, last + 1)
+    )
+
+
+async def _restore(memory: Memory, info: SessionInfo, messages: Sequence[Message]) -> Restored | WrongUser:
+    [outcome] = await memory.restore([ArchivedPart(info, tuple(messages))])
+    return outcome
+
+
+async def test_everything_of_a_session_comes_back(memory: Memory) -> None:
+    """All fields of all messages, and what is known of the session, are as they were."""
+    messages = _messages(1, 5)
+    assert await _restore(memory, _info(reset_seq=2), messages[:3]) == Restored(stored=3)
+    assert await _restore(memory, _info(reset_seq=2), messages[3:]) == Restored(stored=2)
+
+    session = memory.session("telegram:1", user_id="u1")
+    assert tuple(await session.tail(10)) == messages
+    expected = replace(_info(reset_seq=2), last_message="Message 5.", message_count=5, last_seq=5)
+    assert await session.info() == expected
+    assert [m.seq for m in (await session.window()).messages] == [3, 4, 5]
+
+
+async def test_the_same_part_twice_changes_nothing(memory: Memory) -> None:
+    """Messages are known by their ids, whoever brings them again."""
+    await _restore(memory, _info(reset_seq=1), _messages(1, 4))
+    before = await memory.session("telegram:1").info()
+
+    again = replace(_info(reset_seq=1), title="Another title", tags=())
+    assert await _restore(memory, again, _messages(1, 4)) == Restored(known=4)
+    assert await memory.session("telegram:1").info() == before
+
+
+async def test_one_id_twice_in_a_part_is_one_message(memory: Memory) -> None:
+    """The first of two messages with one id is stored."""
+    first, second = _messages(1, 2)
+    assert await _restore(memory, _info(), [first, second.with_fields(id="m1")]) == Restored(stored=1, known=1)
+    assert await memory.session("telegram:1").tail(10) == [first]
+
+
+async def test_messages_go_after_those_that_a_session_has(memory: Memory) -> None:
+    """A session that is there keeps its own title and its messages' places; the reset keeps its message."""
+    session = memory.session("telegram:1", user_id="u1")
+    await session.append([Message(role="user", content="Here already.", id="mine")])
+
+    outcome = await _restore(memory, _info(reset_seq=2), _messages(1, 3))
+
+    assert outcome == Restored(stored=3, moved=3)
+    assert [(m.seq, m.id) for m in await session.tail(10)] == [(1, "mine"), (2, "m1"), (3, "m2"), (4, "m3")]
+    info = await session.info()
+    assert (info.title, info.message_count, info.reset_seq) == ("Here already.", 4, 3)
+
+
+async def test_a_later_reset_is_kept(memory: Memory) -> None:
+    """Bringing an old reset back does not undo a newer one."""
+    await _restore(memory, _info(reset_seq=1), _messages(1, 4))
+    await memory.session("telegram:1").reset()
+    await _restore(memory, _info(reset_seq=1), _messages(1, 4))
+    assert (await memory.session("telegram:1").info()).reset_seq == 4
+
+
+async def test_a_session_of_another_user_is_left_out(memory: Memory) -> None:
+    """The other parts of the call are stored all the same."""
+    await memory.session("telegram:1", user_id="u2").append([Message(role="user", content="Mine.")])
+
+    parts = [ArchivedPart(_info(), _messages(1, 2)), ArchivedPart(_info("telegram:2"), _messages(1, 2))]
+    refused, stored = await memory.restore(parts)
+
+    assert isinstance(refused, WrongUser)
+    assert stored == Restored(stored=2)
+    assert await memory.session("telegram:1").count() == 1
+
+
+async def test_a_session_goes_on_after_it_came_back(memory: Memory, clock: SettableClock) -> None:
+    """New turns are numbered after the restored ones, and make the session active now."""
+    await _restore(memory, _info(), _messages(1, 3))
+    session = memory.session("telegram:1", user_id="u1")
+    receipt = await session.append([Message(role="assistant", content="Welcome back.")])
+    assert receipt.first_seq == 4
+    assert (await session.info()).updated_at == clock()
+
+
+async def test_messages_without_times_or_ids_get_those_of_now(memory: Memory, clock: SettableClock) -> None:
+    """A transcript from elsewhere may say less than an export does."""
+    outcome = await _restore(memory, _info(), [Message(role="user", content="Nul \x00 here.")])
+    assert outcome == Restored(stored=1, cleaned=1)
+    [message] = await memory.session("telegram:1").tail(1)
+    assert (message.content, message.created_at) == ("Nul \ufffd here.", clock())
+    assert message.id
+    assert message.tokens
+
+
+async def test_a_session_without_messages_comes_back(memory: Memory) -> None:
+    """What is known of it is there."""
+    assert await _restore(memory, _info(), []) == Restored()
+    assert (await memory.session("telegram:1").info()).title == "A title of its own"
+
+
+async def test_an_id_that_is_no_key_is_refused(memory: Memory) -> None:
+    """Nothing of the call is stored."""
+    with pytest.raises(InvalidKey):
+        await memory.restore(
+            [ArchivedPart(_info("fine"), _messages(1, 1)), ArchivedPart(_info("not fine"), _messages(1, 1))]
+        )
+    assert await memory.session("fine").count() == 0
+
+
+async def test_what_came_back_is_found(memory: Memory) -> None:
+    """The search index follows restored messages like any others."""
+    await _restore(memory, _info(), _messages(1, 3))
+    assert [hit.message.id for hit in await memory.search("Message 2")] == ["m2"]
