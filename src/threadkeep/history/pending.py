@@ -38,7 +38,7 @@ class PendingOptions:
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
     first_pause_seconds: float = 0.2
-    longest_pause_seconds: float = 30.0
+    longest_pause_seconds: float = 10.0
 
 
 class PendingTurns:
@@ -51,13 +51,14 @@ class PendingTurns:
         self._options = options
         self._observer = observer
         self._clock = clock
+        self.database_fails = False
+        """Whether the newest write found no database: others need not wait long to find the same."""
         self._kept: list[KeptTurn] = []
         self._file: SpoolFile | None = None
         self._adopted: list[SpoolFile] = []
         self._disk = asyncio.Lock()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self._database_fails = False
 
     @property
     def entries(self) -> tuple[KeptTurn, ...]:
@@ -89,12 +90,12 @@ class PendingTurns:
         turn = replace(
             turn, messages=tuple(m if m.id is not None else replace(m, id=str(uuid7())) for m in turn.messages)
         )
-        if not self._database_fails and not any(entry.turn.session_id == turn.session_id for entry in self._kept):
+        if not self.database_fails and not any(entry.turn.session_id == turn.session_id for entry in self._kept):
             try:
                 async with asyncio.timeout(self._options.write_timeout_seconds):
                     return await self._transcripts.append(turn)
             except (StoreUnavailable, TimeoutError) as error:
-                self._database_fails = True
+                self.database_fails = True
                 self._tell_failure(turn, error)
         await self._keep(turn)
         return None
@@ -145,7 +146,7 @@ class PendingTurns:
                     session_id=entry.turn.session_id,
                 )
             )
-        self._database_fails = False
+        self.database_fails = False
         return not self._kept
 
     async def close(self) -> None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 PAGE_ROWS = 200
 LONGEST_PAGE = 10_000
 RECALL_SECONDS = 5.0
+RECALL_SECONDS_IN_AN_OUTAGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ class Session:
             return Recollection(())
         window: Window | None = None
         try:
-            async with asyncio.timeout(RECALL_SECONDS):
+            async with asyncio.timeout(RECALL_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else RECALL_SECONDS):
                 async with self._reading("fallback"):
                     question = await self._transcripts.find(self.session_id, before_id) if before_id else None
                     before = question.seq if question and question.seq else END

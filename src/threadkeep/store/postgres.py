@@ -14,7 +14,7 @@ from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
-from threadkeep.errors import StoreClosed, StoreUnavailable
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
 from threadkeep.store.statements import for_psycopg
 
@@ -23,6 +23,9 @@ type DictConnection = psycopg.AsyncConnection[DictRow]
 
 _TRUSTED_SECONDS = 1.0
 _CONNECT_SECONDS = 10
+# The pool's pauses between tries double until this, then whoever wants a connection begins anew: a server that comes
+# back after a long time is found within seconds.
+_RECONNECT_SECONDS = 5
 # Any fixed number: it names this lock among the advisory locks of a database.
 _SETUP_LOCK = 7310865113
 
@@ -56,11 +59,12 @@ class PostgresDriver:
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
             dsn,
-            kwargs={"autocommit": True, "options": "-c timezone=UTC", "connect_timeout": _CONNECT_SECONDS},
+            kwargs={"autocommit": True, "connect_timeout": _CONNECT_SECONDS},
             min_size=options.pool_min_size,
             max_size=options.pool_max_size,
             timeout=options.pool_timeout_seconds,
             max_idle=options.pool_max_idle_seconds,
+            reconnect_timeout=_RECONNECT_SECONDS,
             configure=_configure,
             check=self._check,
             open=False,
@@ -129,6 +133,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
         max_size=options.pool_max_size,
         timeout=options.pool_timeout_seconds,
         max_idle=options.pool_max_idle_seconds,
+        reconnect_timeout=_RECONNECT_SECONDS,
         check=AsyncConnectionPool.check_connection,
         open=False,
     )
@@ -164,7 +169,9 @@ def _query(sql: str) -> LiteralString:
 
 
 async def _configure(raw: RawConnection) -> None:
-    """Read JSON columns as the text they are: one codec for both engines parses it."""
+    """Read times in UTC, and JSON columns as the text they are: one codec for both engines parses it."""
+    # Not an option of the connection, which would replace those of the DSN.
+    await raw.execute("SET TIME ZONE 'UTC'")
     for name in ("json", "jsonb"):
         raw.adapters.register_loader(name, TextLoader)
 
@@ -193,3 +200,9 @@ def _translated() -> Iterator[None]:
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error
+    except psycopg.Error as error:
+        # From None: a detail of the server may quote the row, which is what people said.
+        name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
+        raise StoreError(
+            f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables."
+        ) from None
