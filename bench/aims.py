@@ -1,0 +1,96 @@
+"""What Threadkeep aims at, and whether a run found it so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bench.contenders import FIELD, Engine, Measure
+from bench.plan import TAIL_MESSAGES
+from bench.results import Results
+
+_SHORT = 100
+_SAVER_STORED = 1_000
+_TIMED: tuple[Measure, ...] = ("append", "tail")
+
+
+@dataclass(frozen=True)
+class Aim:
+    """One aim on one engine: what was found must be at most, or at least, the bound."""
+
+    engine: Engine
+    sentence: str
+    bound: float
+    found: float
+    at_most: bool = False
+
+    @property
+    def met(self) -> bool:
+        """Whether the run found it so."""
+        return self.found <= self.bound if self.at_most else self.found >= self.bound
+
+    @property
+    def verdict(self) -> str:
+        """`met`, or by how much it was missed."""
+        if self.met:
+            return "met"
+        missed = self.found / self.bound if self.at_most else self.bound / self.found
+        return f"missed by {(missed - 1) * 100:.0f} %"
+
+
+def aims_of(results: Results) -> list[Aim]:
+    """All aims that the run has figures for."""
+    return [aim for engine in results.engines() for aim in _aims(results, engine)]
+
+
+def _aims(results: Results, engine: Engine) -> Iterator[Aim]:
+    sizes = results.sizes(engine)
+    to_raw = {
+        "append": _worst(results, engine, "append", sizes),
+        "tail(20)": _worst(results, engine, "tail", [stored for stored in sizes if stored >= TAIL_MESSAGES]),
+    }
+    for name, found in to_raw.items():
+        if found is not None:
+            yield Aim(engine, f"{name} beside raw SQL, at the worst length, × its time", 1.5, found, at_most=True)
+    if (flat := _ratio(results, engine, "append", (max(sizes), _SHORT))) is not None:
+        yield Aim(engine, f"append at {max(sizes):,} beside {_SHORT} messages, × its time", 1.1, flat, at_most=True)
+    if leads := list(_leads(results, engine, "session", sizes)):
+        yield Aim(engine, "faster than every peer session, the smallest lead of all (append, tail)", 1.0, min(leads))
+    for measure in _TIMED:
+        for lead in _leads(results, engine, "saver", [_SAVER_STORED], measures=(measure,)):
+            yield Aim(engine, f"{measure} faster than the LangGraph saver at {_SAVER_STORED:,} messages", 50.0, lead)
+    ours, raw = results.value(engine, "threadkeep", "throughput"), results.value(engine, "raw", "throughput")
+    if ours is not None and raw is not None:
+        yield Aim(engine, "turns a second of 16 sessions beside raw SQL, one commit a turn", 3.0, ours / raw)
+
+
+def _worst(results: Results, engine: Engine, measure: Measure, sizes: list[int]) -> float | None:
+    """The worst ratio of Threadkeep to raw SQL."""
+    found = [
+        ours / raw
+        for stored in sizes
+        if (ours := results.value(engine, "threadkeep", measure, stored)) is not None
+        and (raw := results.value(engine, "raw", measure, stored)) is not None
+    ]
+    return max(found, default=None)
+
+
+def _ratio(results: Results, engine: Engine, measure: Measure, sizes: tuple[int, int]) -> float | None:
+    """Threadkeep at one length beside itself at another."""
+    long, short = (results.value(engine, "threadkeep", measure, stored) for stored in sizes)
+    return None if long is None or short is None else long / short
+
+
+def _leads(
+    results: Results, engine: Engine, kind: str, sizes: list[int], *, measures: tuple[Measure, ...] = _TIMED
+) -> Iterator[float]:
+    """How many times faster Threadkeep is than each contender of a kind."""
+    for entry in FIELD:
+        if entry.kind != kind:
+            continue
+        for measure in measures:
+            for stored in sizes:
+                theirs = results.value(engine, entry.name, measure, stored)
+                ours = results.value(engine, "threadkeep", measure, stored)
+                if theirs is not None and ours is not None:
+                    yield theirs / ours

@@ -1,0 +1,146 @@
+"""What takes part: one interface over Threadkeep, raw SQL and the memories of other frameworks."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, cast
+
+type Engine = Literal["sqlite", "postgres"]
+type Kind = Literal["ours", "raw", "session", "saver"]
+type Measure = Literal["append", "tail", "throughput"]
+
+ENGINES: tuple[Engine, ...] = ("sqlite", "postgres")
+
+
+class TurnTexts(NamedTuple):
+    """What one turn says."""
+
+    user: str
+    assistant: str
+
+
+class Conversation(Protocol):
+    """One session of a contender."""
+
+    async def append(self, turn: TurnTexts) -> None:
+        """Store a turn of two messages; durable when this returns."""
+        ...
+
+    async def tail(self, limit: int) -> Sequence[object]:
+        """The newest messages, oldest first, in the form that the contender's users get."""
+        ...
+
+
+class Contender(Protocol):
+    """An open memory with its database."""
+
+    def conversation(self, session_id: str) -> AbstractAsyncContextManager[Conversation]:
+        """A session to append to and read from."""
+        ...
+
+    async def fill(self, session_id: str, turns: Sequence[TurnTexts]) -> None:
+        """Store many turns in a session that is empty; never measured."""
+        ...
+
+    async def settle(self) -> None:
+        """Do now what was put off until later, so that it does not run beside the next contender."""
+        ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a contender keeps its data: a new folder of its own, and on PostgreSQL a new database of its own."""
+
+    folder: Path
+    dsn: str | None = None
+
+    @property
+    def file(self) -> Path:
+        """The file of its SQLite database."""
+        return self.folder / "bench.db"
+
+    @property
+    def url(self) -> str:
+        """The database in the form that Threadkeep takes."""
+        return self.dsn or f"sqlite:///{self.file}"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the field: who, and which function opens it on which engine.
+
+    The function is named by `module:function` and loaded when it is needed, so that a missing package leaves out its
+    own contenders only. `measures` are those it takes part in; `data_of` names the entry whose database it shares.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    opens: dict[Engine, str]
+    measures: tuple[Measure, ...] = ("append", "tail", "throughput")
+    data_of: str | None = None
+
+    def open(self, engine: Engine, place: Place) -> AbstractAsyncContextManager[Contender]:
+        """Open it at a place.
+
+        Raises:
+            ImportError: its package is not installed.
+        """
+        module, _, function = self.opens[engine].partition(":")
+        opener = getattr(importlib.import_module(module), function)
+        return cast("Callable[[Place], AbstractAsyncContextManager[Contender]]", opener)(place)
+
+
+FIELD: tuple[Entry, ...] = (
+    Entry(
+        "threadkeep",
+        "Threadkeep",
+        "ours",
+        {"sqlite": "bench.threadkeep_memory:open_memory_here", "postgres": "bench.threadkeep_memory:open_memory_here"},
+    ),
+    Entry(
+        "raw",
+        "raw SQL, a dict a message",
+        "raw",
+        {"sqlite": "bench.raw_sqlite:open_dicts", "postgres": "bench.raw_postgres:open_dicts"},
+    ),
+    Entry(
+        "raw-tuples",
+        "raw SQL, tuples as they come",
+        "raw",
+        {"sqlite": "bench.raw_sqlite:open_tuples", "postgres": "bench.raw_postgres:open_tuples"},
+        measures=("tail",),
+        data_of="raw",
+    ),
+    Entry(
+        "raw-16",
+        "raw SQL, 16 connections",
+        "raw",
+        {"postgres": "bench.raw_postgres:open_many_connections"},
+        measures=("throughput",),
+        data_of="raw",
+    ),
+    Entry(
+        "agents-async-sqlite",
+        "OpenAI Agents AsyncSQLiteSession",
+        "session",
+        {"sqlite": "bench.openai_agents:open_async_sqlite"},
+    ),
+    Entry("agents-sqlite", "OpenAI Agents SQLiteSession", "session", {"sqlite": "bench.openai_agents:open_sqlite"}),
+    Entry(
+        "agents-sqlalchemy",
+        "OpenAI Agents SQLAlchemySession",
+        "session",
+        {"sqlite": "bench.openai_agents:open_sqlalchemy", "postgres": "bench.openai_agents:open_sqlalchemy"},
+    ),
+    Entry(
+        "langgraph-saver",
+        "LangGraph saver, MessagesState",
+        "saver",
+        {"sqlite": "bench.langgraph_saver:open_sqlite_saver", "postgres": "bench.langgraph_saver:open_postgres_saver"},
+    ),
+)

@@ -1,0 +1,123 @@
+"""The measuring itself: operations of all contenders in turns, then bursts of many writers."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from bench.contenders import Conversation, Engine, Measure, TurnTexts
+from bench.lanes import Lane, Tell
+from bench.plan import TAIL_MESSAGES, Plan
+from bench.results import Cell
+from bench.texts import turns
+
+_ROUNDS_BETWEEN_NEWS = 20
+
+
+@dataclass
+class Track:
+    """One contender at one session length: the times of its operation so far, in milliseconds."""
+
+    lane: Lane
+    stored: int
+    times: list[float] = field(default_factory=list)
+
+    async def run(self, measure: Measure, number: int, plan: Plan, texts: Iterator[TurnTexts]) -> None:
+        """Do the operation a few times, unless the time for it is used up."""
+        conversations = self.lane.conversations[self.stored]
+        for repeat in range(plan.repeats):
+            if sum(self.times) > plan.seconds * 1000:
+                return
+            if measure == "tail":
+                self.times.append(await _tail_time(conversations[number % len(conversations)]))
+            elif self.stored:
+                self.times.append(await _append_time(conversations[number % len(conversations)], next(texts)))
+            else:
+                async with self.lane.contender.conversation(f"new:{number}:{repeat}") as conversation:
+                    await conversation.tail(TAIL_MESSAGES)  # opens what is opened at first use
+                    self.times.append(await _append_time(conversation, next(texts)))
+
+
+async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane], plan: Plan, tell: Tell) -> list[Cell]:
+    """The median time of an operation, for each contender and session length.
+
+    All lengths and contenders take turns in each round, and each round begins with the next of them, so that a slow
+    moment of the machine touches all alike.
+    """
+    tracks = [Track(lane, stored) for stored in plan.stored for lane in lanes if lane.takes_part(measure)]
+    texts = turns()
+    gc.collect()
+    gc.freeze()  # what is loaded by now is not looked through again in mid-measurement
+    for number in range(plan.rounds):
+        if number % _ROUNDS_BETWEEN_NEWS == 0:
+            tell(f"{engine}: {measure}, round {number + 1} of {plan.rounds}")
+        start = number % len(tracks)
+        for track in tracks[start:] + tracks[:start]:
+            await track.run(measure, number, plan, texts)
+    return [
+        Cell.of(engine, track.lane.entry.name, measure, stored=track.stored, values=track.times) for track in tracks
+    ]
+
+
+async def measure_throughput(
+    engine: Engine, lanes: list[Lane], plan: Plan, tell: Tell
+) -> tuple[list[Cell], dict[str, int]]:
+    """Turns a second of many writers, each on its own session, and how many turns failed for whom."""
+    running = [lane for lane in lanes if lane.takes_part("throughput")]
+    rates: dict[str, list[float]] = {lane.entry.name: [] for lane in running}
+    failures: dict[str, int] = {}
+    texts = turns()
+    for lane in running:
+        for conversation in lane.writers:
+            await conversation.append(next(texts))
+    for number in range(plan.burst_rounds):
+        tell(f"{engine}: throughput, round {number + 1} of {plan.burst_rounds}")
+        for lane in running[number % len(running) :] + running[: number % len(running)]:
+            burst = await _burst(lane, plan.burst_seconds, texts)
+            rates[lane.entry.name].append(burst.stored / burst.seconds)
+            failures[lane.entry.name] = failures.get(lane.entry.name, 0) + burst.failed
+            await lane.contender.settle()
+    cells = [Cell.of(engine, name, "throughput", stored=None, values=values) for name, values in rates.items()]
+    return cells, {name: count for name, count in failures.items() if count}
+
+
+@dataclass
+class Burst:
+    """What many writers did until the time was up, counting the turns that were still under way."""
+
+    stored: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+
+
+async def _burst(lane: Lane, seconds: float, texts: Iterator[TurnTexts]) -> Burst:
+    burst = Burst()
+    started = time.perf_counter()
+
+    async def write(conversation: Conversation) -> None:
+        while time.perf_counter() - started < seconds:
+            try:
+                await conversation.append(next(texts))
+            except Exception:  # noqa: BLE001 - some give up when the file is locked; that is counted, not hidden
+                burst.failed += 1
+            else:
+                burst.stored += 1
+
+    await asyncio.gather(*(write(conversation) for conversation in lane.writers))
+    burst.seconds = time.perf_counter() - started
+    return burst
+
+
+async def _append_time(conversation: Conversation, turn: TurnTexts) -> float:
+    started = time.perf_counter()
+    await conversation.append(turn)
+    return (time.perf_counter() - started) * 1000
+
+
+async def _tail_time(conversation: Conversation) -> float:
+    started = time.perf_counter()
+    await conversation.tail(TAIL_MESSAGES)
+    return (time.perf_counter() - started) * 1000

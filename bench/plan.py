@@ -1,0 +1,39 @@
+"""How much is measured: sizes, rounds and time limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bench.contenders import ENGINES, Engine
+
+TAIL_MESSAGES = 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of the bench.
+
+    In each round every contender does its operation `repeats` times, one after the other, at every size. One that has
+    used up `seconds` at a size is left out of the rounds that follow. Small sessions are filled `copies` times, so that
+    the appends that are measured do not make them much longer. A burst is `burst_seconds` of `sessions` writers.
+    """
+
+    engines: tuple[Engine, ...] = ENGINES
+    only: tuple[str, ...] = ()
+    stored: tuple[int, ...] = (0, 100, 1_000, 100_000)
+    rounds: int = 60
+    repeats: int = 4
+    seconds: float = 6.0
+    copies: int = 6
+    burst_rounds: int = 5
+    burst_seconds: float = 1.0
+    sessions: int = 16
+
+    @property
+    def largest(self) -> int:
+        """The longest session."""
+        return max(self.stored)
+
+
+FULL = Plan()
+QUICK = Plan(stored=(0, 100, 1_000), rounds=12, seconds=1.0, copies=2, burst_rounds=2, burst_seconds=0.4)

