@@ -17,6 +17,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
+from langgraph.runtime import Runtime, get_runtime
 
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidKey, StoreUnavailable
@@ -232,9 +233,14 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig) -> str | None:
-    """The id that the caller gave the run, if any."""
-    run_id = config.get("run_id") or config.get("metadata", {}).get("run_id")
-    return str(run_id) if run_id else None
+    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it."""
+    if run_id := config.get("run_id"):
+        return str(run_id)
+    try:
+        runtime: Runtime[Any] | None = get_runtime()
+    except (RuntimeError, KeyError):  # not in a graph
+        return None
+    return runtime.execution_info.run_id if runtime and runtime.execution_info else None
 
 
 def listening(config: RunnableConfig, handler: PartialAnswer) -> RunnableConfig:
