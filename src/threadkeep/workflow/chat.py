@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID
+from weakref import WeakValueDictionary
 
 from langchain_core.utils.uuid import uuid7
 
@@ -163,7 +164,8 @@ class Chat:
         self._answering = answering
         self._owner = str(uuid7())
         self._turns: dict[tuple[str, str], ChatTurn] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._contexts: dict[str, ContextBuilt] = {}
         memory.observers.add(self)
 
@@ -224,15 +226,11 @@ class Chat:
 
     async def _run(self, turn: ChatTurn) -> ChatAnswer:
         lock = self._locks.setdefault(turn.session_id, asyncio.Lock())
-        try:
-            async with lock:
-                await self._check_owner(turn)
-                if turn.request.message_id is None:
-                    return await self._answer(turn)
-                return await self._answer_once(turn)
-        finally:
-            if not lock.locked() and self._locks.get(turn.session_id) is lock:
-                del self._locks[turn.session_id]
+        async with lock:
+            await self._check_owner(turn)
+            if turn.request.message_id is None:
+                return await self._answer(turn)
+            return await self._answer_once(turn)
 
     async def _check_owner(self, turn: ChatTurn) -> None:
         """Another user's session is not there. If the database cannot tell now, the turn's own write will."""
