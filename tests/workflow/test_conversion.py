@@ -92,6 +92,24 @@ def test_an_original_that_cannot_be_read_leaves_the_text(original: dict[str, obj
     assert to_langchain(stored) == HumanMessage("hi", id="1")
 
 
+@pytest.mark.parametrize(
+    ("told", "opinion"),
+    [
+        ({"confidence": 0.25, "escalated": True}, (0.25, True)),
+        ({"confidence": 1}, (1.0, False)),
+        ({"confidence": True, "escalated": 1}, (None, False)),
+        ({"confidence": float("nan"), "escalated": "yes"}, (None, False)),
+        ({}, (None, False)),
+    ],
+)
+def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
+    told: dict[str, object], opinion: tuple[float | None, bool]
+) -> None:
+    """Numbers and truth values only: providers use these names for other things too."""
+    stored = from_langchain(AIMessage("hello", id="1", response_metadata=told))
+    assert (stored.confidence, stored.escalated) == opinion
+
+
 def test_an_id_that_cannot_be_stored_is_left_out() -> None:
     """The store gives it another."""
     assert from_langchain(HumanMessage("hi", id="a\nb")).id is None

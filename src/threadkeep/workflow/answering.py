@@ -17,7 +17,7 @@ from langchain_core.tools import BaseTool
 from threadkeep.context.tokens import estimate
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.conversion import opinion_of, text_of
 from threadkeep.workflow.middleware import SessionMemory
 
 
@@ -134,12 +134,11 @@ def _reply(messages: Sequence[BaseMessage]) -> Reply:
     reported = [message.usage_metadata for message in said if message.usage_metadata]
     final = said[-1] if said else AIMessage(content="")
     text = text_of(final)
-    told = final.response_metadata
-    confidence = told.get("confidence")
+    confidence, escalated = opinion_of(final)
     return Reply(
         text,
         input_tokens=sum(usage["input_tokens"] for usage in reported) if reported else None,
         output_tokens=sum(usage["output_tokens"] for usage in reported) if reported else estimate(text),
-        confidence=float(confidence) if isinstance(confidence, int | float) else None,
-        escalated=told.get("escalated") is True,
+        confidence=confidence,
+        escalated=escalated,
     )

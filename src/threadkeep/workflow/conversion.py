@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -52,6 +53,18 @@ def role_of(message: BaseMessage) -> Role | None:
     return None
 
 
+def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
+    """How sure the workflow says it is of an answer, and whether it handed the question to a person.
+
+    It says so in the answer's `response_metadata`, as `confidence` (a finite number) and `escalated` (True).
+    """
+    told = message.response_metadata if isinstance(message, AIMessage) else {}
+    confidence, escalated = told.get("confidence"), told.get("escalated") is True
+    if isinstance(confidence, int | float) and not isinstance(confidence, bool) and math.isfinite(confidence):
+        return float(confidence), escalated
+    return None, escalated
+
+
 def to_langchain(message: Message) -> BaseMessage:
     """The LangChain message of a stored one, with its id: the full one if it was kept and still says the same."""
     if (full := _original(message)) is not None:
@@ -79,7 +92,15 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
             f"A message of type {message.type!r} is no part of a conversation; "
             "store user, assistant and system messages."
         )
-    return Message(role=role, content=text_of(message), id=known_id, original=original)
+    confidence, escalated = opinion_of(message)
+    return Message(
+        role=role,
+        content=text_of(message),
+        id=known_id,
+        confidence=confidence,
+        escalated=escalated,
+        original=original,
+    )
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
