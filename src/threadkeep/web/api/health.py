@@ -1,0 +1,57 @@
+"""Whether the service lives, whether it can work, and what it counts."""
+
+from __future__ import annotations
+
+import asyncio
+
+from fastapi import APIRouter
+from fastapi.responses import PlainTextResponse, Response
+
+from threadkeep.errors import StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.store.migrations import known_migrations
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.schemas import Health, Readiness
+
+router = APIRouter(tags=["health"])
+
+PATIENCE_SECONDS = 2.0
+
+
+@router.get("/healthz", summary="Is the service alive?")
+async def healthz() -> Health:
+    """The process answers. Open to all."""
+    return Health()
+
+
+@router.get("/readyz", summary="Can the service work?", responses=documented(503))
+async def readyz(app: AppInUse) -> Readiness:
+    """Whether the database answers within two seconds. If not (503), chat goes on without history, and turns wait."""
+    backend = app.settings.database.backend
+    state = Readiness(
+        backend=backend,
+        # The memory brought the database to this schema when it was opened.
+        schema_version=known_migrations(backend)[-1][0],
+        pending_writes=len(app.memory.pending.entries),
+    )
+    if not await _database_answers(app.memory):
+        sentence = "The database does not answer; check that it runs. Turns are kept until it does."
+        problem = make_problem(503, "database-unavailable", sentence)
+        raise ProblemRaised(problem.model_copy(update={**state.model_dump(), "ready": False}))
+    return state
+
+
+@router.get("/metrics", summary="What is counted", response_class=PlainTextResponse)
+async def metrics(app: AppInUse) -> Response:
+    """All metrics in the text format of Prometheus."""
+    return Response(app.metrics.render(), media_type=app.metrics.content_type)
+
+
+async def _database_answers(memory: Memory) -> bool:
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await memory.runs.run("readyz")  # any read by a key: nothing has this one
+    except (StoreError, TimeoutError):
+        return False
+    return True

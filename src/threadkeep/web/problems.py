@@ -1,0 +1,184 @@
+"""Problem documents (RFC 9457): what every error becomes, without a word of what people said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.exceptions import HTTPException
+
+from threadkeep.errors import (
+    Interrupted,
+    InvalidInput,
+    InvalidKey,
+    ModelCallFailed,
+    SessionNotFound,
+    StoreError,
+    ThreadkeepError,
+    WrongUser,
+)
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_SECONDS = 5
+
+_SENTENCES: Mapping[int, str] = {
+    400: "The body is not JSON in UTF-8; send a JSON object with Content-Type: application/json.",
+    404: "There is nothing at this address; /docs lists what there is.",
+    405: "This address does not take this method; the Allow header names those that it takes.",
+    500: "The service failed at this request; its log says where.",
+}
+
+# For each error its status and the last part of its type; without a sentence it speaks for itself.
+_KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]] = (
+    ((InvalidKey,), 422, "invalid-session-id", None),
+    ((InvalidInput,), 422, "invalid-request", None),
+    (
+        (SessionNotFound, WrongUser),
+        404,
+        "session-not-found",
+        "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
+    ),
+    ((ModelCallFailed,), 502, "model-failed", None),
+    (
+        (Interrupted,),
+        503,
+        "interrupted",
+        "The service stopped before the answer was complete; send the message again, with its message_id.",
+    ),
+    (
+        (StoreError,),
+        503,
+        "database-unavailable",
+        "The database does not take this call now; try again. GET /readyz tells when it does.",
+    ),
+)
+
+
+class FieldProblem(BaseModel):
+    """One thing that is wrong with a request."""
+
+    detail: str = Field(description="What is wrong, and what is wanted.")
+    pointer: str | None = Field(None, description="Where in the body, as a JSON pointer.")
+    parameter: str | None = Field(None, description="Which parameter of the path or the query.")
+
+
+class Problem(BaseModel):
+    """What went wrong, as a problem document (RFC 9457). Members beyond the first four depend on the type."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "example": {
+                "type": "urn:threadkeep:session-not-found",
+                "title": "Session not found",
+                "status": 404,
+                "detail": "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
+            }
+        }
+    )
+
+    type: str = Field(description="What kind of problem this is; stable, for programs.")
+    title: str = Field(description="The same for people.")
+    status: int = Field(description="The HTTP status.")
+    detail: str = Field(description="What happened, and what to do about it.")
+    reason: str | None = Field(None, description="Why a session id is not valid.")
+    errors: list[FieldProblem] | None = Field(None, description="Each thing that is wrong with the request.")
+    available: list[str] | None = Field(None, description="What there is instead.")
+    session_id: str | None = Field(None, description="The session of a turn that failed.")
+    run_id: str | None = Field(None, description="The run of a turn that failed.")
+    message_id: str | None = Field(None, description="The id under which the message can be sent again.")
+    ready: bool | None = Field(None, description="Whether the service can work.")
+    backend: str | None = Field(None, description="The database engine.")
+    schema_version: int | None = Field(None, description="The schema that the service works with.")
+    pending_writes: int | None = Field(None, description="Turns that wait to be written.")
+
+
+class ProblemRaised(Exception):
+    """An error of the HTTP face that knows its own problem document."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(problem.title)
+        self.problem = problem
+
+
+def make_problem(status: int, kind: str, detail: str) -> Problem:
+    """A problem of a kind such as `session-not-found`."""
+    title = kind.replace("-", " ").capitalize()
+    return Problem(type=f"urn:threadkeep:{kind}", title=title, status=status, detail=detail)
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem document of any error; one that nobody foresaw tells nothing of itself."""
+    if isinstance(error, ProblemRaised):
+        return error.problem
+    if isinstance(error, RequestValidationError):
+        return _invalid_request(error.errors())
+    if isinstance(error, HTTPException):
+        return _http_problem(error)
+    if isinstance(error, ThreadkeepError):
+        return _threadkeep_problem(error)
+    return make_problem(500, "internal-error", _SENTENCES[500])
+
+
+def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The response that carries a problem."""
+    more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
+    if problem.status == 503:
+        more["Retry-After"] = str(RETRY_SECONDS)
+    body = problem.model_dump(exclude_none=True)
+    return JSONResponse(body, status_code=problem.status, headers=more, media_type=MEDIA_TYPE)
+
+
+def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """What OpenAPI says of the statuses with which an operation may fail."""
+    content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+
+
+def answer_errors_with_problems(service: FastAPI) -> None:
+    """Have every error of the service answered with its problem document."""
+    for kind in (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError, Exception):
+        service.add_exception_handler(kind, _respond)
+
+
+async def _respond(request: Request, error: Exception) -> JSONResponse:
+    headers = error.headers if isinstance(error, HTTPException) else None
+    return problem_response(problem_of(error), headers)
+
+
+def _threadkeep_problem(error: ThreadkeepError) -> Problem:
+    for kinds, status, kind, sentence in _KINDS:
+        if isinstance(error, kinds):
+            problem = make_problem(status, kind, sentence or str(error))
+            return problem.model_copy(update={"reason": error.reason}) if isinstance(error, InvalidKey) else problem
+    return make_problem(500, "internal-error", _SENTENCES[500])
+
+
+def _http_problem(error: HTTPException) -> Problem:
+    phrase = HTTPStatus(error.status_code).phrase
+    # The phrase alone is a framework's word; anything longer was written for this case.
+    sentence = _SENTENCES.get(error.status_code) or (error.detail if error.detail != phrase else f"{phrase}.")
+    return make_problem(error.status_code, phrase.lower().replace(" ", "-"), sentence)
+
+
+def _invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
+    problem = make_problem(422, "invalid-request", "The request cannot be used as it is; `errors` says what is wrong.")
+    return problem.model_copy(update={"errors": [_field_problem(error) for error in errors]})
+
+
+def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
+    """One error of pydantic: its place and its sentence, never the input, nor a name that only the input has."""
+    where, *path = error["loc"]
+    kind = str(error["type"])
+    if kind == "extra_forbidden":
+        return FieldProblem(detail="There is a field that is not known here; /docs lists those that are.", pointer="")
+    if kind == "json_invalid":
+        return FieldProblem(detail="This is not JSON.", pointer="")
+    sentence = str(error["msg"]).removeprefix("Value error, ")
+    if where == "body":
+        return FieldProblem(detail=sentence, pointer="".join(f"/{step}" for step in path))
+    return FieldProblem(detail=sentence, parameter=str(path[0]) if path else None)

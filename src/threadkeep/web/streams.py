@@ -1,0 +1,132 @@
+"""A turn as server-sent events: `start`, `token` for each piece, then `end` or `error`.
+
+A stream that breaks off looks to its reader like one that ended, so the last event always says which it was. While the
+turn waits or the model thinks, comments keep proxies from closing the line. Whoever stops reading stops nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+
+from fastapi.responses import StreamingResponse
+from fastapi.sse import format_sse_event
+from starlette.types import Send
+
+from threadkeep.errors import ThreadkeepError
+from threadkeep.records import Json
+from threadkeep.store.codec import clean_text
+from threadkeep.web.problems import Problem, problem_of
+from threadkeep.workflow.chat import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
+
+EXAMPLE = (
+    'event: start\ndata: {"session_id": "session-123", "run_id": "0199…", "message_id": "web-0001"}\n\n'
+    'event: token\ndata: {"text": "Our refund policy "}\n\n'
+    'event: token\ndata: {"text": "allows returns within 30 days."}\n\n'
+    'event: end\ndata: {"session_id": "session-123", "response": "Our refund policy allows returns …"}\n\n'
+)
+
+_logger = logging.getLogger("threadkeep.web")
+_HEARTBEAT = format_sse_event(comment="still here")
+
+
+class EventStream(StreamingResponse):
+    """A response of server-sent events, whose source is closed when the reader goes away."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncGenerator[bytes]) -> None:
+        super().__init__(events, headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+        self._events = events
+
+    async def stream_response(self, send: Send) -> None:
+        """Send the events."""
+        async with aclosing(self._events):
+            await super().stream_response(send)
+
+
+async def open_stream(turn: ChatTurn, *, heartbeat_seconds: float) -> EventStream:
+    """The stream of a turn, once it has begun, or has waited for its turn so long that a heartbeat is due.
+
+    Raises whatever stops the turn before that: it can still be the response's status.
+    """
+    events = with_silences(turn.follow(), heartbeat_seconds)
+    first = await anext(events)
+    return EventStream(_encoded(turn, first, events))
+
+
+async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
+    """The events, and None whenever nothing came for some seconds."""
+    upcoming: asyncio.Task[T] | None = None
+    try:
+        while True:
+            upcoming = upcoming or asyncio.create_task(_next(events))
+            await asyncio.wait([upcoming], timeout=seconds)
+            if not upcoming.done():
+                yield None
+                continue
+            arrived, upcoming = upcoming, None
+            try:
+                event = arrived.result()
+            except StopAsyncIteration:
+                return
+            yield event
+    finally:
+        if upcoming is not None:
+            upcoming.cancel()
+
+
+def failure_of(turn: ChatTurn, error: Exception) -> Problem:
+    """The problem of a turn that failed, with what it takes to send its message again."""
+    names = {"session_id": turn.session_id, "run_id": turn.run_id, "message_id": turn.message_id}
+    return problem_of(error).model_copy(update=names)
+
+
+async def _encoded(
+    turn: ChatTurn, first: ChatEvent | None, rest: AsyncGenerator[ChatEvent | None]
+) -> AsyncGenerator[bytes]:
+    """The events as bytes. An answer that was there before comes without a beginning and pieces: both are made."""
+    started = spoken = False
+    async with aclosing(rest):
+        try:
+            async for event in _after(first, rest):
+                match event:
+                    case None:
+                        yield _HEARTBEAT
+                    case ChatStarted(session_id, run_id, message_id):
+                        started = True
+                        yield _start(session_id, run_id, message_id)
+                    case ChatToken(text):
+                        spoken = True
+                        yield _event("token", {"text": text})
+                    case ChatAnswer():
+                        if not started:
+                            yield _start(event.session_id, event.run_id, event.message_id)
+                        if event.response and not spoken:
+                            yield _event("token", {"text": event.response})
+                        yield _event("end", event.to_dict())
+        except Exception as error:
+            if not isinstance(error, ThreadkeepError):
+                _logger.exception("a stream failed")
+            yield _event("error", failure_of(turn, error).model_dump(exclude_none=True))
+
+
+async def _after[T](first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
+    yield first
+    async for event in rest:
+        yield event
+
+
+async def _next[T](events: AsyncIterator[T]) -> T:
+    return await anext(events)
+
+
+def _start(session_id: str, run_id: str, message_id: str) -> bytes:
+    return _event("start", {"session_id": session_id, "run_id": run_id, "message_id": message_id})
+
+
+def _event(name: str, data: Mapping[str, Json]) -> bytes:
+    return format_sse_event(event=name, data_str=clean_text(json.dumps(data, ensure_ascii=False)))

@@ -1,0 +1,27 @@
+"""A service over an empty database in memory, with the demo model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.web.services import client_of, opened_app, settings_for
+from threadkeep.app import App
+from threadkeep.workflow.demo import DemoModel
+
+
+@pytest.fixture
+async def app(tmp_path: Path) -> AsyncIterator[App]:
+    """An App with the demo model."""
+    async with opened_app(DemoModel(), settings_for(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def client(app: App) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the service over `app`."""
+    async with client_of(app) as client:
+        yield client

@@ -1,0 +1,139 @@
+"""Services for tests: over an App with a model of the test's own, called in process or through a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from langchain_core.language_models import BaseChatModel
+
+from threadkeep.app import App, open_memory
+from threadkeep.observe.prometheus import PrometheusObserver
+from threadkeep.settings import Settings, load_settings
+from threadkeep.web.server import Server, bind
+from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
+from threadkeep.workflow.answering import ChatAgent, ChatOptions
+from threadkeep.workflow.chat import Chat
+
+PATIENCE_SECONDS = 30.0
+
+
+def settings_for(folder: Path, **overrides: object) -> Settings:
+    """Settings that keep everything below a folder; the database is in memory unless one is named."""
+    return load_settings(**{"database_url": "sqlite://", "pending_dir": folder / "pending", **overrides})
+
+
+async def until(fact: Callable[[], bool | Awaitable[bool]]) -> None:
+    """Return when something has become so, in this process or in another one."""
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while True:
+            answer = fact()
+            if await answer if inspect.isawaitable(answer) else answer:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[App]:
+    """An App whose chat talks to this model, whatever the settings name."""
+    metrics = PrometheusObserver(backend=settings.database.backend)
+    url = settings.database_url.get_secret_value()
+    async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
+        options = ChatOptions(settings.system_prompt, settings.history_max_messages, settings.history_max_tokens)
+        chat = Chat(memory, ChatAgent(memory, model, options))
+        try:
+            yield App(settings, memory, chat, metrics)
+        finally:
+            await chat.close(0)
+
+
+def client_of(app: App) -> httpx2.AsyncClient:
+    """A client that calls the service without a socket."""
+    transport = httpx2.ASGITransport(create_service(app), raise_app_exceptions=False)
+    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=PATIENCE_SECONDS)
+
+
+@asynccontextmanager
+async def listening(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the service behind a real socket, for streams and for callers who go away."""
+    started = asyncio.Event()
+    service = create_service(app, heartbeat_seconds=heartbeat_seconds)
+    with bind("127.0.0.1", 0) as bound:
+        server = Server(service, app.chat, shutdown_seconds=0, on_start=started.set)
+        task = asyncio.create_task(server.serve(sockets=[bound]))
+        await started.wait()
+        address = f"http://127.0.0.1:{bound.getsockname()[1]}"
+        try:
+            async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, trust_env=False) as client:
+                yield client
+        finally:
+            server.should_exit = True
+            await task
+
+
+@dataclass(frozen=True)
+class Event:
+    """One server-sent event; a comment has no name."""
+
+    name: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+
+async def events_of(response: httpx2.Response) -> AsyncIterator[Event]:
+    """The events of a stream as they come, comments too."""
+    name = ""
+    async for line in response.aiter_lines():
+        if line.startswith(":"):
+            yield Event("")
+        elif line.startswith("event: "):
+            name = line.removeprefix("event: ")
+        elif line.startswith("data: "):
+            yield Event(name, json.loads(line.removeprefix("data: ")))
+
+
+async def streamed(client: httpx2.AsyncClient, body: Mapping[str, object]) -> list[Event]:
+    """All events of one chat stream."""
+    async with client.stream("POST", "/api/v1/chat/stream", json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        assert response.headers["content-type"].startswith("text/event-stream")
+        return [event async for event in events_of(response)]
+
+
+async def say(client: httpx2.AsyncClient, message: str, **more: object) -> dict[str, Any]:
+    """The answer to a message that must be answered."""
+    response = await client.post("/api/v1/chat", json={"message": message, **more})
+    assert response.status_code == 200, response.text
+    answer: dict[str, Any] = response.json()
+    return answer
+
+
+async def history(client: httpx2.AsyncClient, session_id: str, **parameters: str) -> list[dict[str, Any]]:
+    """What was said in a session that must be there."""
+    response = await client.get(f"/api/v1/chat/history/{session_id}", params=parameters)
+    assert response.status_code == 200, response.text
+    messages: list[dict[str, Any]] = response.json()["messages"]
+    return messages
+
+
+def said(messages: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    """Role, text and status of each message."""
+    return [(message["role"], message["content"], message["status"]) for message in messages]
+
+
+def check_problem(response: httpx2.Response, status: int, kind: str) -> dict[str, Any]:
+    """The problem document that a response must carry."""
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/problem+json"
+    problem: dict[str, Any] = response.json()
+    assert problem["type"] == f"urn:threadkeep:{kind}"
+    assert problem["status"] == status
+    assert problem["title"]
+    assert problem["detail"].endswith(".")
+    return problem
