@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from threadkeep.history.memory import Memory, MemoryOptions
-from threadkeep.history.pending import PendingTurns, default_folder
+from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.observe import Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.archive import Archive
@@ -70,7 +70,7 @@ async def open_memory(
         stack.push_async_callback(transcripts.close)
         waiting = options.pending
         if address.path is not None or address.dsn is not None:
-            waiting = replace(waiting, folder=(waiting.folder or default_folder()) / address.fingerprint)
+            waiting = replace(waiting, folder=folder_of(address, waiting.folder))
         pending = PendingTurns(transcripts, waiting, observer=everyone, clock=options.clock)
         stack.push_async_callback(pending.close)
         memory = Memory(

@@ -22,6 +22,7 @@ from threadkeep.errors import StoreUnavailable, ThreadkeepError
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
 from threadkeep.records import Message, Receipt, Turn
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
 from threadkeep.store.transcripts import Transcripts
 
@@ -29,6 +30,11 @@ from threadkeep.store.transcripts import Transcripts
 def default_folder() -> Path:
     """Where turns wait when no folder is named; each database has a folder of its own below."""
     return user_data_path("threadkeep") / "pending"
+
+
+def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
+    """Where the turns for a database wait, in the folder that is named or the default."""
+    return (folder or default_folder()) / address.fingerprint
 
 
 @dataclass(frozen=True)
@@ -128,14 +134,12 @@ class PendingTurns:
             try:
                 await self._transcripts.append(entry.turn)
             except StoreUnavailable as error:
-                entry.error = type(error).__name__
-                self._tell_failure(entry.turn, error)
+                await self._note_failure(entry, error)
                 return False
             except ThreadkeepError as error:
                 # Not a matter of time: it stays visible until a person drops it, and holds only its own session up.
-                entry.error = type(error).__name__
+                await self._note_failure(entry, error)
                 blocked.add(entry.turn.session_id)
-                self._tell_failure(entry.turn, error)
                 continue
             await self._forget(entry)
             self._observer.notify(
@@ -181,6 +185,18 @@ class PendingTurns:
         )
         self._tell_count()
         self._ensure_delivery()
+
+    async def _note_failure(self, entry: KeptTurn, error: Exception) -> None:
+        """Tell that a turn still waits; on disk too, once for each kind of error."""
+        self._tell_failure(entry.turn, error)
+        kind = type(error).__name__
+        if kind == entry.error:
+            return
+        entry.error = kind
+        if entry.file is not None:
+            with contextlib.suppress(OSError):  # the turn itself is safe; this is only for those who look
+                async with self._disk:
+                    await asyncio.to_thread(entry.file.failed, entry)
 
     async def _forget(self, entry: KeptTurn) -> None:
         self._kept.remove(entry)

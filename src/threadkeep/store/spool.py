@@ -25,7 +25,7 @@ _SUFFIX = ".pending.jsonl"
 
 @dataclass(eq=False)
 class KeptTurn:
-    """A turn that waits to be written. `tries` and `error` (the name of an error's class) are of this process."""
+    """A turn that waits to be written. `error` is the name of the last error's class; `tries` are of this process."""
 
     entry_id: str
     turn: Turn
@@ -89,6 +89,10 @@ class SpoolFile:
         self._open_entries.add(entry.entry_id)
         entry.file = self
 
+    def failed(self, entry: KeptTurn) -> None:
+        """Put on disk why a turn still waits, for those who look from outside."""
+        self._append({"failed": entry.entry_id, "error": entry.error})
+
     def done(self, entry: KeptTurn) -> None:
         """Forget a turn that was written or dropped. When nothing is left the file is emptied."""
         self._open_entries.discard(entry.entry_id)
@@ -99,8 +103,8 @@ class SpoolFile:
             os.fsync(self._descriptor)
 
     def close(self) -> None:
-        """Let go of the file; an empty one is removed."""
-        if not self._open_entries:
+        """Let go of the file; one that keeps nothing is removed."""
+        if not self._open_entries and not read_entries(self.path):
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
@@ -122,12 +126,31 @@ def spool_files(folder: Path) -> list[Path]:
     return sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
 
 
+def in_use(path: Path) -> bool:
+    """Whether the process that writes a file, or one that took it over, still lives."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def read_entries(path: Path) -> list[KeptTurn]:
     """What a file keeps, oldest first, without locking it. A last line that was cut off by a crash is left out."""
     kept: dict[str, KeptTurn] = {}
     for line in _lines(path):
         if "done" in line:
             kept.pop(str(line["done"]), None)
+            continue
+        if "failed" in line:
+            if entry := kept.get(str(line["failed"])):
+                entry.error = str(line.get("error"))
             continue
         try:
             messages = tuple(Message.from_dict(values) for values in line["messages"])

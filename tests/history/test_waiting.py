@@ -1,0 +1,78 @@
+"""Pending writes seen from outside their process."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from threadkeep.history.waiting import EntryInUse, drop_waiting, waiting_files
+from threadkeep.records import Message, Turn
+from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries
+
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def _entry(name: str) -> KeptTurn:
+    return KeptTurn(name, Turn("telegram:1", (Message(role="user", content="hi", id=f"m-{name}"),), "u1"), _NOW)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> SpoolFile:
+    """A file of this process with two turns."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(_entry("first"))
+    file.keep(_entry("second"))
+    return file
+
+
+def test_what_a_living_process_keeps_is_seen_and_not_dropped(tmp_path: Path, file: SpoolFile) -> None:
+    """It would write the turn all the same."""
+    [waiting] = waiting_files(tmp_path)
+    assert waiting.live
+    assert [entry.entry_id for entry in waiting.entries] == ["first", "second"]
+    with pytest.raises(EntryInUse, match="stop that process"):
+        drop_waiting(tmp_path, "first")
+    assert len(read_entries(file.path)) == 2
+    file.close()
+
+
+def test_what_a_dead_process_kept_can_be_dropped(tmp_path: Path, file: SpoolFile) -> None:
+    """One turn goes, the others stay; the file goes with the last."""
+    file.close()
+    assert not waiting_files(tmp_path)[0].live
+
+    dropped = drop_waiting(tmp_path, "first")
+    assert dropped is not None
+    assert dropped.turn.session_id == "telegram:1"
+    assert [entry.entry_id for entry in waiting_files(tmp_path)[0].entries] == ["second"]
+
+    assert drop_waiting(tmp_path, "first") is None
+    assert drop_waiting(tmp_path, "second") is not None
+    assert waiting_files(tmp_path) == []
+    assert not file.path.exists()
+
+
+def test_why_a_turn_still_waits_is_seen_from_outside(tmp_path: Path, file: SpoolFile) -> None:
+    """The name of its last error is on disk."""
+    entry = _entry("second")
+    entry.error = "WrongUser"
+    file.failed(entry)
+    assert [entry.error for entry in waiting_files(tmp_path)[0].entries] == [None, "WrongUser"]
+    file.close()
+
+
+def test_a_file_that_was_taken_over_unread_is_kept(file: SpoolFile) -> None:
+    """Closing it does not lose what it keeps."""
+    file.close()
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    taken.close()
+    assert len(read_entries(file.path)) == 2
+
+
+def test_a_folder_that_is_not_there_keeps_nothing(tmp_path: Path) -> None:
+    """Nothing has ever waited."""
+    assert waiting_files(tmp_path / "none") == []
+    assert drop_waiting(tmp_path / "none", "first") is None
