@@ -1,0 +1,36 @@
+"""Where the blocks of a page run: in a folder of the test's own, under the names that the docs use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import Page
+from tests.docs.running import Place
+
+SHOWN_FOLDER = "/var/lib/threadkeep"
+SHOWN_POSTGRES = "postgresql://threadkeep@db.internal/threadkeep"
+
+
+@pytest.fixture
+def place_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> Callable[[Page], Place]:
+    """Gives a page its places: a folder, a home, and a PostgreSQL database if the page speaks of one."""
+    for name in [name for name in os.environ if name.startswith("THREADKEEP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
+    monkeypatch.chdir(tmp_path)
+
+    def make(page: Page) -> Place:
+        replacements = {SHOWN_FOLDER: str(tmp_path)}
+        if SHOWN_POSTGRES in page.text:
+            replacements[SHOWN_POSTGRES] = str(request.getfixturevalue("postgres_url"))
+        return Place(replacements)
+
+    return make
