@@ -137,3 +137,11 @@ def check_problem(response: httpx2.Response, status: int, kind: str) -> dict[str
     assert problem["title"]
     assert problem["detail"].endswith(".")
     return problem
+
+
+class UnreadBody(AsyncIterator[bytes]):
+    """A body that nobody must read."""
+
+    async def __anext__(self) -> bytes:
+        """Fail."""
+        raise AssertionError("the body was read")

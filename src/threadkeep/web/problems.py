@@ -26,13 +26,22 @@ from threadkeep.errors import (
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
 
-_SENTENCES: Mapping[int, str] = {
-    400: "The body is not JSON in UTF-8; send a JSON object with Content-Type: application/json.",
-    404: "There is nothing at this address; /docs lists what there is.",
-    405: "This address does not take this method; the Allow header names those that it takes.",
-    500: "The service failed at this request; its log says where.",
+# For each status the last part of the type, and a sentence; without one the error brings its own.
+_STATUSES: Mapping[int, tuple[str, str | None]] = {
+    400: ("unreadable-body", "The body is not JSON in UTF-8; send a JSON object with Content-Type: application/json."),
+    404: ("not-found", "There is nothing at this address; /docs lists what there is."),
+    405: ("method-not-allowed", "This address does not take this method; the Allow header names those that it takes."),
+    413: ("body-too-large", None),
+    500: ("internal-error", "The service failed at this request; its log says where."),
 }
-
+_DOCUMENTED: Mapping[int, str] = {
+    400: "The body is not JSON.",
+    404: "There is no such thing, or not for this user.",
+    413: "The body is too large.",
+    422: "The request cannot be used as it is.",
+    502: "The model did not answer; the message is stored.",
+    503: "The database does not answer, or the service stops; try again.",
+}
 # For each error its status and the last part of its type; without a sentence it speaks for itself.
 _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]] = (
     ((InvalidKey,), 422, "invalid-session-id", None),
@@ -121,7 +130,7 @@ def problem_of(error: Exception) -> Problem:
         return _http_problem(error)
     if isinstance(error, ThreadkeepError):
         return _threadkeep_problem(error)
-    return make_problem(500, "internal-error", _SENTENCES[500])
+    return _http_problem(HTTPException(500))
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -136,7 +145,7 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """What OpenAPI says of the statuses with which an operation may fail."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {status: {"description": HTTPStatus(status).phrase, "content": content} for status in statuses}
+    return {status: {"description": _DOCUMENTED[status], "content": content} for status in statuses}
 
 
 def answer_errors_with_problems(service: FastAPI) -> None:
@@ -155,14 +164,13 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
         if isinstance(error, kinds):
             problem = make_problem(status, kind, sentence or str(error))
             return problem.model_copy(update={"reason": error.reason}) if isinstance(error, InvalidKey) else problem
-    return make_problem(500, "internal-error", _SENTENCES[500])
+    return _http_problem(HTTPException(500))
 
 
 def _http_problem(error: HTTPException) -> Problem:
     phrase = HTTPStatus(error.status_code).phrase
-    # The phrase alone is a framework's word; anything longer was written for this case.
-    sentence = _SENTENCES.get(error.status_code) or (error.detail if error.detail != phrase else f"{phrase}.")
-    return make_problem(error.status_code, phrase.lower().replace(" ", "-"), sentence)
+    kind, sentence = _STATUSES.get(error.status_code, (phrase.lower().replace(" ", "-"), f"{phrase}."))
+    return make_problem(error.status_code, kind, sentence or error.detail)
 
 
 def _invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:

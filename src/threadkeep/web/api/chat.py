@@ -40,6 +40,7 @@ async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
 @router.post(
     "/stream",
     summary="Say something, and read the answer as it comes",
+    status_code=200,
     response_class=EventStream,
     responses={200: _STREAM, **_FAILURES},
 )

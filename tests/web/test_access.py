@@ -1,0 +1,127 @@
+"""Who may call: with keys those who have one, without keys those on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.web.services import UnreadBody, check_problem, client_of, opened_app, settings_for
+from threadkeep.web.access import OPEN_PATHS
+from threadkeep.workflow.demo import DemoModel
+
+CLOSED = [
+    ("GET", "/readyz"),
+    ("GET", "/metrics"),
+    ("GET", "/api/v1/sessions"),
+    ("GET", "/api/v1/search?q=a"),
+    ("GET", "/api/v1/chat/history/s1"),
+    ("POST", "/api/v1/chat"),
+    ("POST", "/api/v1/chat/stream"),
+    ("DELETE", "/api/v1/sessions/s1"),
+    ("GET", "/nope"),
+    ("GET", "/healthz/"),
+    ("GET", "//healthz"),
+]
+
+
+@pytest.fixture
+async def guarded(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client without a key, of a service that wants one."""
+    settings = settings_for(tmp_path, api_keys="web:k-one,bot:k-zwei-ü", host="0.0.0.0")  # noqa: S104
+    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+        yield client
+
+
+@pytest.mark.parametrize(("method", "path"), CLOSED)
+async def test_without_a_key_everything_but_health_and_docs_is_a_401(
+    guarded: httpx2.AsyncClient, method: str, path: str
+) -> None:
+    """Also what is not there: nobody learns what is."""
+    response = await guarded.request(method, path)
+    check_problem(response, 401, "api-key-needed")
+    assert response.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("path", sorted(OPEN_PATHS))
+async def test_health_and_the_description_are_open(guarded: httpx2.AsyncClient, path: str) -> None:
+    """A load balancer has no key, and a browser cannot send one when it opens a page."""
+    assert (await guarded.get(path)).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"authorization": b"Bearer k-one"},
+        {b"authorization": b"bearer  k-one"},
+        {b"x-api-key": b"k-one"},
+        {b"X-API-Key": "k-zwei-ü".encode()},
+        {b"authorization": b"Basic xyz", b"x-api-key": b"k-one"},
+    ],
+)
+async def test_any_of_the_keys_opens_in_either_header(guarded: httpx2.AsyncClient, headers: dict[bytes, bytes]) -> None:
+    """From any host: the key says enough."""
+    response = await guarded.get("/api/v1/sessions", headers=headers)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"authorization": "Bearer k-on"},
+        {"authorization": "Bearer k-one k-one"},
+        {"authorization": "Bearer "},
+        {"authorization": "k-one"},
+        {"authorization": "Bearer web"},
+        {"authorization": "Bearer wrong", "x-api-key": "k-one"},
+        {"x-api-key": "K-ONE"},
+        {"x-api-key": ""},
+        {"cookie": "x-api-key=k-one"},
+    ],
+)
+async def test_anything_else_does_not(guarded: httpx2.AsyncClient, headers: dict[str, str]) -> None:
+    """Nor does the key in the address, where it would be logged."""
+    check_problem(await guarded.get("/api/v1/sessions", headers=headers), 401, "api-key-needed")
+    check_problem(await guarded.get("/api/v1/sessions?api_key=k-one", headers=headers), 401, "api-key-needed")
+
+
+async def test_the_key_is_asked_for_before_the_body_is_read(guarded: httpx2.AsyncClient) -> None:
+    """Strangers send nothing."""
+    check_problem(await guarded.post("/api/v1/chat", content=UnreadBody()), 401, "api-key-needed")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1:8700", "localhost", "LOCALHOST:8700", "[::1]:8700", "127.8.8.8"])
+async def test_without_keys_loopback_names_are_served(client: httpx2.AsyncClient, host: str) -> None:
+    """However this machine calls itself."""
+    assert (await client.get("/api/v1/sessions", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"host": "evil.example"},
+        {"host": "127.0.0.1.evil.example:8700"},
+        {"host": "localhost@evil.example"},
+        {"host": "[::1"},
+        {"host": ""},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+    ],
+)
+async def test_without_keys_pages_of_other_sites_are_refused(
+    client: httpx2.AsyncClient, headers: dict[str, str]
+) -> None:
+    """A name that leads to 127.0.0.1 does not make a page one of this machine's."""
+    check_problem(await client.post("/api/v1/sessions/s1/reset", headers=headers), 403, "foreign-host")
+
+
+async def test_the_description_says_what_keys_are_wanted(
+    guarded: httpx2.AsyncClient, client: httpx2.AsyncClient
+) -> None:
+    """Where none are, it does not ask for any."""
+    closed = (await guarded.get("/openapi.json")).json()
+    assert closed["paths"]["/api/v1/chat"]["post"]["security"] == [{"HTTPBearer": []}, {"APIKeyHeader": []}]
+    assert "k-one" not in str(closed)
+    assert "securitySchemes" not in (await client.get("/openapi.json")).json()["components"]

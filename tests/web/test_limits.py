@@ -1,0 +1,73 @@
+"""A body above the limit is a 413, whatever its headers say."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.web.services import UnreadBody, check_problem, client_of, listening, opened_app, settings_for
+from threadkeep.workflow.demo import DemoModel
+
+LIMIT = 2048
+JSON = {"content-type": "application/json"}
+
+
+def body_of(size: int) -> bytes:
+    """A chat request of exactly so many bytes."""
+    frame = len(json.dumps({"message": ""}))
+    return json.dumps({"message": "x" * (size - frame)}).encode()
+
+
+async def pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A body of which nobody knows the length before."""
+    for start in range(0, len(body), 500):
+        yield body[start : start + 500]
+
+
+@pytest.fixture
+async def limited(tmp_path: Path) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a service that takes bodies up to `LIMIT`."""
+    async with opened_app(DemoModel(), settings_for(tmp_path, body_limit=LIMIT)) as app, client_of(app) as client:
+        yield client
+
+
+async def test_a_body_may_be_as_long_as_the_limit(limited: httpx2.AsyncClient) -> None:
+    """To the byte, in one piece or in many."""
+    assert (await limited.post("/api/v1/chat", content=body_of(LIMIT), headers=JSON)).status_code == 200
+    assert (await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT)), headers=JSON)).status_code == 200
+
+
+async def test_a_byte_more_is_too_much(limited: httpx2.AsyncClient) -> None:
+    """The problem names the limit."""
+    for path in ("/api/v1/chat", "/api/v1/chat/stream"):
+        problem = check_problem(
+            await limited.post(path, content=body_of(LIMIT + 1), headers=JSON), 413, "body-too-large"
+        )
+        assert str(LIMIT) in problem["detail"]
+        check_problem(await limited.post(path, content=pieces(body_of(LIMIT + 1)), headers=JSON), 413, "body-too-large")
+
+
+@pytest.mark.parametrize("length", ["10", "0", "-1", "many", "٣"])
+async def test_a_length_that_lies_does_not_help(limited: httpx2.AsyncClient, length: str) -> None:
+    """What comes is counted."""
+    headers = [(b"content-type", b"application/json"), (b"content-length", length.encode())]
+    response = await limited.post("/api/v1/chat", content=pieces(body_of(LIMIT + 1)), headers=headers)
+    check_problem(response, 413, "body-too-large")
+
+
+async def test_a_length_above_the_limit_is_enough_to_refuse(limited: httpx2.AsyncClient) -> None:
+    """Before anything of the body is read."""
+    headers = {**JSON, "content-length": str(LIMIT + 1)}
+    check_problem(await limited.post("/api/v1/chat", content=UnreadBody(), headers=headers), 413, "body-too-large")
+
+
+async def test_through_a_socket_the_connection_outlives_a_refusal(tmp_path: Path) -> None:
+    """A client that sent too much can send less."""
+    async with opened_app(DemoModel(), settings_for(tmp_path, body_limit=LIMIT)) as app, listening(app) as client:
+        for content in (body_of(LIMIT + 1), pieces(body_of(LIMIT * 100))):
+            check_problem(await client.post("/api/v1/chat", content=content, headers=JSON), 413, "body-too-large")
+        assert (await client.post("/api/v1/chat", content=body_of(LIMIT), headers=JSON)).status_code == 200

@@ -1,0 +1,132 @@
+"""Every error is a problem document, and none tells what was said or what is inside."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from tests.web.services import check_problem
+from threadkeep.app import App
+from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreUnavailable, ThreadkeepError
+from threadkeep.web.problems import RETRY_SECONDS, problem_of
+
+CANARY = "canary-5e1f"
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("path", ["/", "/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
+async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
+    """No redirect, no other form of error."""
+    check_problem(await client.get(path), 404, "not-found")
+
+
+async def test_a_method_that_an_address_does_not_take_is_a_405(client: httpx2.AsyncClient) -> None:
+    """With the methods that it takes."""
+    response = await client.put("/api/v1/chat")
+    check_problem(response, 405, "method-not-allowed")
+    assert response.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'{"message": "%s' % CANARY.encode(),
+        b'{"message": "%s", "%s": 1}' % (CANARY.encode(), CANARY.encode()),
+        b'{"message": ["%s"]}' % CANARY.encode(),
+        b'{"message": "hi", "metadata": "%s"}' % CANARY.encode(),
+        b'{"message": "hi", "metadata": {"%s": NaN}}' % CANARY.encode(),
+        b'{"message": "hi", "session_id": "%s?"}' % CANARY.encode(),
+        b'{"message": "hi", "workflow": "%s"}' % CANARY.encode(),
+        b'{"message": "hi", "message_id": "%s\\n"}' % CANARY.encode(),
+        b'"%s"' % CANARY.encode(),
+        CANARY.encode(),
+    ],
+)
+async def test_what_was_sent_is_not_told_back(client: httpx2.AsyncClient, content: bytes) -> None:
+    """Neither a text nor a name that only the sender knows: problems are logged by clients."""
+    response = await client.post("/api/v1/chat", content=content, headers=JSON)
+    assert response.status_code in (404, 422)
+    assert response.headers["content-type"] == "application/problem+json"
+    assert CANARY not in response.text
+
+
+async def test_a_validation_problem_says_where_and_what(client: httpx2.AsyncClient) -> None:
+    """A pointer into the body, a sentence, and nothing else."""
+    body = {"session_id": 5, "user_id": "a\nb", "more": 1, "metadata": {"a": float("1e10")}}
+    response = await client.post("/api/v1/chat", json=body)
+    assert check_problem(response, 422, "invalid-request")["errors"] == [
+        {"detail": "Field required", "pointer": "/message"},
+        {"detail": "Input should be a valid string", "pointer": "/session_id"},
+        {"detail": "an id has printable characters only", "pointer": "/user_id"},
+        {"detail": "There is a field that is not known here; /docs lists those that are.", "pointer": ""},
+    ]
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"message": "\xff"}', b"[" * 100_000, b'{"message": "hi", "metadata": ' + b"1" * 5000 + b"}"]
+)
+async def test_what_is_no_json_in_utf8_is_a_400_or_422(client: httpx2.AsyncClient, content: bytes) -> None:
+    """However it is broken."""
+    response = await client.post("/api/v1/chat", content=content, headers=JSON)
+    assert response.status_code in (400, 422)
+    check_problem(response, response.status_code, response.json()["type"].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", None])
+async def test_only_json_is_read(client: httpx2.AsyncClient, media_type: str | None) -> None:
+    """What a web page of another site could send without being asked is not taken."""
+    headers = {} if media_type is None else {"content-type": media_type}
+    response = await client.post("/api/v1/chat", content=b'{"message": "hi"}', headers=headers)
+    check_problem(response, 422, "invalid-request")
+
+
+async def test_an_error_that_nobody_foresaw_is_a_500_that_tells_nothing(
+    app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is inside stays inside; the log has its place."""
+
+    async def broken(*_: object) -> None:
+        raise RuntimeError(CANARY)
+
+    monkeypatch.setattr(app.memory, "sessions_page", broken)
+    response = await client.get("/api/v1/sessions")
+    problem = check_problem(response, 500, "internal-error")
+    assert CANARY not in response.text
+    assert "RuntimeError" not in response.text
+    assert set(problem) == {"type", "title", "status", "detail"}
+    assert response.headers["x-content-type-options"] == "nosniff"
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("inside"), StoreClosed("inside")])
+async def test_a_database_that_does_not_answer_is_a_503_to_be_tried_again(
+    app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """With the time after which to try."""
+
+    async def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app.memory, "sessions_page", broken)
+    response = await client.get("/api/v1/sessions")
+    check_problem(response, 503, "database-unavailable")
+    assert response.headers["retry-after"] == str(RETRY_SECONDS)
+    assert "inside" not in response.text
+
+
+@pytest.mark.parametrize("error", [ThreadkeepError("inside"), BudgetTooSmall("inside"), KeyError("inside")])
+def test_an_error_without_a_place_in_the_table_is_internal(error: Exception) -> None:
+    """Its sentence was not written for callers."""
+    problem = problem_of(error)
+    assert (problem.status, problem.type) == (500, "urn:threadkeep:internal-error")
+    assert "inside" not in problem.detail
+
+
+async def test_every_response_is_safe_in_a_browser(client: httpx2.AsyncClient) -> None:
+    """Not cached, not guessed at, not framed; no other site is let in."""
+    for path in ("/healthz", "/nope", "/api/v1/sessions", "/docs"):
+        headers = (await client.get(path, headers={"origin": "http://localhost:3000"})).headers
+        assert headers["cache-control"] == "no-store"
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["content-security-policy"] == "frame-ancestors 'none'"
+        assert not [name for name in headers if name.startswith("access-control")]

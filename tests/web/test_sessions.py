@@ -1,0 +1,186 @@
+"""/api/v1/sessions: list, see, change, reset and delete, each user their own."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web.services import check_problem, history, say
+from threadkeep.app import App
+from threadkeep.records import Message
+
+SESSION_FIELDS = {
+    "session_id",
+    "user_id",
+    "title",
+    "last_message",
+    "message_count",
+    "reset_seq",
+    "active",
+    "tags",
+    "metadata",
+    "created_at",
+    "updated_at",
+}
+
+
+async def listed(client: httpx2.AsyncClient, **parameters: str) -> list[str]:
+    """The ids of the sessions in a list that must be given."""
+    response = await client.get("/api/v1/sessions", params=parameters)
+    assert response.status_code == 200, response.text
+    return [session["session_id"] for session in response.json()["sessions"]]
+
+
+async def test_a_session_tells_what_is_known_of_it(client: httpx2.AsyncClient) -> None:
+    """All of it, under the names of the interface."""
+    answer = await say(client, "x" * 51, session_id="s1", user_id="ann")
+    session = (await client.get("/api/v1/sessions/s1")).json()
+    assert set(session) == SESSION_FIELDS
+    assert (session["session_id"], session["user_id"], session["message_count"]) == ("s1", "ann", 2)
+    assert session["title"] == "x" * 50 + "…"
+    assert session["last_message"] == answer["response"]
+    assert (session["active"], session["tags"], session["metadata"], session["reset_seq"]) == (True, [], {}, 0)
+    assert session["created_at"] <= session["updated_at"]
+
+
+async def test_sessions_are_listed_newest_activity_first_page_by_page(app: App, client: httpx2.AsyncClient) -> None:
+    """Each once, whatever the size of the page."""
+    for number in range(7):
+        await app.memory.session(f"s{number}").append([Message(role="user", content="hi")])
+    await app.memory.session("s2").append([Message(role="user", content="again")])
+    found: list[str] = []
+    cursor: str | None = None
+    while True:
+        parameters = {"limit": "3"} if cursor is None else {"limit": "3", "cursor": cursor}
+        page: dict[str, Any] = (await client.get("/api/v1/sessions", params=parameters)).json()
+        assert set(page) == {"sessions", "next_cursor"}
+        assert all(set(session) == SESSION_FIELDS for session in page["sessions"])
+        found += [session["session_id"] for session in page["sessions"]]
+        if (cursor := page["next_cursor"]) is None:
+            break
+    assert found == ["s2", "s6", "s5", "s4", "s3", "s1", "s0"]
+
+
+async def test_the_list_can_be_narrowed(client: httpx2.AsyncClient) -> None:
+    """By user, by text, by being active."""
+    await say(client, "About refunds", session_id="s1", user_id="ann")
+    await say(client, "About shipping", session_id="s2", user_id="ann")
+    await say(client, "About refunds too", session_id="s3", user_id="bob")
+    await client.patch("/api/v1/sessions/s2", json={"active": False})
+    assert await listed(client, user_id="ann") == ["s2", "s1"]
+    assert await listed(client, query="REFUND") == ["s3", "s1"]
+    assert await listed(client, query="refund", user_id="ann") == ["s1"]
+    assert await listed(client, active="false") == ["s2"]
+    assert await listed(client, active="true", user_id="ann") == ["s1"]
+    assert await listed(client, user_id="nobody") == []
+    assert await listed(client, query="100%_\x00") == []
+
+
+def cursor_of(value: object) -> str:
+    """A cursor as the service writes it, of whatever value."""
+    return base64.urlsafe_b64encode(json.dumps(value).encode()).decode().rstrip("=")
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "nonsense",
+        "ä",
+        "====",
+        cursor_of("text"),
+        cursor_of([1, 2]),
+        cursor_of(["2026-01-01T00:00:00+00:00"]),
+        cursor_of(["2026-01-01T00:00:00+00:00", "a\x00b"]),
+        cursor_of(["yesterday", "s1"]),
+        cursor_of(["0001-01-01T00:00:00+14:00", "s1"]),
+        "x" * 1001,
+    ],
+)
+async def test_a_cursor_that_nobody_was_given_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
+    """It is opaque: what leads nowhere is refused, not guessed at."""
+    response = await client.get("/api/v1/sessions", params={"cursor": cursor})
+    check_problem(response, 422, "invalid-request")
+
+
+@pytest.mark.parametrize("query", ["limit=0", "limit=201", "user_id=", "active=perhaps", f"query={'x' * 201}"])
+async def test_parameters_that_cannot_be_used_are_a_422(client: httpx2.AsyncClient, query: str) -> None:
+    """An empty user id above all: it must not show everybody's sessions."""
+    problem = check_problem(await client.get(f"/api/v1/sessions?{query}"), 422, "invalid-request")
+    assert problem["errors"][0]["parameter"] == query.partition("=")[0]
+
+
+async def test_what_is_known_of_a_session_can_be_changed(client: httpx2.AsyncClient) -> None:
+    """What is not named stays as it is; the messages do in any case."""
+    await say(client, "hi", session_id="s1")
+    before = (await client.get("/api/v1/sessions/s1")).json()
+    changes = {"title": "Refund 退款", "tags": ["a", "b"], "metadata": {"order": 17}}
+    response = await client.patch("/api/v1/sessions/s1", json=changes)
+    assert response.status_code == 200
+    assert response.json() == before | changes
+    again = await client.patch("/api/v1/sessions/s1", json={"active": False, "title": None})
+    assert again.json() == before | changes | {"active": False}
+    assert (await client.get("/api/v1/sessions/s1")).json() == again.json()
+    assert len(await history(client, "s1")) == 2
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"owner": "bob"},
+        {"user_id": "bob"},
+        {"title": 1},
+        {"tags": "a"},
+        {"tags": [""]},
+        {"metadata": [1]},
+        {"active": 7},
+    ],
+)
+async def test_changes_that_cannot_be_made_are_a_422(client: httpx2.AsyncClient, changes: dict[str, object]) -> None:
+    """Nothing of them is made."""
+    await say(client, "hi", session_id="s1")
+    before = (await client.get("/api/v1/sessions/s1")).json()
+    check_problem(await client.patch("/api/v1/sessions/s1", json={"title": "new", **changes}), 422, "invalid-request")
+    assert (await client.get("/api/v1/sessions/s1")).json() == before
+
+
+async def test_after_a_reset_the_model_begins_anew(client: httpx2.AsyncClient) -> None:
+    """The transcript stays whole."""
+    await say(client, "My name is Ann.", session_id="s1")
+    response = await client.post("/api/v1/sessions/s1/reset")
+    assert response.status_code == 200
+    assert response.json()["reset_seq"] == 2
+    assert "Ann" not in (await say(client, "What is my name?", session_id="s1"))["response"]
+    assert len(await history(client, "s1")) == 4
+
+
+async def test_a_deleted_session_is_gone(client: httpx2.AsyncClient) -> None:
+    """From the list, the history and the search; its message ids are free again."""
+    await say(client, "My name is Ann.", session_id="s1", message_id="m1")
+    response = await client.delete("/api/v1/sessions/s1")
+    assert (response.status_code, response.content) == (204, b"")
+    assert await listed(client) == []
+    assert (await client.get("/api/v1/search?q=Ann")).json()["hits"] == []
+    check_problem(await client.get("/api/v1/chat/history/s1"), 404, "session-not-found")
+    check_problem(await client.delete("/api/v1/sessions/s1"), 404, "session-not-found")
+    assert "Ann" not in (await say(client, "What is my name?", session_id="s1", message_id="m1"))["response"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path"), [("GET", ""), ("PATCH", ""), ("DELETE", ""), ("POST", "/reset")], ids=lambda value: value or "-"
+)
+async def test_another_users_session_is_not_there(client: httpx2.AsyncClient, method: str, path: str) -> None:
+    """Exactly as one that does not exist, and nothing of it changes."""
+    await say(client, "My name is Ann.", session_id="s1", user_id="ann")
+    before = (await client.get("/api/v1/sessions/s1")).json()
+    body = {"title": "mine"} if method == "PATCH" else None
+    theirs = await client.request(method, f"/api/v1/sessions/s1{path}?user_id=bob", json=body)
+    nobodys = await client.request(method, f"/api/v1/sessions/s2{path}?user_id=bob", json=body)
+    check_problem(theirs, 404, "session-not-found")
+    assert theirs.content == nobodys.content
+    assert (await client.get("/api/v1/sessions/s1?user_id=ann")).json() == before
+    response = await client.request(method, f"/api/v1/sessions/s1{path}?user_id=ann", json=body)
+    assert response.is_success
