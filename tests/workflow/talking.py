@@ -1,0 +1,83 @@
+"""How the tests of agents talk: ask one, read what its session kept, read what its model was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph.state import CompiledStateGraph
+
+from threadkeep import Memory, Message
+from threadkeep.testing import ScriptedModel
+
+type Agent = CompiledStateGraph[Any, Any, Any, Any]
+type Tools = Sequence[BaseTool | Callable[..., Any]]
+
+ROOM = "telegram:1"
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+def adding(call_id: str = "call-1", a: int = 1, b: int = 2, *, content: str = "") -> AIMessage:
+    """An assistant message that calls `add`."""
+    return AIMessage(content, tool_calls=[{"name": "add", "args": {"a": a, "b": b}, "id": call_id}])
+
+
+def make_agent(
+    model: ScriptedModel,
+    middleware: Sequence[AgentMiddleware[Any, Any, Any]],
+    tools: Tools = (),
+    *,
+    checkpointer: BaseCheckpointSaver[str] | None = None,
+    system_prompt: str | None = None,
+) -> Agent:
+    """An agent as users make it."""
+    return create_agent(
+        model, list(tools), middleware=list(middleware), checkpointer=checkpointer, system_prompt=system_prompt
+    )
+
+
+def config_of(thread_id: str = ROOM, **configurable: object) -> RunnableConfig:
+    """The config of a run in a session."""
+    return {"configurable": {"thread_id": thread_id, **configurable}}
+
+
+def input_of(words: str, message_id: str | None = None) -> dict[str, list[BaseMessage]]:
+    """What a person says, as an agent's input."""
+    return {"messages": [HumanMessage(words, id=message_id)]}
+
+
+async def ask(agent: Agent, words: str, *, message_id: str | None = None, thread_id: str = ROOM) -> str:
+    """What the agent answers."""
+    state = await agent.ainvoke(input_of(words, message_id), config_of(thread_id))
+    return str(state["messages"][-1].text)
+
+
+async def kept(memory: Memory, thread_id: str = ROOM) -> list[tuple[str, str]]:
+    """The roles and texts of a session."""
+    return [(message.role, message.content) for message in await memory.session(thread_id).tail(1000)]
+
+
+async def kept_with_status(memory: Memory, thread_id: str = ROOM) -> list[tuple[str, str, str]]:
+    """The roles, texts and statuses of a session."""
+    return [(message.role, message.content, message.status) for message in await memory.session(thread_id).tail(1000)]
+
+
+def seen(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
+    """The types and texts of a model call."""
+    return [(message.type, str(message.text)) for message in call]
+
+
+def numbered(count: int) -> list[Message]:
+    """Messages `message 1`, `message 2`, …, said in turns by user and assistant."""
+    return [Message(role="user" if n % 2 else "assistant", content=f"message {n}") for n in range(1, count + 1)]
