@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from threadkeep.context.manifest import Window
@@ -29,11 +30,15 @@ RECALL_SECONDS_IN_AN_OUTAGE = 0.5
 
 @dataclass(frozen=True)
 class Recollection:
-    """What a model call gets of the past: messages oldest first, how many are left out, and whether reading failed."""
+    """What a model call gets of the past: messages oldest first, how many are left out, and whether reading failed.
+
+    `forgotten` are ids from before the last reset, among those that the caller said it knows.
+    """
 
     messages: tuple[Message, ...]
     dropped: int = 0
     failed: bool = False
+    forgotten: frozenset[str] = frozenset()
 
 
 class Session:
@@ -125,15 +130,35 @@ class Session:
                 self.session_id, limit=limit, before=END if before is None else before, user_id=self.user_id
             )
 
+    def waiting(self) -> tuple[Message, ...]:
+        """What this process could not write yet, in order; with a `user_id`, only what was said as that user."""
+        return tuple(
+            message
+            for entry in self._pending.entries
+            if entry.turn.session_id == self.session_id and self.user_id in (None, entry.turn.user_id)
+            for message in entry.turn.messages
+        )
+
+    @property
+    def patience_seconds(self) -> float:
+        """How long somebody who answers people waits for a read: not long while the database is known to fail."""
+        return RECALL_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else RECALL_SECONDS
+
     async def find(self, message_id: str) -> Message | None:
-        """The message with an id, None when the session has none."""
+        """The message with an id, stored or waiting to be; None when the session has none."""
+        for message in self.waiting():
+            if message.id == message_id:
+                return message
         if self.user_id is not None and await self._info() is None:
             return None
         async with self._reading():
             return await self._transcripts.find(self.session_id, message_id)
 
     async def answer_to(self, question: Message) -> Message | None:
-        """The assistant's newest message of the run that a stored message began, None before there is one."""
+        """The assistant's newest message of the run that a message began, None before there is one."""
+        for message in reversed(self.waiting()):
+            if message.role == "assistant" and message.run_id is not None and message.run_id == question.run_id:
+                return message
         if question.seq is None or question.run_id is None:
             return None
         async with self._reading():
@@ -167,34 +192,37 @@ class Session:
         *,
         counter: TokenCounter | None = None,
         before_id: str | None = None,
+        known_ids: Collection[str] = (),
     ) -> Recollection:
         """What was said before a message, for a model call that happens in any case.
 
         Where the database does not answer in time, the agent goes on with what this process still has (the turns that
         wait to be written), and the failure is told. An unknown `before_id` (it may wait itself) hides nothing.
+        `known_ids` are of messages that the caller keeps besides: it is told which a reset took away.
         """
         limits = Limits(max_messages, max_tokens, counter)
         if limits.nothing:
             return Recollection(())
+        # Taken before reading: what is written meanwhile is then in both, and not in neither.
+        waiting = list(takewhile(lambda message: message.id != before_id, self.waiting()))
         window: Window | None = None
+        forgotten: frozenset[str] = frozenset()
         try:
-            async with asyncio.timeout(RECALL_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else RECALL_SECONDS):
+            async with asyncio.timeout(self.patience_seconds):
                 async with self._reading("fallback"):
                     question = await self._transcripts.find(self.session_id, before_id) if before_id else None
                     before = question.seq if question and question.seq else END
                     window = await self._choose(limits, before)
+                    forgotten = await self._forgotten(window, known_ids)
         except StoreUnavailable:
             pass  # told where it was raised
         except TimeoutError as error:
             self._tell_read_failure(error, "fallback")
-        waiting: list[Message] = []
-        for message in self._pending.messages(self.session_id):
-            if message.id == before_id:
-                break
-            waiting.append(message)
         stored = window.messages if window else ()
+        there = {message.id for message in stored}
+        messages = (*stored, *(message for message in waiting if message.id not in there))
         dropped = window.manifest.dropped if window else 0
-        return Recollection((*stored, *waiting), dropped=dropped, failed=window is None)
+        return Recollection(messages, dropped=dropped, failed=window is None, forgotten=forgotten)
 
     async def count(self) -> int:
         """How many messages the session has; 0 for one that is not there."""
@@ -245,6 +273,14 @@ class Session:
     async def _info(self) -> SessionInfo | None:
         async with self._reading():
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
+
+    async def _forgotten(self, window: Window, known_ids: Collection[str]) -> frozenset[str]:
+        """Which of some messages were said before the last reset: those of its newest page, which tells the border."""
+        reset_seq = next((gap.last_seq for gap in window.manifest.excluded if gap.reason == "reset"), 0)
+        if not (reset_seq and known_ids):
+            return frozenset()
+        page = await self._transcripts.newest(self.session_id, limit=PAGE_ROWS, before=reset_seq + 1)
+        return frozenset(message.id for message in page.messages if message.id and message.id in known_ids)
 
     async def _choose(self, limits: Limits, before: int) -> Window:
         """The window before a `seq`, reading no more rows than it takes."""

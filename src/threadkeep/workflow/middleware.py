@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import weakref
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -16,6 +17,7 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from langgraph.types import Command
+from pydantic_core import to_json
 
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.history.keys import channel_of
@@ -23,24 +25,18 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
 from threadkeep.workflow.conversion import text_of
-from threadkeep.workflow.turns import (
-    IdOf,
-    OpenTurn,
-    PartialAnswer,
-    TurnOptions,
-    listening,
-    metadata_of,
-    question_before,
-    question_in,
-    run_id_of,
-    session_for,
-)
+from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
+from threadkeep.workflow.partial import PartialAnswer, listening
+from threadkeep.workflow.turns import IdOf, OpenTurn, TurnOptions
 
 _ABANDONED_SECONDS = 5.0
 """How long an answer waits for its run to end before it is stored all the same."""
 
+_MOST_RUNS = 1_000
+"""How many runs are remembered; one that is forgotten (interrupted, say) is taken up again from the transcript."""
 
-@dataclass
+
+@dataclass(eq=False)
 class _Unsettled:
     """A turn in this process, and what it has said that is not stored yet."""
 
@@ -48,6 +44,12 @@ class _Unsettled:
     text: BaseMessage | str = ""
     status: Status = "interrupted"
     timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    direct_calls: set[str] = field(default_factory=set)
+
+    def stop_waiting(self) -> None:
+        """Somebody else takes care of what was said."""
+        if self.timer is not None:
+            self.timer.cancel()
 
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -86,7 +88,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             keep_originals=keep_originals,
         )
         self._unsettled: dict[tuple[str, str | None], _Unsettled] = {}
-        memory.before_closing(self._settle_all)
+        memory.before_closing(_settling(weakref.ref(self)))
 
     @hook_config(can_jump_to=["end"])
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
@@ -101,7 +103,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         await turn.begin(run_id_of(config), metadata_of(config))
         if turn.answered is not None:
             return {"messages": [turn.answered], "jump_to": "end"}
-        self._unsettled[session.session_id, turn.question_id] = _Unsettled(turn)
+        self._enter(turn)
         return None
 
     async def awrap_model_call(
@@ -119,8 +121,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         try:
             response = await handler(request.override(messages=cast("list[AnyMessage]", messages)))
         except asyncio.CancelledError:
-            self._forget(unsettled)
-            await turn.close(partial.text, "interrupted")
+            await self._end(unsettled, partial.text, "interrupted")
             raise
         except GraphBubbleUp:
             raise
@@ -141,35 +142,48 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
     ) -> ToolMessage | Command[Any]:
         """When a run is cancelled in a tool, what the assistant had said before it is kept as interrupted."""
+        messages = request.state["messages"]
         try:
-            return await handler(request)
+            result = await handler(request)
         except asyncio.CancelledError:
-            messages = request.state["messages"]
-            unsettled = await self._turn_of(messages, get_config())
             said = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
-            if self._forget(unsettled) and said is not None:
-                await unsettled.turn.close(text_of(said), "interrupted")
+            unsettled = await self._turn_of(messages, get_config())
+            await self._end(unsettled, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
             raise
+        if request.tool is not None and request.tool.return_direct:
+            (await self._turn_of(messages, get_config())).direct_calls.add(str(request.tool_call["id"]))
+        return result
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer."""
-        messages = state["messages"]
-        unsettled = await self._turn_of(messages, get_config())
-        self._forget(unsettled)
-        if unsettled.turn.question and (answer := _final_answer(state)) is not None:
-            await unsettled.turn.close(answer)
+        unsettled = await self._turn_of(state["messages"], get_config())
+        answer = _final_answer(state, unsettled.direct_calls) if unsettled.turn.question else None
+        await self._end(unsettled, answer or "", "complete")
         return None
 
     async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> _Unsettled:
         """The turn that a hook belongs to; one that began in another process (or before an interrupt) is taken up."""
         session = session_for(self._memory, self._options, config)
-        question = question_before(messages)
-        key = (session.session_id, question[-1].id if question else None)
-        if key not in self._unsettled:
-            turn = OpenTurn(self._memory, session, self._options, question)
-            await turn.go_on()
-            self._unsettled[key] = _Unsettled(turn)
-        return self._unsettled[key]
+        for message in reversed(messages):
+            # Not simply the newest: a tool may have put a human message (an image, say) after the question.
+            if message.type == "human" and (known := self._unsettled.get((session.session_id, message.id))):
+                return known
+        turn = OpenTurn(self._memory, session, self._options, question_before(messages))
+        await turn.go_on()
+        return self._enter(turn)
+
+    def _enter(self, turn: OpenTurn) -> _Unsettled:
+        """Remember the turn of a run. A question that is asked again takes the place of its run that failed."""
+        key = (turn.session.session_id, turn.question_id)
+        unsettled = self._unsettled.pop(key, None) or _Unsettled(turn)
+        unsettled.turn = turn
+        if unsettled.status == "failed":
+            unsettled.stop_waiting()
+            unsettled.text, unsettled.status = "", "interrupted"
+        self._unsettled[key] = unsettled
+        if len(self._unsettled) > _MOST_RUNS:
+            del self._unsettled[next(iter(self._unsettled))]
+        return unsettled
 
     async def _answered_already(self, turn: OpenTurn, messages: list[Any]) -> dict[str, Any] | None:
         """With a checkpointer, a repeated question is merged into its old place: the state ends with its answer."""
@@ -180,24 +194,24 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     def _hold(self, unsettled: _Unsettled, said: BaseMessage | str, status: Status) -> None:
         """Remember what was said until the run ends; a run that is never heard of again has it stored by the timer."""
+        unsettled.stop_waiting()
         unsettled.text, unsettled.status = said, status
-        if unsettled.timer is not None:
-            unsettled.timer.cancel()
         loop = asyncio.get_running_loop()
         unsettled.timer = loop.call_later(_ABANDONED_SECONDS, lambda: loop.create_task(self._settle(unsettled)))
 
-    def _forget(self, unsettled: _Unsettled) -> bool:
-        """The run is over for this turn; False when it was before."""
-        if unsettled.timer is not None:
-            unsettled.timer.cancel()
-        turn = unsettled.turn
-        return self._unsettled.pop((turn.session.session_id, turn.question_id), None) is not None
-
     async def _settle(self, unsettled: _Unsettled) -> None:
-        if self._forget(unsettled):
-            await unsettled.turn.close(unsettled.text, unsettled.status)
+        await self._end(unsettled, unsettled.text, unsettled.status)
 
-    async def _settle_all(self) -> None:
+    async def _end(self, unsettled: _Unsettled, said: BaseMessage | str, status: Status) -> None:
+        """The run is over for this turn."""
+        unsettled.stop_waiting()
+        key = (unsettled.turn.session.session_id, unsettled.turn.question_id)
+        if self._unsettled.get(key) is unsettled:
+            del self._unsettled[key]
+        await unsettled.turn.close(said, status)
+
+    async def settle_all(self) -> None:
+        """Store what was said by runs that did not end; the memory asks for it when it closes."""
         for unsettled in list(self._unsettled.values()):
             await self._settle(unsettled)
 
@@ -212,15 +226,29 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         )
 
 
-def _final_answer(state: AgentState[Any]) -> BaseMessage | str | None:
-    """The last assistant message after the question; of a structured answer without words, its JSON."""
-    messages = state["messages"]
-    for message in reversed(messages):
+def _settling(middleware: weakref.ref[SessionMemory]) -> Callable[[], Awaitable[None]]:
+    """The last work of a middleware that need not be there any more: some make an agent for each request."""
+
+    async def settle() -> None:
+        if (here := middleware()) is not None:
+            await here.settle_all()
+
+    return settle
+
+
+def _final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> BaseMessage | str | None:
+    """The last assistant message after the question; the result of a tool that answers directly; or JSON.
+
+    The answer has the id of the message in the state, so that the two are known to be the same.
+    """
+    for message in reversed(state["messages"]):
         if message.type == "human":
             return None
+        if isinstance(message, ToolMessage) and message.tool_call_id in direct_calls:
+            return AIMessage(text_of(message), id=message.id)
         if isinstance(message, AIMessage):
             structured = state.get("structured_response")
             if text_of(message).strip() or structured is None:
                 return message
-            return structured.model_dump_json() if hasattr(structured, "model_dump_json") else str(structured)
+            return AIMessage(to_json(structured).decode(), id=message.id)
     return None

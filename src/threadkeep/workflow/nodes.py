@@ -13,16 +13,9 @@ from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
 
 from threadkeep.history.memory import Memory
-from threadkeep.workflow.turns import (
-    OpenTurn,
-    PartialAnswer,
-    TurnOptions,
-    listening,
-    metadata_of,
-    question_before,
-    run_id_of,
-    session_for,
-)
+from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
+from threadkeep.workflow.partial import PartialAnswer, listening
+from threadkeep.workflow.turns import OpenTurn, TurnOptions
 
 
 class SessionTurn:

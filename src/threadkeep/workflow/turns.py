@@ -6,26 +6,25 @@ model sees is read from the transcript before the question's place, so a run tha
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
-from uuid import UUID
+import sys
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from langchain_core.callbacks import AsyncCallbackHandler, BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.outputs import ChatGenerationChunk, GenerationChunk
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
-from langgraph.runtime import Runtime, get_runtime
 
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.errors import InvalidKey, StoreUnavailable
+from threadkeep.errors import StoreUnavailable
+from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Recollection, Session
-from threadkeep.observe import ContextBuilt
-from threadkeep.records import Json, Message, Status
-from threadkeep.workflow.conversion import from_langchain, merge, plain, repair, text_of, to_langchain
+from threadkeep.observe import ContextBuilt, HistoryTruncated
+from threadkeep.records import SPEAKERS, Json, Message, Status
+from threadkeep.workflow.conversion import from_langchain, merge, plain, repair, role_of, text_of, to_langchain
 from threadkeep.workflow.trimming import count_tokens, trim
 
 type IdOf = Callable[[RunnableConfig], str | None]
@@ -50,6 +49,17 @@ class TurnOptions:
     keep_originals: bool = False
 
 
+@dataclass(eq=False)
+class _Closing:
+    """What all turns of this process with the same question share, so that it gets one answer."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    done: bool = False
+
+
+_closings: WeakKeyDictionary[Memory, WeakValueDictionary[tuple[str, str | None], _Closing]] = WeakKeyDictionary()
+
+
 class OpenTurn:
     """A turn that has begun.
 
@@ -65,6 +75,9 @@ class OpenTurn:
         self._options = options
         self._repeated = False
         self._recollection: Recollection | None = None
+        self._truncation_told = False
+        closings = _closings.setdefault(memory, WeakValueDictionary())
+        self._closing = closings.setdefault((session.session_id, self.question_id), _Closing())
 
     @property
     def question_id(self) -> str | None:
@@ -81,9 +94,11 @@ class OpenTurn:
         if not self.question:
             return
         question = [self._stored(message, "complete").with_fields(metadata=metadata or {}) for message in self.question]
-        receipt = await self.session.record(question)
-        if receipt is not None and self.question_id in receipt.duplicates:
-            self._repeated = True
+        self._repeated = any(message.id == self.question_id for message in self.session.waiting())
+        if not self._repeated:
+            receipt = await self.session.record(question)
+            self._repeated = receipt is not None and self.question_id in receipt.duplicates
+        if self._repeated:
             self.answered = await self._stored_answer()
 
     async def go_on(self) -> None:
@@ -98,53 +113,84 @@ class OpenTurn:
         Raises:
             BudgetTooSmall: the system message alone is over the budget.
         """
-        if self._recollection is None:
-            self._recollection = await self.session.recall(
-                self._options.max_messages,
-                self._options.max_tokens,
-                counter=self._options.counter,
-                before_id=self.question_id,
-            )
-        earlier = [to_langchain(message) for message in self._recollection.messages]
-        merged = plain(repair(merge(earlier, messages)))
-        fitting = self._fitting(merged, system)
+        start = self._start(messages)
+        recollection = self._recollection = self._recollection or await self._recall(messages[:start])
+        before = _since(recollection.forgotten, messages[:start])
+        earlier = [to_langchain(message) for message in recollection.messages]
+        merged = plain(repair(merge(earlier, [*before, *messages[start:]])))
+        everything = merged if system is None else [system, *merged]
+        fitting = self._fitting(everything)
+        self._tell(recollection, before, fitting, left_out=len(everything) - len(fitting))
+        return fitting[1:] if system is not None else fitting
+
+    async def close(self, answer: BaseMessage | str, status: Status = "complete") -> None:
+        """Store what the assistant said; nothing for an empty answer, and never a second answer to one question.
+
+        A caller that is cancelled does not stop it.
+        """
+        message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
+        if text_of(message).strip():
+            await self._memory.finish(self._close, message, status)
+
+    async def is_stored(self, message: BaseMessage) -> bool:
+        """Whether the session has a message already."""
+        return await self._find(message.id) is not None
+
+    async def _close(self, message: BaseMessage, status: Status) -> None:
+        async with self._closing.lock:
+            if self._closing.done or (self._repeated and await self._stored_answer() is not None):
+                return
+            await self.session.record([self._stored(message, status)])
+            self._closing.done = status == "complete"
+
+    def _start(self, messages: Sequence[BaseMessage]) -> int:
+        """Where the question begins among the run's messages."""
+        first = self.question[0].id if self.question else None
+        return next((place for place, message in enumerate(messages) if message.id == first), 0)
+
+    async def _recall(self, before: Sequence[BaseMessage]) -> Recollection:
+        return await self.session.recall(
+            self._options.max_messages,
+            self._options.max_tokens,
+            counter=self._options.counter,
+            before_id=self.question_id,
+            known_ids={message.id for message in before if message.id is not None},
+        )
+
+    def _fitting(self, everything: list[BaseMessage]) -> list[BaseMessage]:
+        places, budget = self._options.max_messages, self._options.max_tokens
+        if places is None and budget is None:
+            return everything
+        if budget == 0:
+            places = 0
+        return trim(everything, budget or sys.maxsize, counter=self._options.counter, max_messages=places)
+
+    def _tell(
+        self,
+        recollection: Recollection,
+        before: Sequence[BaseMessage],
+        fitting: Sequence[BaseMessage],
+        *,
+        left_out: int,
+    ) -> None:
+        in_window = {message.id for message in recollection.messages}
+        # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
+        again = sum(1 for message in before if is_utterance(message) and message.id not in in_window)
         self._memory.observers.notify(
             ContextBuilt(
                 run_id=self.run_id,
                 session_id=self.session.session_id,
                 messages=len(fitting),
                 tokens=count_tokens(fitting, counter=self._options.counter),
-                dropped=self._recollection.dropped + len(merged) + (system is not None) - len(fitting),
+                dropped=max(recollection.dropped - again, 0) + left_out,
             )
         )
-        return fitting[1:] if system is not None else fitting
-
-    async def close(self, answer: BaseMessage | str, status: Status = "complete") -> None:
-        """Store what the assistant said; nothing for an empty answer, and never a second answer to one question."""
-        message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
-        if not text_of(message).strip():
-            return
-        if self._repeated and await self._stored_answer() is not None:
-            return
-        await self._memory.finish(self._record, self._stored(message, status))
-
-    async def is_stored(self, message: BaseMessage) -> bool:
-        """Whether the session has a message already."""
-        return await self._find(message.id) is not None
-
-    async def _record(self, message: Message) -> None:
-        await self.session.record([message])
-
-    def _fitting(self, merged: list[BaseMessage], system: SystemMessage | None) -> list[BaseMessage]:
-        everything = merged if system is None else [system, *merged]
-        if self._options.max_tokens in (None, 0):
-            return everything
-        return trim(
-            everything,
-            self._options.max_tokens,
-            counter=self._options.counter,
-            max_messages=self._options.max_messages,
-        )
+        if left_out and not recollection.dropped and not self._truncation_told:
+            self._truncation_told = True
+            channel = channel_of(self.session.session_id)
+            self._memory.observers.notify(
+                HistoryTruncated(channel=channel, dropped=left_out, session_id=self.session.session_id)
+            )
 
     async def _stored_answer(self) -> AIMessage | None:
         """The answer that the question got before."""
@@ -152,16 +198,19 @@ class OpenTurn:
         if question is None:
             return None
         self.run_id = question.run_id or self.run_id
-        with contextlib.suppress(StoreUnavailable):
-            answer = await self.session.answer_to(question)
-            if answer is not None and answer.status == "complete":
-                return AIMessage(content=answer.content, id=answer.id)
-        return None
+        answer = await self._patiently(self.session.answer_to(question))
+        if answer is None or answer.status != "complete":
+            return None
+        return AIMessage(content=answer.content, id=answer.id)
 
     async def _find(self, message_id: str | None) -> Message | None:
-        """A stored message; where the database does not answer, the turn goes on as if it were not there."""
-        with contextlib.suppress(StoreUnavailable):
-            return await self.session.find(message_id) if message_id else None
+        return await self._patiently(self.session.find(message_id)) if message_id else None
+
+    async def _patiently[T](self, reading: Awaitable[T | None]) -> T | None:
+        """What a read finds; where the database does not answer in time, the turn goes on as if it were nothing."""
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(self.session.patience_seconds):
+                return await reading
         return None
 
     def _stored(self, message: BaseMessage, status: Status) -> Message:
@@ -169,85 +218,14 @@ class OpenTurn:
         return stored.with_fields(run_id=self.run_id, status=status)
 
 
-class PartialAnswer(AsyncCallbackHandler):
-    """What a model has said so far, when it streams: kept if the run is cancelled in the middle."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    async def on_llm_new_token(
-        self,
-        token: str | list[str | dict[str, Any]],
-        *,
-        chunk: GenerationChunk | ChatGenerationChunk | None = None,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        tags: list[str] | None = None,
-        **kwargs: Any,
-    ) -> None:
-        """Take the text of one chunk."""
-        if isinstance(chunk, ChatGenerationChunk):
-            self.text += text_of(chunk.message)
-        elif isinstance(token, str):
-            self.text += token
+def is_utterance(message: BaseMessage) -> bool:
+    """Whether a message is one of those that transcripts keep: no tool call, no result, no system message."""
+    return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
-def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The newest input: the human messages at the end."""
-    start = len(messages)
-    while start and isinstance(messages[start - 1], HumanMessage):
-        start -= 1
-    return list(messages[start:])
-
-
-def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The input that a run in its loop is answering: the newest block of human messages, wherever it stands."""
-    end = len(messages)
-    while end and not isinstance(messages[end - 1], HumanMessage):
-        end -= 1
-    return question_in(messages[:end])
-
-
-def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) -> Session:
-    """The session that a run belongs to.
-
-    Raises:
-        InvalidKey: the run names no session, or one that is not a valid key.
-    """
-    configurable = config.get("configurable", {})
-    session_id = options.session_id(config) if options.session_id else configurable.get("thread_id")
-    if session_id is None or session_id == "":
-        raise InvalidKey(
-            'The run names no session: call the agent with {"configurable": {"thread_id": "telegram:123"}}, '
-            "or give SessionMemory a session_id function.",
-            reason="empty",
-        )
-    user_id = options.user_id(config) if options.user_id else configurable.get("user_id")
-    return memory.session(str(session_id), user_id=None if user_id is None else str(user_id))
-
-
-def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
-    """What the caller wants to have kept with the question: `configurable["message_metadata"]`."""
-    metadata = config.get("configurable", {}).get("message_metadata")
-    return metadata if isinstance(metadata, Mapping) else None
-
-
-def run_id_of(config: RunnableConfig) -> str | None:
-    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it."""
-    if run_id := config.get("run_id"):
-        return str(run_id)
-    try:
-        runtime: Runtime[Any] | None = get_runtime()
-    except (RuntimeError, KeyError):  # not in a graph
-        return None
-    return runtime.execution_info.run_id if runtime and runtime.execution_info else None
-
-
-def listening(config: RunnableConfig, handler: PartialAnswer) -> RunnableConfig:
-    """The run's config with one more listener on its model calls."""
-    callbacks = config.get("callbacks")
-    if isinstance(callbacks, BaseCallbackManager):
-        manager = callbacks.copy()
-        manager.add_handler(handler, inherit=True)
-        return {**config, "callbacks": manager}
-    return {**config, "callbacks": [*(callbacks or []), handler]}
+def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+    """The earlier turns of a checkpoint without those that were forgotten by a reset; system messages stay."""
+    place = max((place for place, message in enumerate(before, start=1) if message.id in forgotten), default=0)
+    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
+        place += 1
+    return [*(message for message in before[:place] if isinstance(message, SystemMessage)), *before[place:]]
