@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -12,6 +12,7 @@ from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
 from threadkeep.context.tokens import estimate
@@ -19,6 +20,19 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.workflow.conversion import opinion_of, text_of
 from threadkeep.workflow.middleware import SessionMemory
+
+
+@dataclass(frozen=True)
+class Question:
+    """One message to answer; with `stream` its reader wants the pieces as they come."""
+
+    text: str
+    session_id: str
+    message_id: str
+    run_id: UUID
+    user_id: str | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,16 +57,7 @@ class Answering(Protocol):
         """The name of what answers."""
         ...
 
-    def answer(
-        self,
-        message: str,
-        *,
-        session_id: str,
-        user_id: str | None,
-        message_id: str,
-        run_id: UUID,
-        metadata: Mapping[str, Json],
-    ) -> AsyncIterator[str | Reply]:
+    def answer(self, question: Question) -> AsyncIterator[str | Reply]:
         """Answer one message. Raises what the model raises, and `WrongUser`."""
         ...
 
@@ -88,25 +93,23 @@ class ChatAgent:
         """The name of what answers."""
         return "chat"
 
-    async def answer(
-        self,
-        message: str,
-        *,
-        session_id: str,
-        user_id: str | None,
-        message_id: str,
-        run_id: UUID,
-        metadata: Mapping[str, Json],
-    ) -> AsyncIterator[str | Reply]:
+    async def answer(self, question: Question) -> AsyncIterator[str | Reply]:
         """Answer one message."""
-        configurable = {"thread_id": session_id, "user_id": user_id, "message_metadata": dict(metadata)}
-        events = self._agent.astream(
-            {"messages": [HumanMessage(content=message, id=message_id)]},
-            {"configurable": configurable, "run_id": run_id},
-            stream_mode=["messages", "values"],
-        )
+        given = {"messages": [HumanMessage(content=question.text, id=question.message_id)]}
+        config: RunnableConfig = {
+            "configurable": {
+                "thread_id": question.session_id,
+                "user_id": question.user_id,
+                "message_metadata": dict(question.metadata),
+            },
+            "run_id": question.run_id,
+        }
+        if not question.stream:
+            # Asked as a whole: a provider need not support streams, and reports the usage.
+            yield _reply((await self._agent.ainvoke(given, config))["messages"])
+            return
         messages: list[BaseMessage] = []
-        async for mode, event in events:
+        async for mode, event in self._agent.astream(given, config, stream_mode=["messages", "values"]):
             if mode == "values":
                 messages = event["messages"]
             elif isinstance(event[0], AIMessageChunk) and (piece := text_of(event[0])):

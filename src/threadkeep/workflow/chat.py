@@ -24,7 +24,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import ContextBuilt, Event, TurnFinished, TurnStatus
 from threadkeep.records import Json
 from threadkeep.store.runs import Claim, Run, RunStatus
-from threadkeep.workflow.answering import Answering, Reply
+from threadkeep.workflow.answering import Answering, Question, Reply
 
 _FIRST_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 0.5
@@ -104,8 +104,9 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 class ChatTurn:
     """One turn that runs in the background; any number of callers may follow it, early or late."""
 
-    def __init__(self, request: ChatRequest) -> None:
+    def __init__(self, request: ChatRequest, *, stream: bool) -> None:
         self.request = request
+        self.stream = stream
         self.session_id = request.session_id or str(uuid7())
         self.message_id = request.message_id or str(uuid7())
         self.run_id = str(uuid7())
@@ -179,13 +180,15 @@ class Chat:
         if isinstance(event, ContextBuilt) and event.run_id is not None:
             self._contexts[event.run_id] = event
 
-    def begin(self, request: ChatRequest) -> ChatTurn:
+    def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
         """Start a turn, or join the one that answers this message already.
+
+        Without `stream` the model is asked for its answer as a whole, and followers get no pieces.
 
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
         """
-        turn = ChatTurn(request)
+        turn = ChatTurn(request, stream=stream)
         self._memory.session(turn.session_id, user_id=request.user_id)
         key = (turn.session_id, turn.message_id)
         if (running := self._turns.get(key)) and running.request.user_id == request.user_id:
@@ -204,7 +207,7 @@ class Chat:
             SessionNotFound: the session is another user's.
             Interrupted: the service stopped meanwhile.
         """
-        return await self.begin(request).answer()
+        return await self.begin(request, stream=False).answer()
 
     async def close(self, seconds: float) -> None:
         """Let running turns finish within a limit, then cancel them; what they had said is stored as interrupted."""
@@ -294,14 +297,16 @@ class Chat:
         status: TurnStatus = "failed"
         try:
             request = turn.request
-            async for piece in self._answering.answer(
-                request.message,
+            question = Question(
+                text=request.message,
                 session_id=turn.session_id,
-                user_id=request.user_id,
                 message_id=turn.message_id,
                 run_id=UUID(turn.run_id),
+                user_id=request.user_id,
                 metadata=request.metadata,
-            ):
+                stream=turn.stream,
+            )
+            async for piece in self._answering.answer(question):
                 if isinstance(piece, Reply):
                     reply = piece
                 else:

@@ -29,7 +29,7 @@ async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
     Turns of one session run one after the other, in order of arrival. The turn goes on if the caller goes away; the
     same `message_id` then gets its answer. If the model fails (502), the message is stored and no answer is.
     """
-    turn = _begin(app, body)
+    turn = _begin(app, body, stream=False)
     try:
         answer = await turn.answer()
     except (ModelCallFailed, Interrupted) as error:
@@ -51,7 +51,7 @@ async def stream(body: ChatRequestBody, app: AppInUse, request: Request) -> Even
     answer to `POST /api/v1/chat` has) or `error` (a problem document). Lines that begin with a colon keep the
     connection open. What fails before `start` is an HTTP error.
     """
-    return await open_stream(_begin(app, body), heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await open_stream(_begin(app, body, stream=True), heartbeat_seconds=request.app.state.heartbeat_seconds)
 
 
 @router.get(
@@ -75,7 +75,7 @@ async def history(
     return History(session_id=session_id, messages=messages, count=len(messages), next_before=page.next_before)
 
 
-def _begin(app: App, body: ChatRequestBody) -> ChatTurn:
+def _begin(app: App, body: ChatRequestBody, *, stream: bool) -> ChatTurn:
     """Start the turn that a body asks for.
 
     Raises:
@@ -96,5 +96,6 @@ def _begin(app: App, body: ChatRequestBody) -> ChatTurn:
             user_id=body.user_id,
             message_id=body.message_id,
             metadata=body.metadata,
-        )
+        ),
+        stream=stream,
     )
