@@ -70,9 +70,11 @@ class GroupCommit:
                 group.append(self._queue.get_nowait())
             try:
                 await self._write_group(group)
-            except Exception as error:  # the writer outlives any failure; each caller gets it
+            except StoreUnavailable as error:
                 for prepared in group:
                     _fail(prepared, error)
+            except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
+                await self._write_alone(group, error)
             finally:
                 for _ in group:
                     self._queue.task_done()
@@ -92,6 +94,17 @@ class GroupCommit:
                 _fail(prepared, receipt)
             elif not prepared.stored.done():
                 prepared.stored.set_result(receipt)
+
+    async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
+        """After the database refused something of a group: each turn by itself, so that only the refused one fails."""
+        if len(group) == 1:
+            _fail(group[0], error)
+            return
+        for prepared in group:
+            try:
+                await self._write_group([prepared])
+            except Exception as its_own:  # noqa: BLE001 - as above
+                _fail(prepared, its_own)
 
     async def _transaction[T](
         self, store: Callable[[Connection, Sequence[PreparedTurn]], Awaitable[T]], group: Sequence[PreparedTurn]

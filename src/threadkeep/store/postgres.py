@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from typing import LiteralString, Self
 from weakref import WeakKeyDictionary
 
@@ -33,12 +34,20 @@ _SETUP_LOCK = 7310865113
 class PostgresConnection:
     """A connection of psycopg behind the verbs of `threadkeep.store.driver.Connection`."""
 
-    def __init__(self, raw: RawConnection) -> None:
+    def __init__(self, raw: RawConnection, another: Callable[[], Awaitable[RawConnection]] | None = None) -> None:
         self.raw = raw
+        self._another = another
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
         """All rows of a statement."""
-        cursor = await self.raw.execute(_query(sql), parameters)
+        try:
+            cursor = await self.raw.execute(_query(sql), parameters)
+        except psycopg.OperationalError:
+            if self._another is None or not self.raw.closed:
+                raise
+            # What only reads may simply be asked again.
+            self.raw, self._another = await self._another(), None
+            cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
@@ -66,7 +75,6 @@ class PostgresDriver:
             max_idle=options.pool_max_idle_seconds,
             reconnect_timeout=_RECONNECT_SECONDS,
             configure=_configure,
-            check=self._check,
             open=False,
         )
 
@@ -93,29 +101,48 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
-        """A connection to read from."""
+        """A connection to read from; one that breaks is replaced once, unnoticed."""
         with _translated():
-            async with self._pool.connection() as raw:
-                yield PostgresConnection(raw)
-                self._used[raw] = time.monotonic()
+            async with AsyncExitStack() as stack:
+                connection = PostgresConnection(await self._lend(stack), another=partial(self._lend_another, stack))
+                yield connection
+                self._used[connection.raw] = time.monotonic()
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[PostgresConnection]:
         """A connection inside a write transaction."""
         with _translated():
-            async with self._pool.connection() as raw:
-                async with raw.transaction():
-                    yield PostgresConnection(raw)
+            async with AsyncExitStack() as stack:
+                raw = await self._lend(stack)
+                try:
+                    async with raw.transaction():
+                        yield PostgresConnection(raw)
+                except psycopg.OperationalError:
+                    self._used.clear()
+                    raise
                 self._used[raw] = time.monotonic()
 
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.close()
 
-    async def _check(self, raw: RawConnection) -> None:
-        """Ask a connection whether it lives, unless it worked a moment ago: the question costs a round trip."""
-        if time.monotonic() - self._used.get(raw, 0.0) > _TRUSTED_SECONDS:
-            await AsyncConnectionPool.check_connection(raw)
+    async def _lend(self, stack: AsyncExitStack) -> RawConnection:
+        """A connection that lives; one that worked a moment ago is not asked, since the question costs a round trip."""
+        raw = await stack.enter_async_context(self._pool.connection())
+        if time.monotonic() - self._used.get(raw, 0.0) <= _TRUSTED_SECONDS or await _lives(raw):
+            return raw
+        return await self._lend_another(stack)
+
+    async def _lend_another(self, stack: AsyncExitStack) -> RawConnection:
+        """A connection that lives, in place of the broken one that the stack has.
+
+        Where one is broken others are likely to be, so the pool looks at all of them at once; by itself it would find
+        them one by one, with pauses that double.
+        """
+        await stack.aclose()
+        self._used.clear()
+        await self._pool.check()
+        return await stack.enter_async_context(self._pool.connection())
 
 
 @asynccontextmanager
@@ -161,6 +188,14 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
                     raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
                 await asyncio.sleep(0.05)
             yield
+
+
+async def _lives(raw: RawConnection) -> bool:
+    try:
+        await AsyncConnectionPool.check_connection(raw)
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def _query(sql: str) -> LiteralString:

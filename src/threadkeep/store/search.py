@@ -26,7 +26,7 @@ _MOST_TERMS = 20_000
 _TRIGRAM = 3
 
 _WORDS = re.compile(r"\w+")
-# Scripts that write words without spaces between them: Thai, Lao, Khmer, Myanmar, kana, Han, and hangul for its suffixes.
+# Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana, Han; and hangul, for its suffixes.
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
 )

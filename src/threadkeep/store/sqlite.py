@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -11,10 +12,13 @@ from typing import cast
 
 import aiosqlite
 
-from threadkeep.errors import StoreClosed, StoreUnavailable
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
 
 _READERS = 4
+
+# aiosqlite's debug log has the parameters of every statement: what people said. No level may show it.
+logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
 
 
 class SqliteConnection:
@@ -115,8 +119,8 @@ class SqliteDriver:
     async def _roll_back(self, connection: SqliteConnection) -> None:
         """End the transaction; a connection that cannot is given up, and the next writer opens another.
 
-        It is asked for even where none seems to be open: a BEGIN whose caller was cancelled still stands in the queue of
-        the connection's thread, and this goes behind it.
+        It is asked for even where none seems to be open: a BEGIN whose caller was cancelled still stands in the queue
+        of the connection's thread, and this goes behind it.
         """
         try:
             await asyncio.shield(connection.raw.rollback())
@@ -188,16 +192,19 @@ def _translated() -> Iterator[None]:
     """Turn the errors of SQLite into ours, each with its cure."""
     try:
         yield
-    except sqlite3.IntegrityError as error:
-        if "UNIQUE" in str(error):
-            raise DuplicateRow("A row with this key is there already.") from error
-        raise
-    except (sqlite3.OperationalError, sqlite3.DatabaseError) as error:
+    except sqlite3.Error as error:
         text = str(error).lower()
+        if isinstance(error, sqlite3.IntegrityError) and "unique" in text:
+            raise DuplicateRow("A row with this key is there already.") from error
         for sign, cure in _CURES:
             if sign in text:
                 raise StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}") from error
-        raise
+        if "closed" in text:
+            raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
+        name = getattr(error, "sqlite_errorname", type(error).__name__)
+        raise StoreError(
+            f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables."
+        ) from error
     except ValueError as error:
         # aiosqlite's word for a connection whose thread has ended.
         if "closed" in str(error) or "no active connection" in str(error):
