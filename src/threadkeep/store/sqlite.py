@@ -149,7 +149,9 @@ async def open_sqlite(
 async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = True) -> aiosqlite.Connection:
     # Autocommit means: every transaction is begun and ended by name.
     isolation = None if autocommit else "DEFERRED"
-    raw = await aiosqlite.connect(path or ":memory:", isolation_level=isolation, timeout=options.lock_timeout_seconds)
+    raw = await _open_file(
+        aiosqlite.connect(path or ":memory:", isolation_level=isolation, timeout=options.lock_timeout_seconds)
+    )
     try:
         await raw.execute("PRAGMA foreign_keys = ON")
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
@@ -160,6 +162,19 @@ async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = 
         await raw.close()
         raise
     return raw
+
+
+async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
+    opening = asyncio.ensure_future(connection)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        await (await opening).close()
+        raise
+    except sqlite3.Error:
+        # Its thread has a last word for this event loop, which may be closed a moment later.
+        await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
+        raise
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:

@@ -1,0 +1,79 @@
+"""Real processes for tests: forked from a server that has imported Threadkeep once, so that a start costs little."""
+
+from __future__ import annotations
+
+import multiprocessing
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerProcess
+from multiprocessing.synchronize import Barrier
+
+_PATIENCE_SECONDS = 60.0
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(
+    ["pytest", "threadkeep.app", "threadkeep.store.sqlite", "threadkeep.store.postgres", "langchain_core.utils.uuid"]
+)
+
+
+class Child[T]:
+    """A process that runs one function, and what came of it."""
+
+    def __init__(self, work: Callable[..., T], *arguments: object, together: Barrier | None = None) -> None:
+        self._answer, theirs = PROCESSES.Pipe(duplex=False)
+        self.process: ForkServerProcess = PROCESSES.Process(
+            target=_run, args=(theirs, together, work, arguments), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def result(self) -> T:
+        """What the function returned.
+
+        Raises:
+            AssertionError: it raised, was killed, or takes too long.
+        """
+        try:
+            assert wait([self._answer], _PATIENCE_SECONDS), "the process takes too long"
+            well, value = self._answer.recv()
+        except EOFError:
+            raise AssertionError("the process was killed") from None
+        finally:
+            self.kill()
+        assert well, value
+        return value  # type: ignore[no-any-return]
+
+    def kill(self) -> None:
+        """End the process with SIGKILL, if it still runs, and wait until it is gone."""
+        self.process.kill()
+        self.process.join()
+        self._answer.close()
+
+
+def run_together[T](work: Callable[..., T], arguments: Sequence[tuple[object, ...]]) -> list[T]:
+    """The function in as many processes as there are arguments, all beginning at one moment; their results in order."""
+    together = PROCESSES.Barrier(len(arguments))
+    children = [Child(work, *each, together=together) for each in arguments]
+    try:
+        return [child.result() for child in children]
+    finally:
+        for child in children:
+            child.kill()
+
+
+def _run(
+    answer: Connection, together: Barrier | None, work: Callable[..., object], arguments: Sequence[object]
+) -> None:
+    try:
+        if together is not None:
+            together.wait(_PATIENCE_SECONDS)
+        answer.send((True, work(*arguments)))
+    except BaseException:  # noqa: BLE001 - the parent is told of everything
+        answer.send((False, traceback.format_exc()))

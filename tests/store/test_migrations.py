@@ -1,0 +1,178 @@
+"""Migrations: each once, whoever starts, and never on a database from the future."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.children import run_together
+from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
+from threadkeep.history.pending import PendingOptions
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.migrations import known_migrations, migrate, schema_version
+from threadkeep.store.postgres import PostgresDriver
+from threadkeep.store.sqlite import SqliteDriver
+
+_NOW = datetime(2026, 1, 1, tzinfo=UTC)
+_STARTERS = 8
+_MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
+_TABLES = ("chat_messages", "chat_runs", "chat_sessions", "threadkeep_migrations")
+
+type Column = tuple[str, str, bool]
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest) -> str:
+    """A database of each engine without any table."""
+    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url"))
+
+
+def test_eight_first_starts_at_once_make_one_schema(empty_url: str, tmp_path: Path) -> None:
+    """Eight processes open an empty database at one moment and store a turn each: nobody fails, nothing is missing."""
+    starts = [(empty_url, str(tmp_path / "pending"), f"writer {n}") for n in range(_STARTERS)]
+    assert sorted(run_together(start_and_write, starts)) == list(range(1, _STARTERS + 1))
+    backend = parse_address(empty_url).backend
+    rows = query(empty_url, "SELECT version, name FROM threadkeep_migrations ORDER BY version")
+    assert rows == known_migrations(backend)
+
+
+def start_and_write(url: str, folder: str, words: str) -> int:
+    """What each of the processes does; answers where its message stands."""
+
+    async def write() -> int:
+        options = MemoryOptions(pending=PendingOptions(folder=Path(folder)))
+        async with open_memory(url, options=options) as memory:
+            return (await memory.session("room").append([Message(role="user", content=words)])).first_seq
+
+    return asyncio.run(write())
+
+
+async def test_a_database_that_is_up_to_date_is_left_as_it_is(empty_url: str) -> None:
+    """The second start applies nothing and changes nothing."""
+    newest = [version for version, _ in known_migrations(parse_address(empty_url).backend)]
+    async with driver_of(empty_url) as driver:
+        assert await schema_version(driver) == 0
+        assert await migrate(driver, _NOW) == newest
+        before = query(empty_url, "SELECT * FROM threadkeep_migrations")
+        assert await migrate(driver, _NOW.replace(year=2027)) == []
+        assert query(empty_url, "SELECT * FROM threadkeep_migrations") == before
+        assert await schema_version(driver) == newest[-1]
+
+
+async def test_a_newer_schema_is_refused_and_left_as_it_is(empty_url: str, memory_options: MemoryOptions) -> None:
+    """The sentence names both schemas and the cure; not a row is changed."""
+    async with driver_of(empty_url) as driver:
+        await migrate(driver, _NOW)
+    execute(empty_url, _MAKE_TOO_NEW)
+    before = columns_of(empty_url), query(empty_url, "SELECT * FROM threadkeep_migrations")
+    with pytest.raises(SchemaTooNew) as refused:
+        async with open_memory(empty_url, options=memory_options):
+            pass
+    known = known_migrations(parse_address(empty_url).backend)[-1][0]
+    assert (refused.value.found, refused.value.known) == (9999, known)
+    assert "upgrade Threadkeep" in str(refused.value)
+    assert (columns_of(empty_url), query(empty_url, "SELECT * FROM threadkeep_migrations")) == before
+
+
+async def test_a_migration_that_fails_leaves_nothing_half_done(empty_url: str) -> None:
+    """Somebody else's table is in the way: it is told, and none of ours was made beside it."""
+    execute(empty_url, "CREATE TABLE chat_runs (mine TEXT)")
+    async with driver_of(empty_url) as driver:
+        with pytest.raises(StoreError):
+            await migrate(driver, _NOW)
+        assert await schema_version(driver) == 0
+    assert {table for table, *_ in columns_of(empty_url)} == {"chat_runs"}
+
+
+async def test_both_engines_have_the_same_tables(sqlite_url: str, postgres_url: str) -> None:
+    """The same columns in the same order, required in the same places, and the same indexes."""
+    async with driver_of(sqlite_url) as driver:
+        await migrate(driver, _NOW)
+    assert [column for column in columns_of(sqlite_url) if column[0] in _TABLES] == [
+        column for column in columns_of(postgres_url) if column[0] in _TABLES
+    ]
+    in_sqlite = "SELECT name FROM sqlite_master WHERE type = 'index' AND name LIKE 'idx%' ORDER BY name"
+    in_postgres = "SELECT indexname FROM pg_indexes WHERE indexname LIKE 'idx_chat%' ORDER BY indexname"
+    engines_own = ("idx_chat_search_terms",)
+    assert query(sqlite_url, in_sqlite) == [row for row in query(postgres_url, in_postgres) if row != engines_own]
+
+
+async def test_a_read_only_postgres_is_read_and_says_why_it_takes_nothing(
+    postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """A standby that is up to date opens, answers and searches; an append names the cure."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        await memory.session("room").append([Message(role="user", content="before the switch")])
+        assert len(await memory.search("switch")) == 1
+    name = postgres_url.partition("?")[0].rpartition("/")[2]
+    execute(postgres_url, f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        session = memory.session("room")
+        assert [message.content for message in await session.tail(5)] == ["before the switch"]
+        assert len(await memory.search("switch")) == 1
+        with pytest.raises(StoreUnavailable, match="read-only here; name the primary"):
+            await session.append([Message(role="user", content="after")])
+        assert await session.count() == 1
+
+
+@asynccontextmanager
+async def driver_of(url: str) -> AsyncIterator[Driver]:
+    """A driver alone, without a memory over it."""
+    address = parse_address(url)
+    driver: Driver
+    if address.dsn is not None:
+        driver = await PostgresDriver.open(address.dsn, StoreOptions())
+    else:
+        driver = SqliteDriver(address.path, StoreOptions())
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+def query(url: str, sql: str) -> list[tuple[object, ...]]:
+    """The rows of a statement, by the engine's own library."""
+    address = parse_address(url)
+    if address.dsn is not None:
+        with psycopg.connect(address.dsn) as connection:
+            return connection.execute(sql.encode()).fetchall()
+    assert address.path is not None
+    with closing(sqlite3.connect(address.path)) as database:
+        return database.execute(sql).fetchall()
+
+
+def execute(url: str, sql: str) -> None:
+    """Run a statement behind Threadkeep's back."""
+    address = parse_address(url)
+    if address.dsn is not None:
+        with psycopg.connect(address.dsn, autocommit=True) as connection:
+            connection.execute(sql.encode())
+        return
+    assert address.path is not None
+    with closing(sqlite3.connect(address.path)) as database, database:
+        database.execute(sql)
+
+
+def columns_of(url: str) -> list[Column]:
+    """Table, column, and whether it is required, of all tables but those of the search index."""
+    if parse_address(url).dsn is not None:
+        rows: Iterable[tuple[object, ...]] = query(
+            url,
+            "SELECT table_name, column_name, is_nullable = 'NO' FROM information_schema.columns "
+            "WHERE table_schema = 'public' ORDER BY table_name, ordinal_position",
+        )
+    else:
+        rows = query(
+            url,
+            'SELECT t.name, c.name, c."notnull" OR c.pk FROM sqlite_master t, pragma_table_info(t.name) c '
+            "WHERE t.type = 'table' ORDER BY t.name, c.cid",
+        )
+    return [(str(table), str(column), bool(required)) for table, column, required in rows]

@@ -1,0 +1,178 @@
+"""The PostgreSQL driver: broken connections, a crowded pool, and what the DSN says."""
+
+from __future__ import annotations
+
+import asyncio
+import traceback
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import psycopg
+import pytest
+
+from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
+from threadkeep.errors import StoreClosed
+from threadkeep.history.memory import Memory
+from threadkeep.store.driver import DuplicateRow, StoreOptions
+from threadkeep.store.postgres import PostgresDriver
+
+
+@pytest.fixture
+async def memory(postgres_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
+    """A memory over PostgreSQL."""
+    async with open_memory(postgres_url, options=memory_options) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def driver(postgres_url: str) -> AsyncIterator[PostgresDriver]:
+    """A driver with one connection, which waits for it only shortly."""
+    options = StoreOptions(pool_max_size=1, pool_timeout_seconds=0.1)
+    opened = await PostgresDriver.open(postgres_url, options)
+    yield opened
+    await opened.close()
+
+
+def says(words: str) -> list[Message]:
+    """A turn of one message."""
+    return [Message(role="user", content=words)]
+
+
+async def test_connections_that_the_server_ended_are_not_noticed(memory: Memory, postgres_url: str) -> None:
+    """The next read and the next write go on with new ones, and nothing is stored twice."""
+    session = memory.session("room")
+    for round_ in range(3):
+        receipt = await session.append(says(f"round {round_}"))
+        assert (receipt.first_seq, receipt.last_seq) == (round_ + 1, round_ + 1)
+        await end_connections(postgres_url)
+        await end_connections(postgres_url)
+        assert len(await session.tail(5)) == round_ + 1
+    assert [message.content for message in await session.tail(5)] == ["round 0", "round 1", "round 2"]
+
+
+async def test_a_whole_pool_of_ended_connections_costs_no_pauses(memory: Memory, postgres_url: str) -> None:
+    """After a restart of the server ten broken connections are replaced at once, for readers and for the writer."""
+    sessions = [memory.session(f"room:{n}") for n in range(30)]
+    await asyncio.gather(*(session.append(says("one")) for session in sessions))
+    await asyncio.gather(*(session.tail(5) for session in sessions))
+    await end_connections(postgres_url)
+    async with asyncio.timeout(2):
+        found = await asyncio.gather(*(session.tail(5) for session in sessions))
+        await asyncio.gather(*(session.append(says("two")) for session in sessions))
+    assert all(len(messages) == 1 for messages in found)
+
+
+async def test_a_connection_that_breaks_in_a_transaction_stores_the_turn_once(
+    memory: Memory, postgres_url: str
+) -> None:
+    """The row is locked by somebody, our waiting connection is ended: the second try stores the whole turn."""
+    session = memory.session("room")
+    await session.append(says("first"))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+        appending = asyncio.ensure_future(session.append([*says("second"), *says("third")]))
+        await until_somebody_waits(other)
+        await end_connections(postgres_url, only="wait_event_type = 'Lock'")
+        await other.rollback()
+    receipt = await appending
+    assert (receipt.first_seq, receipt.last_seq) == (2, 3)
+    assert [message.content for message in await session.tail(5)] == ["first", "second", "third"]
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 5, 10, 20])
+async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: int) -> None:
+    """Whenever its caller gives up, the next write of the session goes on."""
+    session = memory.session("room")
+    await session.append(says("first"))
+    task = asyncio.ensure_future(session.reset())
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    async with asyncio.timeout(5):
+        assert (await session.append(says("second"))).first_seq == 2
+
+
+async def test_a_pool_without_a_free_connection_says_what_to_raise(driver: PostgresDriver) -> None:
+    """The sentence names the setting."""
+    async with driver.reading():
+        with pytest.raises(StoreUnavailable, match="THREADKEEP_POSTGRES_POOL_MAX_SIZE"):
+            async with driver.reading():
+                pass
+
+
+async def test_a_server_that_is_not_there_is_told_when_it_is_opened(postgres_url: str) -> None:
+    """After the pool's timeout, with what to check."""
+    nowhere = postgres_url.replace("host=", "host=/nowhere")
+    with pytest.raises(StoreUnavailable, match="it is down"):
+        await PostgresDriver.open(nowhere, StoreOptions(pool_timeout_seconds=0.2))
+
+
+async def test_a_duplicate_row_is_told_apart(driver: PostgresDriver) -> None:
+    """Its transaction is rolled back."""
+    row = {"version": 1, "name": "x", "now": ""}
+    insert = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
+    before = "UPDATE threadkeep_migrations SET name = :name"
+    with pytest.raises(DuplicateRow):  # noqa: PT012 - the row is refused inside the block, the block is rolled back
+        async with driver.writing() as connection:
+            await connection.execute(before, row)
+            await connection.execute(insert, row)
+    async with driver.reading() as reading:
+        assert await reading.fetch("SELECT count(*) FROM threadkeep_migrations WHERE name = :name", row) == [(0,)]
+
+
+async def test_what_the_server_refuses_is_told_without_the_row(driver: PostgresDriver) -> None:
+    """The server's own words quote what was to be stored; ours, and all that a traceback shows, do not."""
+    insert = "INSERT INTO chat_sessions (session_id, created_at) VALUES (:words, :now)"
+    with pytest.raises(StoreError) as refused:
+        async with driver.writing() as connection:
+            await connection.execute(insert, {"words": "canary-of-a-person", "now": datetime.now(UTC)})
+    assert "NotNullViolation 23502" in str(refused.value)
+    assert "canary" not in "".join(traceback.format_exception(refused.value))
+
+
+async def test_the_options_of_the_dsn_hold(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """A search path puts the tables into a schema of one's own."""
+    async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as other:
+        await other.execute("CREATE SCHEMA tenant")
+    async with open_memory(f"{postgres_url}&options=-csearch_path%3Dtenant", options=memory_options) as memory:
+        await memory.session("room").append(says("hi"))
+        [found] = await memory.session("room").tail(1)
+        assert found.created_at == memory_options.clock()
+        assert found.created_at.isoformat().endswith("+00:00")
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        cursor = await other.execute("SELECT count(*) FROM tenant.chat_messages")
+        assert await cursor.fetchone() == (1,)
+
+
+async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """Reads and writes after the block, with the cure."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        session = memory.session("room")
+        await session.append(says("hi"))
+    for attempt in (session.append(says("late")), session.tail(5), session.reset(), memory.search("hi")):
+        with pytest.raises(StoreClosed, match="inside its `async with"):
+            await attempt
+
+
+async def end_connections(url: str, only: str = "TRUE") -> None:
+    """Let the server end all other connections to a database."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
+        those = f"pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {only}"
+        await other.execute(f"SELECT pg_terminate_backend(pid) FROM {those}".encode())
+        async with asyncio.timeout(10):
+            while await (await other.execute(f"SELECT pg_stat_clear_snapshot() FROM {those}".encode())).fetchone():
+                pass
+
+
+async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object, ...]]) -> None:
+    """Return when a statement of another connection waits for a lock of this one."""
+    waiting = (
+        "SELECT pg_stat_clear_snapshot(), count(*) FROM pg_stat_activity "
+        "WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    async with asyncio.timeout(10):
+        while True:
+            found = await (await connection.execute(waiting)).fetchone()
+            if found and found[1]:
+                return
