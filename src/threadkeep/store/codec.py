@@ -85,7 +85,7 @@ def message_parameters(message: Message, *, count: Counter, now: str) -> dict[st
         "content": message.content,
         "tokens": count(message.content) if message.tokens is None else message.tokens,
         "status": message.status,
-        "confidence": message.confidence,
+        "confidence": None if message.confidence is None else float(message.confidence),
         "escalated": message.escalated,
         "run_id": message.run_id,
         "metadata": dump_json(dict(message.metadata)) if message.metadata else "{}",

@@ -203,6 +203,15 @@ class AppendLaws(TranscriptSource):
             assert found.created_at.tzinfo is not None
             assert found.with_fields(seq=None, created_at=None) == given
 
+    async def test_large_numbers_come_back_too(self) -> None:
+        """The widest that a message may have."""
+        given = Message(role="user", content="hi", tokens=2**53 - 1, confidence=2**70, metadata={"chat": 2**53 + 1})
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(given))
+            [found] = (await transcripts.newest("room:1", limit=1)).messages
+            assert (found.tokens, found.confidence) == (given.tokens, given.confidence)
+            assert found.metadata == given.metadata
+
     async def test_the_store_gives_what_the_caller_left_open(self) -> None:
         """An id, a place and the time of storing; a place that the caller names is not believed."""
         async with self.open_transcripts() as transcripts:

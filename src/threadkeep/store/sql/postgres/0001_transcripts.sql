@@ -29,7 +29,7 @@ CREATE TABLE chat_messages (
     id         TEXT NOT NULL,
     role       TEXT NOT NULL CHECK (role IN ('user', 'assistant', 'system')),
     content    TEXT NOT NULL,
-    tokens     INTEGER NOT NULL,
+    tokens     BIGINT NOT NULL,
     status     TEXT NOT NULL DEFAULT 'complete' CHECK (status IN ('complete', 'interrupted', 'failed')),
     confidence DOUBLE PRECISION,
     escalated  BOOLEAN NOT NULL DEFAULT FALSE,
