@@ -1,4 +1,4 @@
-"""Python blocks of a page, run one after the other in one namespace."""
+"""A page carried out from top to bottom, as a reader would: its Python, its commands, its requests."""
 
 from __future__ import annotations
 
@@ -7,13 +7,29 @@ import asyncio
 import contextlib
 import inspect
 import io
-from collections.abc import Mapping
-from dataclasses import dataclass
+import sqlite3
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
 from types import CodeType
 
+import httpx2
+
 from tests.docs.pages import Block, Page
+from tests.docs.service import (
+    Request,
+    check_body,
+    check_response,
+    opened_service,
+    request_of_block,
+    request_of_curl,
+    send,
+)
+from tests.docs.shell import Command, commands_of
 
 PYTHON = ("python", "py")
+RUNNABLE = (*PYTHON, "sh", "http")
 
 
 @dataclass(frozen=True)
@@ -35,29 +51,88 @@ class Place:
         return text
 
 
-def run_blocks(page: Page, place: Place) -> None:
-    """Run every Python block of a page; what one prints has to be in the `text` block that follows it."""
-    # A page stands for a module that a reader types: names live on from block to block, and `await` works at the top.
-    names: dict[str, object] = {"__name__": "__main__"}
+def run_page(page: Page, place: Place, set_variable: Callable[[str, str], None]) -> None:
+    """Carry a page out; what a block prints or answers has to stand in the block that follows, if that shows output."""
     with asyncio.Runner() as runner:
-        for index, block in enumerate(page.blocks):
-            if block.language not in PYTHON:
-                continue
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                outcome = eval(_compiled(page, block, place), names)  # noqa: S307 - the docs are ours
-                if inspect.iscoroutine(outcome):
-                    runner.run(outcome)
-            if output := place.shown(printed.getvalue()).strip():
+        run = PageRun(page, place, runner, set_variable)
+        try:
+            for index, block in enumerate(page.blocks):
                 following = page.blocks[index + 1] if index + 1 < len(page.blocks) else None
-                assert following is not None, f"{page.name}:{block.line} prints, and no text block follows"
-                assert following.language == "text", f"{page.name}:{block.line} prints, and no text block follows"
-                assert output == following.text.strip(), f"{page.name}:{block.line} prints something else"
+                run.block(block, following)
+        finally:
+            runner.run(run.opened.aclose())
 
 
-def _compiled(page: Page, block: Block, place: Place) -> CodeType:
-    tree = ast.parse(place.here(block.text), filename=str(page.path))
-    # A traceback then names the line of the page.
-    ast.increment_lineno(tree, block.line - 1)
-    code: CodeType = compile(tree, str(page.path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    return code
+@dataclass
+class PageRun:
+    """What lives from block to block: the names of the Python blocks, and the service once it was asked."""
+
+    page: Page
+    place: Place
+    runner: asyncio.Runner
+    set_variable: Callable[[str, str], None]
+    # A page stands for a module that a reader types: `await` works at the top of it.
+    names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
+    opened: AsyncExitStack = field(default_factory=AsyncExitStack)
+    client: httpx2.AsyncClient | None = None
+
+    def block(self, block: Block, following: Block | None) -> None:
+        """Carry one block out."""
+        where = f"{self.page.name}:{block.line}"
+        if block.language in PYTHON:
+            self._compare_text(self._python(block), following, where, required=True)
+        elif block.language == "sh":
+            for command in commands_of(self.place.here(block.text)):
+                self._command(command, following, where)
+        elif block.language == "http" and not block.text.startswith("HTTP/"):
+            response = self._ask(request_of_block(block.text))
+            assert following is not None, f"{where} shows no answer"
+            assert following.text.startswith("HTTP/"), f"{where} shows no answer"
+            check_response(following.text, response, where)
+
+    def _python(self, block: Block) -> str:
+        tree = ast.parse(self.place.here(block.text), filename=str(self.page.path))
+        # A traceback then names the line of the page.
+        ast.increment_lineno(tree, block.line - 1)
+        code: CodeType = compile(tree, str(self.page.path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            outcome = eval(code, self.names)  # noqa: S307 - the docs are ours
+            if inspect.iscoroutine(outcome):
+                self.runner.run(outcome)
+        return printed.getvalue()
+
+    def _command(self, command: Command, following: Block | None, where: str) -> None:
+        starts_service = command.program == "make" and "run" in command.arguments
+        if starts_service or (command.program == "threadkeep" and "serve" in command.arguments):
+            for name, value in command.environment.items():
+                self.set_variable(name, value.replace("$PWD", str(Path.cwd())))
+        elif command.piped:
+            return
+        elif command.program == "curl":
+            response = self._ask(request_of_curl(command))
+            assert response.is_success, f"{where}: {response.text}"
+            if following is not None and following.language in ("json", "text"):
+                check_body(following.text, response, where)
+        elif command.program == "sqlite3":
+            self._compare_text(_sqlite(*command.arguments[-2:]), following, where, required=False)
+
+    def _ask(self, request: Request) -> httpx2.Response:
+        if self.client is None:
+            self.client = self.runner.run(self.opened.enter_async_context(opened_service()))
+        return self.runner.run(send(self.client, request))
+
+    def _compare_text(self, output: str, following: Block | None, where: str, *, required: bool) -> None:
+        if not output.strip():
+            return
+        shows = following is not None and following.language == "text"
+        assert shows or not required, f"{where} prints, and no text block follows:\n{output}"
+        if shows and following is not None:
+            assert self.place.shown(output).strip() == following.text.strip(), f"{where} prints something else"
+
+
+def _sqlite(path: str, statement: str) -> str:
+    """What `sqlite3` prints for a statement."""
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(statement).fetchall()
+    return "\n".join("|".join("" if value is None else str(value) for value in row) for row in rows)
