@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any, cast
 
 from langchain.agents import create_agent
 from langchain.agents.middleware import AgentMiddleware
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -61,6 +62,20 @@ async def ask(agent: Agent, words: str, *, message_id: str | None = None, thread
     """What the agent answers."""
     state = await agent.ainvoke(input_of(words, message_id), config_of(thread_id))
     return str(state["messages"][-1].text)
+
+
+async def tokens(agent: Agent, words: str, *, message_id: str | None = None) -> AsyncGenerator[str]:
+    """What the agent's model says, piece by piece; closing this closes the run."""
+    events = agent.astream(input_of(words, message_id), config_of(), stream_mode="messages")
+    async with aclosing(cast("AsyncGenerator[tuple[BaseMessage, object]]", events)) as pieces:
+        async for message, _ in pieces:
+            if isinstance(message, AIMessageChunk) and message.text:
+                yield message.text
+
+
+async def stream(agent: Agent, words: str, *, message_id: str | None = None) -> str:
+    """What the agent's model says, read to its end."""
+    return "".join([piece async for piece in tokens(agent, words, message_id=message_id)])
 
 
 async def kept(memory: Memory, thread_id: str = ROOM) -> list[tuple[str, str]]:

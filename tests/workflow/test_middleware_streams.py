@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from langchain_core.messages import AIMessageChunk
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.config import get_stream_writer
 from langgraph.types import StreamMode
 
-from tests.workflow.talking import ROOM, add, adding, config_of, input_of, kept, make_agent
+from tests.workflow.talking import ROOM, add, adding, config_of, input_of, kept, make_agent, tokens
 from threadkeep import Memory, Message, SessionMemory
 from threadkeep.testing import ScriptedModel
 
@@ -71,12 +70,7 @@ async def test_tokens_are_streamed_as_the_model_says_them(memory: Memory) -> Non
     """On every database: the pieces add up to the answer, and the whole is kept."""
     await remember(memory)
     agent = make_agent(ScriptedModel(["one two three"]), [SessionMemory(memory)])
-    pieces: list[str] = []
-    async for event in agent.astream(input_of("count"), config_of(), stream_mode="messages"):
-        assert isinstance(event, tuple)
-        if isinstance(event[0], AIMessageChunk):
-            pieces.append(event[0].text)
-    assert [piece for piece in pieces if piece] == ["one", " two", " three"]
+    assert [piece async for piece in tokens(agent, "count")] == ["one", " two", " three"]
     assert (await kept(memory))[-2:] == [("user", "count"), ("assistant", "one two three")]
 
 

@@ -90,6 +90,11 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         self._unsettled: dict[tuple[str, str | None], _Unsettled] = {}
         memory.before_closing(_settling(weakref.ref(self)))
 
+    @property
+    def open_runs(self) -> int:
+        """How many runs of this process have begun and were not heard of again, at most a thousand."""
+        return len(self._unsettled)
+
     @hook_config(can_jump_to=["end"])
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the question; a question that was answered before gets that answer again, without a model call."""

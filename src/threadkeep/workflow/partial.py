@@ -13,10 +13,14 @@ from threadkeep.workflow.conversion import text_of
 
 
 class PartialAnswer(AsyncCallbackHandler):
-    """What a model has said so far, when it streams: kept if the run is cancelled in the middle."""
+    """What a model has said so far, when it streams: kept if the run is cancelled in the middle.
+
+    Of several model calls (a retry, say) it is the newest one's.
+    """
 
     def __init__(self) -> None:
         self.text = ""
+        self._run_id: UUID | None = None
 
     async def on_llm_new_token(
         self,
@@ -29,6 +33,8 @@ class PartialAnswer(AsyncCallbackHandler):
         **kwargs: Any,
     ) -> None:
         """Take the text of one chunk."""
+        if run_id != self._run_id:
+            self._run_id, self.text = run_id, ""
         if isinstance(chunk, ChatGenerationChunk):
             self.text += text_of(chunk.message)
         elif isinstance(token, str):
