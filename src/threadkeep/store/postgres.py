@@ -231,13 +231,18 @@ def _translated() -> Iterator[None]:
     except psycopg.errors.DiskFull as error:
         raise StoreUnavailable("PostgreSQL's disk is full; make room on the server.") from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if (error.sqlstate or "").startswith("54"):
+            # A limit of the server is exceeded, which time does not change.
+            raise _refusal(error) from None
         raise StoreUnavailable(
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error
     except psycopg.Error as error:
         # From None: a detail of the server may quote the row, which is what people said.
-        name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
-        raise StoreError(
-            f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables."
-        ) from None
+        raise _refusal(error) from None
+
+
+def _refusal(error: psycopg.Error) -> StoreError:
+    name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
+    return StoreError(f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables.")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
 from threadkeep.records import SearchHit, dump_json
@@ -23,6 +23,9 @@ _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
 _MOST_TERMS = 20_000
+# A tsvector holds 1 MB; each term takes some bytes beside its own.
+_MOST_BYTES = 800_000
+_TERM_BYTES = 8
 _TRIGRAM = 3
 
 _WORDS = re.compile(r"\w+")
@@ -43,18 +46,19 @@ class SearchIndex:
     async def catch_up(self, *, seconds: float | None = None) -> bool:
         """Index what is not indexed yet, for at most some seconds; True when nothing is left."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        async with self._turn:
-            while True:
-                async with self._driver.reading() as connection:
-                    behind = await connection.fetch(self._sql["to_index"], {"limit": _SESSIONS})
-                if not behind:
-                    return True
-                for session_id, after, last_seq in behind:
-                    position = after
-                    while position is not None and position < last_seq:
+        while True:
+            async with self._driver.reading() as connection:
+                behind = await connection.fetch(self._sql["to_index"], {"limit": _SESSIONS})
+            if not behind:
+                return True
+            for session_id, after, last_seq in behind:
+                position = after
+                while position is not None and position < last_seq:
+                    # Step by step: a search does not wait until all of an import is indexed by another task.
+                    async with self._turn:
                         position = await self._step(session_id, position, last_seq)
-                        if deadline is not None and time.monotonic() > deadline:
-                            return False
+                    if deadline is not None and time.monotonic() > deadline:
+                        return False
 
     async def search(self, query: str, *, limit: int, user_id: str | None = None) -> list[SearchHit]:
         """Messages with all the words of a query, best first."""
@@ -79,53 +83,65 @@ class SearchIndex:
         return await connection.fetch(self._sql["match" if trigrams else "match_short"], parameters)
 
     async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
-        """Index the next messages of a session; None when another process is at it."""
+        """Index the next messages of a session; None when it is not as it was: another process was at it."""
         async with self._driver.reading() as connection:
             upto = min(last_seq, after + _STEP_MESSAGES)
             texts = await connection.fetch(self._sql["texts"], {"session_id": session_id, "after": after, "upto": upto})
         kept, characters = 0, 0
-        for _, content in texts:
+        for _, _, content in texts:
             characters += len(content)
             if kept and characters > _STEP_CHARACTERS:
                 break
             kept += 1
         if kept < len(texts):
             upto = texts[kept - 1][0]
+        # What was read last must still be there: the session may have been deleted and begun anew since.
+        seq, id_ = texts[kept - 1][:2] if texts else (None, None)
         place = {"session_id": session_id, "after": after, "upto": upto}
         async with self._driver.writing() as connection:
-            if not await connection.execute(self._sql["advance"], place):
+            if not await connection.execute(self._sql["advance"], {**place, "seq": seq, "id": id_}):
                 return None
             if self._driver.backend == "postgres":
                 rows = [
                     {"session_id": session_id, "seq": seq, "terms": " ".join(search_terms(text))}
-                    for seq, text in texts[:kept]
+                    for seq, _, text in texts[:kept]
                 ]
                 await connection.execute_many(self._sql["add_text"], rows)
             else:
-                documents = [{"session_id": session_id, "seq": seq} for seq, _ in texts[:kept]]
+                documents = [{"session_id": session_id, "seq": seq} for seq, _, _ in texts[:kept]]
                 await connection.execute_many(self._sql["add_document"], documents)
                 await connection.execute(self._sql["add_text"], place)
         return upto
 
 
 def search_terms(text: str) -> Iterable[str]:
-    """The words of a text, and the pairs of characters of what is written without spaces; each once, in order."""
+    """The words of a text, and the pairs of characters of what is written without spaces; each once, in order.
+
+    The beginning of a text that has more of them than PostgreSQL indexes.
+    """
     found: dict[str, None] = {}
-    for word in _WORDS.findall(clean_text(text).lower()):
-        rest = 0
-        for run in _UNSPACED.finditer(word):
-            _add(found, word[rest : run.start()])
-            characters = run.group()
-            for pair in [characters] if len(characters) == 1 else [a + b for a, b in pairwise(characters)]:
-                _add(found, pair)
-            rest = run.end()
-        _add(found, word[rest:])
-        if len(found) >= _MOST_TERMS:
+    size = 0
+    for term in _terms(clean_text(text).lower()):
+        if term in found:
+            continue
+        size += len(term.encode()) + _TERM_BYTES
+        if len(found) >= _MOST_TERMS or size > _MOST_BYTES:
             break
+        found[term] = None
     return found
 
 
-def _add(found: dict[str, None], term: str) -> None:
+def _terms(text: str) -> Iterator[str]:
+    for word in _WORDS.findall(text):
+        rest = 0
+        for run in _UNSPACED.finditer(word):
+            yield from _short(word[rest : run.start()])
+            characters = run.group()
+            yield from [characters] if len(characters) == 1 else (a + b for a, b in pairwise(characters))
+            rest = run.end()
+        yield from _short(word[rest:])
+
+
+def _short(term: str) -> list[str]:
     # PostgreSQL refuses words of 2 KB and more.
-    if term and len(term) <= 256:
-        found[term] = None
+    return [term] if 0 < len(term) <= 256 else []

@@ -141,6 +141,7 @@ class TableTranscripts:
         """Delete a session, its messages and all that was derived from them."""
         steps = [name for name in ("forget_texts", "forget_documents", "delete_runs") if name in self._sql]
         async with self._driver.writing() as connection:
+            await connection.execute(self._sql["lock_session"], {"session_id": session_id})
             for name in steps:
                 await connection.execute(self._sql[name], {"session_id": session_id})
             return await connection.execute(self._sql["delete_session"], {"session_id": session_id}) > 0

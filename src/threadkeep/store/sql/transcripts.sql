@@ -141,5 +141,9 @@ RETURNING reset_seq
 -- name: delete_runs
 DELETE FROM chat_runs WHERE session_id = :session_id
 
+-- name: lock_session
+-- Whoever is at this session ends first; nobody begins before the transaction ends.
+UPDATE chat_sessions SET active = active WHERE session_id = :session_id
+
 -- name: delete_session
 DELETE FROM chat_sessions WHERE session_id = :session_id

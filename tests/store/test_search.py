@@ -1,0 +1,297 @@
+"""Full text search: what is found, by whom, and that the index follows the transcript exactly."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.children import run_together
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.history.pending import PendingOptions
+from threadkeep.records import Turn
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import Connection, Driver, StoreOptions
+from threadkeep.store.migrations import migrate
+from threadkeep.store.postgres import PostgresDriver
+from threadkeep.store.search import SearchIndex
+from threadkeep.store.sqlite import SqliteDriver
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.testing import SettableClock
+
+_TEXTS = {
+    "english": "I would like a Refund for my order, please.",
+    "shipping": "Shipping takes three to five days.",
+    "chinese": "你好，我想申请退款，什么时候可以到账？",
+    "japanese": "返品の手続きを教えてください",
+    "mixed": "我的iPhone 15坏了，order号是AB-1234",
+    "german": "Über die Rückgabe: Größe L passt nicht.",
+    "marks": 'He said "50% off_now" \\ (really?)',
+    "emoji": "ship it 🚀 today 👩‍👩‍👧",
+}
+_FOUND = {
+    "refund": "english",
+    "REFUND order": "english",
+    "refund shipping": "",
+    "order": "english mixed",
+    "five days": "shipping",
+    "退款": "chinese",
+    "申请退款": "chinese",
+    "什么时候可以到账": "chinese",
+    "退款 到账": "chinese",
+    "退货": "",
+    "手続き": "japanese",
+    "iphone": "mixed",
+    "坏了": "mixed",
+    "iPhone 坏了 1234": "mixed",
+    "Rückgabe": "german",
+    "Größe passt": "german",
+    "ship 🚀": "emoji",
+    "today": "emoji",
+}
+_SIGNS = "\"'()*^:&|!%_\\-+~"
+
+
+@pytest.fixture
+async def talk(memory: Memory) -> Memory:
+    """A memory with one session for each of the texts, by its name."""
+    for name, text in _TEXTS.items():
+        await memory.session(name).append([Message(role="user", content=text)])
+    return memory
+
+
+async def found(memory: Memory, query: str, *, user_id: str | None = None, limit: int = 20) -> set[str]:
+    """The sessions in which a query is found."""
+    return {hit.session_id for hit in await memory.search(query, user_id=user_id, limit=limit)}
+
+
+async def test_messages_with_all_words_are_found(talk: Memory) -> None:
+    """In any case of its letters, in languages with and without spaces between words."""
+    for query, sessions in _FOUND.items():
+        assert await found(talk, query) == set(sessions.split()), query
+
+
+async def test_operators_of_query_languages_are_words(talk: Memory) -> None:
+    """A query is what to look for and never an expression: none of the texts has all of these."""
+    for query in ("refund OR nothing", "refund AND", "NOT refund", "-refund shipping", "fund*", "content:refund"):
+        assert await found(talk, query) == set(), query
+
+
+async def test_no_query_breaks_the_search(talk: Memory) -> None:
+    """Signs alone find what has them or nothing; they never raise and never find everything."""
+    for query in [*_SIGNS, "NEAR(a b)", "a:*", "{x}", "';--", "<->", "\x00", "\ud800", " ", ""]:
+        assert len(await found(talk, query)) < len(_TEXTS), query
+
+
+async def test_quotes_around_words_do_not_hide_them(talk: Memory) -> None:
+    """The words of a text in quotes are found without the quotes."""
+    assert await found(talk, "off_now") == {"marks"}
+    assert await found(talk, "really") == {"marks"}
+
+
+async def test_a_user_finds_own_messages_only(memory: Memory) -> None:
+    """Also when another user has said the very same."""
+    for user_id in ("u1", "u2"):
+        await memory.session(f"of:{user_id}", user_id=user_id).append([Message(role="user", content="my secret 退款")])
+    await memory.session("of:nobody").append([Message(role="user", content="my secret 退款")])
+    for query in ("secret", "退款", "my"):
+        assert await found(memory, query, user_id="u1") == {"of:u1"}
+        assert await found(memory, query, user_id="u3") == set()
+        assert await found(memory, query) == {"of:u1", "of:u2", "of:nobody"}
+
+
+async def test_a_hit_is_the_message_as_it_is_stored(memory: Memory) -> None:
+    """With its place, id and all fields; scores go down and the limit holds."""
+    for number in range(5):
+        await memory.session("room").append([Message(role="user", content="refund " * (number + 1), id=f"m{number}")])
+    hits = await memory.search("refund", limit=3)
+    assert len(hits) == 3
+    assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+    for hit in hits:
+        assert hit.message == await memory.session("room").find(str(hit.message.id))
+    assert await memory.search("refund", limit=0) == []
+
+
+async def test_what_was_stored_is_found_at_once(memory: Memory) -> None:
+    """A search after an append has it, without any wait."""
+    for number in range(15):
+        await memory.session(f"room:{number % 3}").append(
+            [Message(role="user", content=f"unique{number}word 第{number}次")]
+        )
+        assert len(await memory.search(f"unique{number}word")) == 1
+
+
+async def test_a_deleted_session_is_gone_from_the_index(talk: Memory) -> None:
+    """Its words find nothing, also when a new session has its id."""
+    assert await found(talk, "refund") == {"english"}
+    await talk.session("english").delete()
+    assert await found(talk, "refund") == set()
+    await talk.session("english").append([Message(role="user", content="something else")])
+    assert await found(talk, "refund") == set()
+    assert await found(talk, "something else") == {"english"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "needle " + "hay stack " * 100_000,
+        "needle " + " ".join(sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(20_000)),
+        "needle " + "x" * 1_000_000,
+        "needle " + "针".join("草" * 300 for _ in range(1000)),
+        "needle " + " ".join(chr(0x4E00 + n) + chr(0x9000 + n % 500) for n in range(20_000)),
+    ],
+    ids=["prose", "hashes", "one-word", "chinese", "many-pairs"],
+)
+async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: str) -> None:
+    """It is found by its beginning, and what follows it is found too."""
+    await memory.session("room").append([Message(role="user", content=text)])
+    await memory.session("room").append([Message(role="assistant", content="what follows")])
+    assert await found(memory, "needle") == {"room"}
+    assert await found(memory, "follows") == {"room"}
+
+
+async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
+    shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers with what is indexed when its patience is over, also while the background indexes."""
+    monkeypatch.setattr("threadkeep.history.memory._SEARCH_PATIENCE_SECONDS", 0.05)
+    async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
+        texts = [" ".join(f"word{n}x{m}" for m in range(300)) for n in range(1000)]
+        for start in range(0, 1000, 200):
+            turn = [Message(role="user", content=text, tokens=1) for text in texts[start : start + 200]]
+            await memory.session("imported").append(turn)
+        background = asyncio.ensure_future(memory.keep_index())
+        await memory.search("word1x1")
+        assert rows(shared_url, "SELECT 1 FROM chat_sessions WHERE indexed_seq < last_seq")
+        monkeypatch.setattr("threadkeep.history.memory._SEARCH_PATIENCE_SECONDS", 60)
+        assert await found(memory, "word999x299") == {"imported"}
+        background.cancel()
+
+
+async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(database_url: str) -> None:
+    """After its texts were read it is deleted and begun anew: the new words are indexed, not the old."""
+    async with opened(database_url) as driver:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        await transcripts.append(Turn("room", tuple(Message(role="user", content=f"old {n}") for n in range(10))))
+
+        async def begin_anew() -> None:
+            await transcripts.delete("room")
+            await transcripts.append(Turn("room", (Message(role="user", content="new words"),)))
+
+        index = SearchIndex(BeforeWriting(driver, begin_anew))
+        await index.catch_up()
+        await transcripts.append(Turn("room", (Message(role="user", content="more words"),)))
+        await index.catch_up()
+        assert [hit.message.content for hit in await index.search("old", limit=5)] == []
+        assert len(await index.search("words", limit=5)) == 2
+        await transcripts.close()
+
+
+async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -> None:
+    """On PostgreSQL an indexer in the middle of its transaction ends first, so that its documents are deleted too."""
+    async with opened(postgres_url) as driver, await psycopg.AsyncConnection.connect(postgres_url) as indexer:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        await transcripts.append(Turn("room", (Message(role="user", content="old"),)))
+        await indexer.execute("UPDATE chat_sessions SET indexed_seq = 1")
+        await indexer.execute("INSERT INTO chat_search VALUES ('room', 1, to_tsvector('simple', 'old'))")
+        deleting = asyncio.ensure_future(transcripts.delete("room"))
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        async with asyncio.timeout(10):
+            while not deleting.done() and not await (await indexer.execute(waiting)).fetchone():
+                pass
+        await indexer.commit()
+        assert await deleting
+        await transcripts.close()
+    assert rows(postgres_url, "SELECT 1 FROM chat_search") == []
+
+
+class BeforeWriting:
+    """A driver that lets something happen before its first write."""
+
+    def __init__(self, driver: Driver, happens: Callable[[], Awaitable[None]]) -> None:
+        self._driver = driver
+        self._happens: Callable[[], Awaitable[None]] | None = happens
+        self.backend = driver.backend
+        self.reading = driver.reading
+        self.close = driver.close
+
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[Connection]:
+        """As the driver's, later."""
+        happens, self._happens = self._happens, None
+        if happens:
+            await happens()
+        async with self._driver.writing() as connection:
+            yield connection
+
+
+@asynccontextmanager
+async def opened(url: str) -> AsyncIterator[Driver]:
+    """A driver over a database with our schema."""
+    address = parse_address(url)
+    driver: Driver
+    if address.dsn is not None:
+        driver = await PostgresDriver.open(address.dsn, StoreOptions())
+    else:
+        driver = SqliteDriver(address.path, StoreOptions())
+    try:
+        await migrate(driver, SettableClock()())
+        yield driver
+    finally:
+        await driver.close()
+
+
+def test_processes_that_index_at_once_index_everything_once(shared_url: str, tmp_path: Path) -> None:
+    """Four processes search a database in which nothing is indexed yet: each message is in the index once."""
+    asyncio.run(fill(shared_url, tmp_path))
+    together = [(shared_url, str(tmp_path / "pending"))] * 4
+    assert run_together(search_all, together) == [600] * 4
+    assert documents(shared_url) == 600
+
+
+async def fill(url: str, folder: Path) -> None:
+    """Store sixty turns of ten messages without indexing any."""
+    options = MemoryOptions(background=False, pending=PendingOptions(folder=folder))
+    async with open_memory(url, options=options) as memory:
+        for number in range(60):
+            messages = [Message(role="user", content=f"refund number {number} part {part}") for part in range(10)]
+            await memory.session(f"room:{number % 7}").append(messages)
+
+
+def search_all(url: str, folder: str) -> int:
+    """What each of the processes does; answers how many messages it found."""
+
+    async def search() -> int:
+        options = MemoryOptions(pending=PendingOptions(folder=Path(folder)))
+        async with open_memory(url, options=options) as memory:
+            hits = await memory.search("refund number", limit=10_000)
+            assert len({(hit.session_id, hit.message.seq) for hit in hits}) == len(hits)
+            return len(hits)
+
+    return asyncio.run(search())
+
+
+def documents(url: str) -> int:
+    """How many documents the index has; SQLite also checks them against the texts."""
+    if parse_address(url).dsn is not None:
+        return len(rows(url, "SELECT 1 FROM chat_search"))
+    rows(url, "INSERT INTO chat_search (chat_search, rank) VALUES ('integrity-check', 1)")
+    return len(rows(url, "SELECT 1 FROM chat_search_documents"))
+
+
+def rows(url: str, sql: str) -> list[tuple[object, ...]]:
+    """The rows of a statement, behind Threadkeep's back."""
+    address = parse_address(url)
+    if address.dsn is not None:
+        with psycopg.connect(address.dsn) as connection:
+            return connection.execute(sql.encode()).fetchall()
+    assert address.path is not None
+    with closing(sqlite3.connect(address.path)) as database:
+        return database.execute(sql).fetchall()
