@@ -61,21 +61,30 @@ def client_of(app: App) -> httpx2.AsyncClient:
 
 
 @asynccontextmanager
-async def listening(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx2.AsyncClient]:
-    """A client of the service behind a real socket, for streams and for callers who go away."""
+async def served(
+    app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS, shutdown_seconds: float = 0.0
+) -> AsyncIterator[tuple[httpx2.AsyncClient, Server]]:
+    """A server behind a real socket, and a client of it; it is told to stop at the end, or before."""
     started = asyncio.Event()
     service = create_service(app, heartbeat_seconds=heartbeat_seconds)
     with bind("127.0.0.1", 0) as bound:
-        server = Server(service, app.chat, shutdown_seconds=0, on_start=started.set)
+        server = Server(service, app.chat, shutdown_seconds=shutdown_seconds, on_start=started.set)
         task = asyncio.create_task(server.serve(sockets=[bound]))
         await started.wait()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
             async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, trust_env=False) as client:
-                yield client
+                yield client, server
         finally:
             server.should_exit = True
             await task
+
+
+@asynccontextmanager
+async def listening(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of the service behind a real socket, for streams and for callers who go away."""
+    async with served(app, heartbeat_seconds=heartbeat_seconds) as (client, _):
+        yield client
 
 
 @dataclass(frozen=True)

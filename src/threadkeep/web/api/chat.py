@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed
@@ -19,7 +19,18 @@ router = APIRouter(prefix="/api/v1/chat", tags=["chat"])
 WORKFLOWS = ("chat",)
 
 _FAILURES = documented(400, 404, 413, 422, 502, 503)
-_STREAM = {"content": {"text/event-stream": {"example": EXAMPLE}}, "description": "The turn as it happens."}
+_EVENT = {
+    "type": "object",
+    "required": ["event", "data"],
+    "properties": {
+        "event": {"enum": ["start", "token", "end", "error"]},
+        "data": {"type": "string", "contentMediaType": "application/json"},
+    },
+}
+_STREAM: dict[str, object] = {
+    "description": "The turn as it happens.",
+    "content": {"text/event-stream": {"itemSchema": _EVENT, "example": EXAMPLE}},
+}
 
 
 @router.post("", summary="Say something", responses=_FAILURES)
@@ -40,8 +51,7 @@ async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
 @router.post(
     "/stream",
     summary="Say something, and read the answer as it comes",
-    status_code=200,
-    response_class=EventStream,
+    response_class=Response,  # one without a media type: what the stream holds is described below
     responses={200: _STREAM, **_FAILURES},
 )
 async def stream(body: ChatRequestBody, app: AppInUse, request: Request) -> EventStream:

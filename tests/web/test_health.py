@@ -1,0 +1,60 @@
+"""/healthz, /readyz and /metrics: alive, able to work, and counted."""
+
+from __future__ import annotations
+
+import asyncio
+
+import httpx2
+import pytest
+
+from tests.web.services import check_problem, say
+from threadkeep.app import App
+from threadkeep.errors import StoreUnavailable
+from threadkeep.web.api import health
+
+
+async def test_the_process_is_alive(client: httpx2.AsyncClient) -> None:
+    """Whatever the database does."""
+    assert (await client.get("/healthz")).json() == {"status": "ok"}
+
+
+async def test_the_service_is_ready_when_its_database_answers(client: httpx2.AsyncClient) -> None:
+    """With the engine, the schema, and what waits to be written."""
+    ready = await client.get("/readyz")
+    assert (ready.status_code, ready.json()) == (
+        200,
+        {"ready": True, "backend": "sqlite", "schema_version": 1, "pending_writes": 0},
+    )
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "hangs"])
+async def test_without_its_database_it_is_not(
+    app: App, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    """A database that does not answer in time is as good as none."""
+
+    async def broken(*_: object) -> None:
+        if fails:
+            raise StoreUnavailable("inside")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(health, "PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(app.memory.runs, "run", broken)
+    response = await client.get("/readyz")
+    problem = check_problem(response, 503, "database-unavailable")
+    assert (problem["ready"], problem["backend"], problem["pending_writes"]) == (False, "sqlite", 0)
+    assert problem["schema_version"] == 1
+    assert (await client.get("/healthz")).status_code == 200
+
+
+async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:
+    """In the text format of Prometheus, with the channel as a label."""
+    await say(client, "hi", session_id="telegram:1")
+    await say(client, "hi", session_id="s1")
+    response = await client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=")
+    lines = response.text.splitlines()
+    assert 'threadkeep_turns_total{channel="telegram",status="complete"} 1.0' in lines
+    assert 'threadkeep_turns_total{channel="http",status="complete"} 1.0' in lines
+    assert 'threadkeep_agent_history_pending_writes{backend="sqlite"} 0.0' in lines
+    assert "telegram:1" not in response.text

@@ -1,0 +1,88 @@
+"""The OpenAPI document is true: whatever it allows is answered as it says."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import given, settings
+from hypothesis.strategies import SearchStrategy
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.result import Ok
+from schemathesis.schemas import BaseSchema
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.web.services import listening, opened_app, settings_for
+from threadkeep.workflow.demo import DemoModel
+
+CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+
+
+class Served(threading.Thread):
+    """A service on a loop of its own, for a test tool that waits for answers."""
+
+    def __init__(self, folder: pytest.TempPathFactory) -> None:
+        super().__init__(daemon=True)
+        self._folder = folder.mktemp("openapi")
+        self._loop = asyncio.new_event_loop()
+        self._end = asyncio.Event()
+        self._up = threading.Event()
+        self.address = ""
+
+    def __enter__(self) -> str:
+        """Its address, when it listens."""
+        self.start()
+        assert self._up.wait(30)
+        return self.address
+
+    def __exit__(self, *_: object) -> None:
+        """Stop it."""
+        self._loop.call_soon_threadsafe(self._end.set)
+        self.join()
+
+    def run(self) -> None:
+        """Serve until the end is asked for."""
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._serve())
+
+    async def _serve(self) -> None:
+        settings = settings_for(self._folder, database_url=f"sqlite:///{self._folder}/threadkeep.db")
+        async with opened_app(DemoModel(), settings) as app, listening(app) as client:
+            self.address = str(client.base_url)
+            self._up.set()
+            await self._end.wait()
+
+
+@pytest.fixture(scope="module")
+def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
+    """The OpenAPI document of a running service."""
+    with Served(tmp_path_factory) as address:
+        yield schemathesis.openapi.from_url(f"{address}/openapi.json")
+
+
+@pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
+def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
+    """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""
+    operations = [found.ok() for found in document.get_all_operations() if isinstance(found, Ok)]
+    assert len(operations) == 12
+    for operation in operations:
+        if mode is GenerationMode.POSITIVE or any(operation.iter_parameters()) or operation.body:
+            _try(operation.as_strategy(generation_mode=mode))
+
+
+def _try(cases: SearchStrategy[Case[Any]]) -> None:
+    @settings(max_examples=12, derandomize=True, database=None)
+    @given(case=cases)
+    def answered_as_documented(case: Case[Any]) -> None:
+        case.call_and_validate(checks=CHECKS)
+
+    answered_as_documented()
