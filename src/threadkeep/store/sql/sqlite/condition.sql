@@ -1,0 +1,10 @@
+-- How a SQLite database is doing.
+
+-- name: engine
+SELECT 'version', sqlite_version()
+UNION ALL SELECT 'journal_mode', journal_mode FROM pragma_journal_mode
+UNION ALL SELECT 'synchronous', CASE synchronous WHEN 0 THEN 'off' WHEN 1 THEN 'normal' WHEN 2 THEN 'full' ELSE 'extra' END
+FROM pragma_synchronous
+
+-- name: totals
+SELECT count(*), coalesce(sum(message_count), 0), coalesce(sum(last_seq - indexed_seq), 0) FROM chat_sessions

@@ -1,0 +1,138 @@
+"""How a database is doing, asked without changing it."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from threadkeep.app import open_database, open_memory
+from threadkeep.errors import StoreUnavailable
+from threadkeep.records import Message
+from threadkeep.store.address import parse_address
+from threadkeep.store.condition import can_write, read_condition
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.migrations import migrate
+
+_IMPATIENT = StoreOptions(lock_timeout_seconds=0.05)
+
+
+@pytest.fixture
+async def driver(database_url: str) -> AsyncIterator[Driver]:
+    """Each kind of database, as it is."""
+    async with open_database(parse_address(database_url), _IMPATIENT) as opened:
+        yield opened
+
+
+async def test_an_up_to_date_database_says_what_it_holds(driver: Driver) -> None:
+    """Its schema, its engine's settings, and its counts."""
+    await migrate(driver, datetime.now(UTC))
+    condition = await read_condition(driver)
+    assert condition.schema == condition.newest >= 1
+    assert (condition.sessions, condition.messages, condition.unindexed) == (0, 0, 0)
+    names = {"sqlite": {"version", "journal_mode", "synchronous"}, "postgres": {"server_version", "fsync"}}
+    assert names[driver.backend] <= set(condition.engine)
+    await can_write(driver)
+
+
+async def test_counts_follow_what_is_said(shared_url: str) -> None:
+    """What the search index has not seen is counted too."""
+    async with open_memory(shared_url) as memory:
+        await memory.session("a").append([Message(role="user", content="hi"), Message(role="assistant", content="ho")])
+    async with open_database(parse_address(shared_url), _IMPATIENT) as driver:
+        condition = await read_condition(driver)
+    assert (condition.sessions, condition.messages) == (1, 2)
+    assert condition.unindexed is not None
+
+
+async def test_an_empty_database_stays_empty(tmp_path: Path) -> None:
+    """Looking makes no tables."""
+    path = tmp_path / "empty.db"
+    async with open_database(parse_address(f"sqlite:///{path}"), _IMPATIENT) as driver:
+        condition = await read_condition(driver)
+    assert (condition.schema, condition.sessions) == (0, None)
+    assert sqlite3.connect(path).execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+
+
+async def test_a_database_of_the_future_is_looked_at_without_counting(driver: Driver) -> None:
+    """Its tables may be others."""
+    await migrate(driver, datetime.now(UTC))
+    async with driver.writing() as connection:
+        await connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')", {})
+    condition = await read_condition(driver)
+    assert (condition.schema, condition.messages) == (999, None)
+
+
+async def test_who_holds_a_transaction_open_is_named(postgres_url: str) -> None:
+    """After some seconds; the clock is the server's, so the test asks for zero."""
+    from threadkeep.store import condition as module
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_LONG_SECONDS", 0.0)
+        with psycopg.connect(postgres_url, application_name="nightly-report") as other:
+            other.execute("SELECT 1")
+            async with open_database(parse_address(postgres_url), _IMPATIENT) as driver:
+                [holder] = (await read_condition(driver)).holders
+    assert holder.name == "nightly-report"
+    assert holder.doing == "idle in transaction"
+    assert holder.seconds is not None
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="the kernel tells of locks on Linux only")
+async def test_who_writes_to_a_file_is_named(tmp_path: Path) -> None:
+    """Another process in a write transaction, and one that has only opened the file."""
+    path = tmp_path / "threadkeep.db"
+    async with open_memory(f"sqlite:///{path}"):
+        pass
+    writing, reading = _holding(path, "BEGIN IMMEDIATE"), _holding(path, "SELECT count(*) FROM chat_sessions")
+    try:
+        async with open_database(parse_address(f"sqlite:///{path}"), _IMPATIENT) as driver:
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await can_write(driver)
+            holders = lock_holders(path)
+    finally:
+        for process in (writing, reading):
+            process.kill()
+            process.communicate()
+    assert [(holder.pid, holder.doing) for holder in holders] == [(writing.pid, "writing"), (reading.pid, "open")]
+    assert holders[0].name.startswith("python")
+
+
+def _holding(path: Path, statement: str) -> subprocess.Popen[str]:
+    """A process that has run a statement on a file and waits."""
+    code = (
+        "import sqlite3, sys\n"
+        f"connection = sqlite3.connect({str(path)!r}, isolation_level=None)\n"
+        f"connection.execute({statement!r}).fetchall()\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    pipe = subprocess.PIPE
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_locks_are_unknown_where_the_kernel_does_not_tell(tmp_path: Path) -> None:
+    """Nobody is named; lines of another form are passed over."""
+    path = tmp_path / "threadkeep.db"
+    path.touch()
+    assert lock_holders(path, locks=tmp_path / "nowhere") == ()
+    strange = tmp_path / "locks"
+    inode = path.stat().st_ino
+    strange.write_text(
+        f"1: POSIX  ADVISORY  WRITE 0 fd:01:{inode} 1073741825 EOF\n"
+        f"1: -> POSIX  ADVISORY  WRITE 7 fd:01:{inode} 0 EOF\n"
+        f"2: FLOCK  ADVISORY  WRITE 7 fd:01:{inode} 0 EOF\n\n"
+    )
+    [holder] = lock_holders(path, locks=strange)
+    assert (holder.pid, holder.name, holder.doing) == (None, "", "writing")
