@@ -1,0 +1,85 @@
+"""Sessions as the lines of an export, a page at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from threadkeep.cli.jsonl import message_line, session_line
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Message, SessionInfo
+
+PAGE_MESSAGES = 500
+
+
+@dataclass
+class Exported:
+    """How much is written so far."""
+
+    sessions: int = 0
+    messages: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.messages:,} messages of {self.sessions:,} sessions"
+
+
+async def export(
+    memory: Memory, sessions: AsyncIterator[SessionInfo], stream: BinaryIO, told: Callable[[Exported], None]
+) -> Exported:
+    """Write sessions to a stream; what is said in them meanwhile is left out."""
+    done = Exported()
+    async for info in sessions:
+        stream.write(session_line(info).encode())
+        done.sessions += 1
+        async for messages in _pages(memory.session(info.session_id), info.last_seq):
+            stream.write("".join([message_line(info.session_id, message) for message in messages]).encode())
+            done.messages += len(messages)
+            told(done)
+    stream.flush()
+    return done
+
+
+async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: str | None) -> AsyncIterator[SessionInfo]:
+    """The sessions with some ids, all of which are there.
+
+    Raises:
+        SessionNotFound: one is not, and none is given.
+    """
+    for info in [await memory.session(session_id, user_id=user_id).info() for session_id in dict.fromkeys(session_ids)]:
+        yield info
+
+
+async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[SessionInfo]:
+    """All sessions that are there now, newest activity first, each once.
+
+    A session in which something is said while they are listed moves to the front and may be passed over: the list is
+    read again until it has nothing new.
+    """
+    started = memory.clock()
+    given: set[str] = set()
+    missed = True
+    while missed:
+        missed = False
+        first_round = not given
+        async for info in memory.sessions(user_id):
+            if info.session_id in given or (not first_round and info.created_at > started):
+                continue
+            given.add(info.session_id)
+            missed = True
+            yield info
+
+
+async def count_messages(memory: Memory, session_ids: Sequence[str], user_id: str | None) -> int:
+    """How many messages there are to export."""
+    if session_ids:
+        return sum([await memory.session(session_id, user_id=user_id).count() for session_id in set(session_ids)])
+    return sum([info.message_count async for info in memory.sessions(user_id)])
+
+
+async def _pages(session: Session, last_seq: int) -> AsyncIterator[tuple[Message, ...]]:
+    """The messages from the first to one, in order: `seq` has no gaps, so each page is where it must be."""
+    for first in range(1, last_seq + 1, PAGE_MESSAGES):
+        after = min(first + PAGE_MESSAGES, last_seq + 1)
+        yield (await session.page(before=after, limit=after - first)).messages

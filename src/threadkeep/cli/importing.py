@@ -1,0 +1,140 @@
+"""The lines of an export brought into a memory, some hundred messages in one transaction."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, parse_line
+from threadkeep.errors import InvalidInput, WrongUser
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message
+from threadkeep.store.archive import ArchivedPart, Restored
+
+BATCH_MESSAGES = 500
+
+
+@dataclass
+class Imported:
+    """What became of the lines so far.
+
+    `skipped` are messages that were left out because of their session: its line is bad, or it is another user's here.
+    """
+
+    sessions: int = 0
+    stored: int = 0
+    known: int = 0
+    moved: int = 0
+    cleaned: int = 0
+    bad_lines: int = 0
+    skipped: int = 0
+
+    def add(self, restored: Restored) -> None:
+        """Count what became of a part."""
+        self.stored += restored.stored
+        self.known += restored.known
+        self.moved += restored.moved
+        self.cleaned += restored.cleaned
+
+    def __str__(self) -> str:
+        return f"{self.stored:,} messages stored, {self.known:,} were there"
+
+
+@dataclass
+class _Part:
+    """Messages that stand together in the file, and the line at which they begin."""
+
+    line: SessionLine
+    number: int
+    messages: list[Message] = field(default_factory=list)
+
+
+class Importer:
+    """Takes lines one by one and stores them in batches. `told` is called for each bad line, with its number.
+
+    With `strict`, `take` answers False at the first bad line; what came before it is stored.
+    """
+
+    def __init__(self, memory: Memory, told: Callable[[int, str], None], *, strict: bool) -> None:
+        self.done = Imported()
+        self._memory = memory
+        self._told = told
+        self._strict = strict
+        self._session: SessionLine | None = None
+        self._parts: list[_Part] = []
+        self._waiting = 0
+        self._refused: set[str] = set()
+        self._nameless: Counter[str] = Counter()
+
+    async def take(self, number: int, line: bytes) -> bool:
+        """Take one line; False when no more should follow."""
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if not line.strip():
+            return True
+        try:
+            self._accept(number, parse_line(line))
+        except BadLine as error:
+            self._refuse(number, str(error), error.session_id)
+        if self._waiting >= BATCH_MESSAGES or len(self._parts) >= BATCH_MESSAGES:
+            await self.store()
+        return not (self._strict and self.done.bad_lines)
+
+    async def store(self) -> None:
+        """Store what was taken since the last time."""
+        now = self._memory.clock()
+        parts = [ArchivedPart(part.line.info(part.messages, now), tuple(part.messages)) for part in self._parts]
+        outcomes = await self._memory.restore(parts) if parts else []
+        for part, outcome in zip(self._parts, outcomes, strict=True):
+            if isinstance(outcome, WrongUser):
+                self.done.skipped += len(part.messages)
+                self._refuse(part.number, str(outcome), part.line.session_id)
+            else:
+                self.done.add(outcome)
+        self._parts = []
+        self._waiting = 0
+
+    def _accept(self, number: int, parsed: SessionLine | MessageLine) -> None:
+        if isinstance(parsed, SessionLine):
+            self._begin(parsed)
+            self._parts.append(_Part(parsed, number))
+            return
+        if parsed.session_id in self._refused:
+            self.done.skipped += 1
+            return
+        session = self._session
+        if session is None or session.session_id != parsed.session_id:
+            session = self._begin(SessionLine(parsed.session_id))
+        if not self._parts or self._parts[-1].line is not session:
+            self._parts.append(_Part(session, number))
+        self._parts[-1].messages.append(self._identified(parsed))
+        self._waiting += 1
+
+    def _begin(self, line: SessionLine) -> SessionLine:
+        try:
+            self._memory.session(line.session_id, user_id=line.user_id)
+        except InvalidInput as error:
+            raise BadLine(str(error), session_id=line.session_id) from error
+        self._refused.discard(line.session_id)
+        self._session = line
+        self.done.sessions += 1
+        return line
+
+    def _identified(self, parsed: MessageLine) -> Message:
+        """The message with an id: one that has none gets that of its place and words, the same at every import."""
+        message = parsed.message
+        if message.id is not None:
+            return message
+        self._nameless[parsed.session_id] += 1
+        words = f"{parsed.session_id}\n{self._nameless[parsed.session_id]}\n{message.role}\n{message.content}"
+        digest = hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
+        return message.with_fields(id=f"import:{digest[:32]}")
+
+    def _refuse(self, number: int, sentence: str, session_id: str | None) -> None:
+        self.done.bad_lines += 1
+        if session_id is not None:
+            self._refused.add(session_id)
+            sentence += " The messages of this session are left out."
+        self._told(number, sentence)

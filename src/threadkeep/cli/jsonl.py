@@ -1,0 +1,192 @@
+"""The lines of an export: one for a session, then one for each of its messages; JSON, in UTF-8."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from datetime import UTC, datetime
+from typing import Any
+
+from threadkeep.errors import InvalidInput, InvalidMessage
+from threadkeep.history.keys import check_key
+from threadkeep.records import Json, Message, SessionInfo, dump_json
+
+_MOST_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class SessionLine:
+    """What an export says of a session; only its id must be there."""
+
+    session_id: str
+    user_id: str | None = None
+    title: str | None = None
+    tags: tuple[str, ...] = ()
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    active: bool = True
+    reset_seq: int = 0
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+    def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
+        """The session to restore, with the times of its messages where the line had none."""
+        times = [message.created_at or now for message in messages] or [now]
+        return SessionInfo(
+            session_id=self.session_id,
+            user_id=self.user_id,
+            title=self.title,
+            last_message=None,
+            message_count=0,
+            last_seq=0,
+            reset_seq=self.reset_seq,
+            active=self.active,
+            tags=self.tags,
+            metadata=self.metadata,
+            created_at=self.created_at or min(times),
+            updated_at=self.updated_at or max(times),
+        )
+
+
+@dataclass(frozen=True)
+class MessageLine:
+    """A message, and the session it belongs to."""
+
+    session_id: str
+    message: Message
+
+
+class BadLine(InvalidInput):
+    """A line that is not of an export; `session_id` is the session that it meant to describe, if it did."""
+
+    def __init__(self, sentence: str, *, session_id: str | None = None) -> None:
+        super().__init__(sentence)
+        self.session_id = session_id
+
+
+def session_line(info: SessionInfo) -> str:
+    """The line of a session."""
+    values = {
+        "type": "session",
+        "session_id": info.session_id,
+        "user_id": info.user_id,
+        "title": info.title,
+        "tags": list(info.tags),
+        "metadata": _sorted(info.metadata),
+        "active": info.active,
+        "reset_seq": info.reset_seq,
+        "created_at": info.created_at.astimezone(UTC).isoformat(),
+        "updated_at": info.updated_at.astimezone(UTC).isoformat(),
+    }
+    return dump_json(values) + "\n"
+
+
+def message_line(session_id: str, message: Message) -> str:
+    """The line of a message."""
+    values = {"type": "message", "session_id": session_id, **message.to_dict()}
+    values["metadata"] = _sorted(message.metadata)
+    return dump_json(values) + "\n"
+
+
+def parse_line(line: bytes) -> SessionLine | MessageLine:
+    """What a line says.
+
+    Raises:
+        BadLine: it is not of an export; the sentence says why, and quotes nothing of it.
+    """
+    values = _object(line)
+    kind = values.pop("type", None)
+    session_id = values.pop("session_id", None)
+    if kind not in ("session", "message"):
+        raise BadLine("A line's type is session or message.")
+    if not isinstance(session_id, str):
+        raise BadLine("A line needs the session_id, a text.")
+    try:
+        check_key(session_id)
+        if kind == "session":
+            return _session(session_id, values)
+        return MessageLine(session_id, _message(values))
+    except InvalidInput as error:
+        raise BadLine(str(error), session_id=session_id if kind == "session" else None) from error
+
+
+def _object(line: bytes) -> dict[str, Any]:
+    try:
+        values = _DECODER.decode(line.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise BadLine("This is not JSON in UTF-8.") from error
+    if not isinstance(values, dict):
+        raise BadLine("A line is one JSON object.")
+    return values
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _message(values: dict[str, Any]) -> Message:
+    try:
+        message = Message.from_dict(values)
+    except (TypeError, OverflowError) as error:
+        raise InvalidMessage("A field of the message has the wrong type.") from error
+    if message.tokens is not None and message.tokens > _MOST_TOKENS:
+        raise InvalidMessage(f"A message's tokens are at most {_MOST_TOKENS}.")
+    if message.metadata or message.original is not None:
+        dump_json([dict(message.metadata), message.original])
+    for time in (message.sent_at, message.created_at):
+        _check_year(time)
+    return message
+
+
+def _session(session_id: str, values: dict[str, Any]) -> SessionLine:
+    known = {f.name for f in fields(SessionLine)}
+    if unknown := sorted(set(values) - known):
+        raise InvalidInput(f"A session has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+    for name, accepted in _SESSION_TYPES.items():
+        if name in values and (not isinstance(values[name], accepted) or type(values[name]) is bool is not accepted):
+            raise InvalidInput(f"A session's {name} has the wrong type.")
+    if not all(isinstance(tag, str) for tag in values.get("tags", ())) or values.get("reset_seq", 0) < 0:
+        raise InvalidInput("A session's tags are texts, and its reset_seq is a whole number from 0.")
+    for name in ("created_at", "updated_at"):
+        if values.get(name) is not None:
+            values[name] = _time(name, values[name])
+    values["tags"] = tuple(values.get("tags", ()))
+    return SessionLine(session_id, **values)
+
+
+_DECODER = json.JSONDecoder(parse_constant=_refuse)
+_SESSION_TYPES: Mapping[str, Any] = {
+    "user_id": str | None,
+    "title": str | None,
+    "tags": list,
+    "metadata": dict,
+    "active": bool,
+    "reset_seq": int,
+    "created_at": str | None,
+    "updated_at": str | None,
+}
+
+
+def _time(name: str, text: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise InvalidInput(f"A session's {name} is a time in ISO 8601 with a time zone.") from error
+    if moment.tzinfo is None:
+        raise InvalidInput(f"A session's {name} is a time in ISO 8601 with a time zone.")
+    _check_year(moment)
+    return moment
+
+
+def _check_year(moment: datetime | None) -> None:
+    """In the first and the last year a time may not exist in UTC."""
+    if moment is not None and not 1 < moment.year < 9999:
+        raise InvalidInput("A time is in one of the years 2 to 9998.")
+
+
+def _sorted(metadata: Mapping[str, Json]) -> Json:
+    """Metadata with its keys in one order: PostgreSQL does not keep theirs, and an export is the same from both."""
+    if not metadata:
+        return {}
+    ordered: Json = json.loads(json.dumps(dict(metadata), ensure_ascii=False, sort_keys=True))
+    return ordered

@@ -1,0 +1,117 @@
+"""The doctor's look at everything but the database: settings, disk, model, pending writes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+from threadkeep.cli.findings import Finding
+from threadkeep.cli.times import duration, size
+from threadkeep.errors import InvalidSettings
+from threadkeep.history.pending import default_folder, folder_of
+from threadkeep.history.waiting import WaitingFile, waiting_files
+from threadkeep.settings import Settings
+
+_FULL_BYTES = 100 * 1024**2
+_NEARLY_FULL_BYTES = 1024**3
+_OLD_SECONDS = 60.0
+_CALL_SECONDS = 30.0
+
+
+def check_settings(settings: Settings) -> list[Finding]:
+    """What the settings come to."""
+    keys = len(settings.api_keys)
+    access = f"{keys} API keys" if keys else "no API key, this machine only"
+    history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
+    if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
+        cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
+        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure)]
+    return [Finding("settings", "ok", f"{history}; service on {settings.host}:{settings.port}, {access}.")]
+
+
+def check_disk(settings: Settings) -> list[Finding]:
+    """Whether there is room where the database and the pending writes are; PostgreSQL's own disk cannot be seen."""
+    folders = {"pending writes": settings.pending_dir or default_folder()}
+    if (path := settings.database.path) is not None:
+        folders = {"database": path.parent, **folders}
+    found: dict[int, Finding] = {}
+    for name, folder in folders.items():
+        there = _existing(folder)
+        device = there.stat().st_dev
+        if device not in found:
+            found[device] = _room(name, there)
+    return list(found.values())
+
+
+async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
+    """Whether the model can be made; with `call`, whether it answers."""
+    from threadkeep.workflow.models import make_model
+
+    cure = "Correct THREADKEEP_MODEL, install the provider's package, and put its key into the environment."
+    try:
+        model = make_model(settings.model)
+    except InvalidSettings as error:
+        return [Finding("model", "fail", str(error), cure)]
+    if not call:
+        hint = "; name a real one in THREADKEEP_MODEL" if settings.model == "demo" else "; --call-model asks it"
+        return [Finding("model", "ok", f"{settings.model} can be made{hint}.")]
+    started = asyncio.get_running_loop().time()
+    try:
+        async with asyncio.timeout(min(settings.model_timeout_seconds, _CALL_SECONDS)):
+            await model.ainvoke("Answer with one word: are you there?")
+    except Exception as error:  # noqa: BLE001 - each provider has its own errors, and some sentences quote the key
+        detail = f"{settings.model} does not answer ({type(error).__name__})."
+        return [Finding("model", "fail", detail, "Check the key, the model's name, the network and the provider.")]
+    seconds = asyncio.get_running_loop().time() - started
+    return [Finding("model", "ok", f"{settings.model} answers in {seconds:.1f} s.")]
+
+
+def check_pending(settings: Settings) -> list[Finding]:
+    """What waits to be written: to this database, and to others that were used before."""
+    own = folder_of(settings.database, settings.pending_dir)
+    elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
+    found = [_waiting(waiting_files(own))]
+    if elsewhere:
+        detail = f"{elsewhere} turns wait for other databases, below {own.parent}."
+        cure = "Open those databases once more with this user, or drop the turns there."
+        found.append(Finding("pending writes", "warn", detail, cure))
+    return found
+
+
+def _waiting(files: list[WaitingFile]) -> Finding:
+    entries = [entry for file in files for entry in file.entries]
+    if not entries:
+        return Finding("pending writes", "ok", "Nothing waits to be written.")
+    left = sum(len(file.entries) for file in files if not file.live)
+    age = (datetime.now(UTC) - min(entry.kept_at for entry in entries)).total_seconds()
+    errors = sorted({entry.error for entry in entries if entry.error})
+    detail = f"{len(entries)} turns wait to be written, the oldest for {duration(age)}"
+    detail += f", {left} of them left by processes that are gone" if left else ""
+    detail += f"; last error: {', '.join(errors)}" if errors else ""
+    refused = [error for error in errors if error != "StoreUnavailable"]
+    cure = "They are written when the database takes them again" + ("; start the service or a chat." if left else ".")
+    if refused:
+        cure += " What is refused for good stays until somebody drops it: threadkeep pending list"
+    return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)
+
+
+def _siblings(own: Path) -> Iterator[Path]:
+    if own.parent.is_dir():
+        yield from (folder for folder in sorted(own.parent.iterdir()) if folder.is_dir() and folder != own)
+
+
+def _existing(folder: Path) -> Path:
+    """The folder, or the nearest one above it that is there."""
+    return next(place for place in (folder, *folder.parents) if place.is_dir())
+
+
+def _room(name: str, folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    detail = f"{size(free)} are free where the {name} {'are' if name.endswith('s') else 'is'} ({folder})."
+    if free < _NEARLY_FULL_BYTES:
+        cure = "Make room: a turn that finds no room anywhere is kept in memory only."
+        return Finding("disk", "fail" if free < _FULL_BYTES else "warn", detail, cure)
+    return Finding("disk", "ok", detail)

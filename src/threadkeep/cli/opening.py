@@ -1,0 +1,42 @@
+"""How commands come to the memory: the settings are read once, the database is opened directly, not by HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from threadkeep.history.memory import Memory
+
+
+def run[T](work: Coroutine[Any, Any, T]) -> T:
+    """The result of a command's work, in a loop of its own.
+
+    Raises:
+        KeyboardInterrupt: the work was told to end, by whatever signal.
+    """
+    import asyncio
+
+    try:
+        return asyncio.run(work)
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+@asynccontextmanager
+async def opened_memory() -> AsyncIterator[Memory]:
+    """The memory that the settings name, for a command that is soon done: nothing goes on in the background.
+
+    Raises:
+        InvalidSettings: the settings cannot be used.
+        StoreUnavailable: the database does not answer.
+    """
+    # pydantic and the store take most of a second: `--help` does without them.
+    from threadkeep.app import open_memory
+    from threadkeep.settings import load_settings
+
+    settings = load_settings()
+    url = settings.database_url.get_secret_value()
+    async with open_memory(url, options=settings.memory_options(background=False)) as memory:
+        yield memory

@@ -1,0 +1,29 @@
+"""A command line over an empty database."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import CommandLine
+from tests.conftest import url_of
+
+
+@pytest.fixture
+def cli(
+    tmp_path: Path, sqlite_url: str, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> CommandLine:
+    """The command line over a SQLite file that is not there yet."""
+    return CommandLine(tmp_path, sqlite_url, monkeypatch=monkeypatch, captured=capsysbinary)
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def any_cli(
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsysbinary: pytest.CaptureFixture[bytes],
+) -> CommandLine:
+    """The command line over an empty database of each kind in turn."""
+    return CommandLine(tmp_path, url_of(request, str(request.param)), monkeypatch=monkeypatch, captured=capsysbinary)

@@ -1,0 +1,130 @@
+"""The command line for tests: in this process with its output caught, or as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from threadkeep.app import open_memory
+from threadkeep.cli import main
+from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.records import Message, SessionInfo
+
+type Work[T] = Callable[[Memory], Awaitable[T]]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a command did."""
+
+    exit_code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one JSON document on stdout."""
+        return json.loads(self.out)
+
+    @property
+    def problem(self) -> Any:
+        """The one JSON document on stderr."""
+        return json.loads(self.err)
+
+
+class CommandLine:
+    """Runs commands against one database, in folders of the test's own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        monkeypatch: pytest.MonkeyPatch,
+        captured: pytest.CaptureFixture[bytes],
+    ) -> None:
+        self.folder = folder
+        self.url = url
+        self._monkeypatch = monkeypatch
+        self._captured = captured
+        for name in [name for name in os.environ if name.startswith("THREADKEEP_")]:
+            monkeypatch.delenv(name)
+        self.set(THREADKEEP_DATABASE_URL=url, THREADKEEP_PENDING_DIR=str(folder / "pending"))
+        self.set(XDG_STATE_HOME=str(folder / "state"), XDG_DATA_HOME=str(folder / "data"), COLUMNS="")
+        monkeypatch.chdir(folder)
+
+    def set(self, **variables: str) -> None:
+        """Set environment variables."""
+        for name, value in variables.items():
+            self._monkeypatch.setenv(name, value)
+
+    def __call__(self, *arguments: str, given: str | bytes = "") -> Outcome:
+        """Run a command in this process."""
+        data = given.encode() if isinstance(given, str) else given
+        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(data), encoding="utf-8"))
+        self._captured.readouterr()
+        exit_code = main(arguments)
+        out, err = self._captured.readouterr()
+        return Outcome(exit_code, out.decode(), err.decode())
+
+    def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
+        """Start a command as a process of its own."""
+        return start([sys.executable, "-m", "threadkeep", *arguments], variables)
+
+    def process(self, *arguments: str, given: str = "") -> Outcome:
+        """Run a command as a process of its own."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(given, timeout=60)
+        return Outcome(process.returncode, out, err)
+
+    def store(self, session_id: str, *contents: str, user_id: str | None = None) -> None:
+        """Append messages to a session, of user and assistant in turn."""
+        messages = [
+            Message(role="assistant" if place % 2 else "user", content=content)
+            for place, content in enumerate(contents)
+        ]
+
+        async def storing(memory: Memory) -> None:
+            await memory.session(session_id, user_id=user_id).append(messages)
+
+        self.remember(storing)
+
+    def remember[T](self, work: Work[T]) -> T:
+        """Do something with the memory of this database."""
+
+        async def working() -> T:
+            async with open_memory(self.url, options=MemoryOptions(background=False)) as memory:
+                return await work(memory)
+
+        return asyncio.run(working())
+
+    def info(self, session_id: str) -> SessionInfo:
+        """What is known of a session."""
+
+        async def looking(memory: Memory) -> SessionInfo:
+            return await memory.session(session_id).info()
+
+        return self.remember(looking)
+
+
+def start(command: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process with pipes to all its ends."""
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        env={**os.environ, **variables},
+    )

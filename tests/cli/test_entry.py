@@ -1,0 +1,157 @@
+"""The command line as a whole: its start, its exit codes, its errors."""
+
+from __future__ import annotations
+
+import builtins
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.cli import main
+from threadkeep.version import __version__
+
+
+def test_the_version_is_shown(cli: CommandLine) -> None:
+    """Name and number, on stdout."""
+    assert cli("--version").out == f"threadkeep {__version__}\n"
+
+
+def test_every_verb_is_in_the_help(cli: CommandLine) -> None:
+    """A newcomer sees what there is."""
+    shown = cli("--help").out
+    for noun in ("serve", "chat", "sessions", "context", "doctor", "migrate", "bench", "pending"):
+        assert f"\n  {noun} " in shown
+    verbs = cli("sessions", "--help").out
+    for verb in ("list", "show", "search", "export", "import", "reset", "delete"):
+        assert f"\n  {verb} " in verbs
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["serve", "chat", "doctor", "migrate", "bench", "context show", "pending list", "pending drop"]
+    + [f"sessions {verb}" for verb in ("list", "show", "search", "export", "import", "reset", "delete")],
+)
+def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
+    """Programs can use each of them."""
+    outcome = cli(*command.split(), "--help")
+    assert outcome.exit_code == 0
+    assert "--json" in outcome.out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["sessions"],
+        ["sesions"],
+        ["sessions", "list", "--limit", "many"],
+        ["sessions", "list", "--cursor", "here"],
+        ["sessions", "show"],
+        ["sessions", "show", "not a key"],
+        ["sessions", "export"],
+        ["sessions", "export", "a", "--all"],
+        ["sessions", "delete", "a"],
+        ["context", "show"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_told_and_exits_with_2(cli: CommandLine, arguments: list[str]) -> None:
+    """On stderr, in words or as a JSON object."""
+    outcome = cli(*arguments)
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert outcome.err
+
+    outcome = cli(*arguments, "--json")
+    assert (outcome.exit_code, outcome.out) == (2, "")
+    assert outcome.problem["exit_code"] == 2
+    assert outcome.problem["type"].startswith("urn:threadkeep:")
+
+
+def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
+    """With its cure; as a JSON object for programs."""
+    outcome = cli("sessions", "show", "telegram:1")
+    assert outcome.exit_code == 1
+    assert outcome.err == (
+        "There is no session 'telegram:1' here; list what there is with `threadkeep sessions list`.\n"
+    )
+    problem = cli("sessions", "show", "telegram:1", "--json").problem
+    assert problem["type"] == "urn:threadkeep:session-not-found"
+    assert "threadkeep sessions list" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [("sqlite://relative.db", "relative path"), ("mysql://host/db", "not known here"), ("nothing", "database URL")],
+)
+def test_settings_that_cannot_be_used_name_their_variable(cli: CommandLine, url: str, sentence: str) -> None:
+    """The same sentence as everywhere."""
+    cli.set(THREADKEEP_DATABASE_URL=url)
+    outcome = cli("sessions", "list")
+    assert outcome.exit_code == 1
+    assert "THREADKEEP_DATABASE_URL" in outcome.err
+    assert sentence in outcome.err
+
+
+def test_an_error_that_nobody_foresaw_shows_its_place_and_not_its_words(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No traceback, and nothing of what it quotes."""
+
+    def fail() -> None:
+        raise KeyError("what somebody said")
+
+    monkeypatch.setattr("threadkeep.settings.load_settings", fail)
+    outcome = cli("doctor")
+    assert outcome.exit_code == 1
+    assert "KeyError at " in outcome.err
+    assert "test_entry.py" in outcome.err
+    assert "said" not in outcome.err
+    assert "Traceback" not in outcome.err
+
+
+def test_without_the_extra_one_sentence_names_the_cure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The library alone installs no command line."""
+    real_import = builtins.__import__
+
+    def without_typer(name: str, *more: object) -> ModuleType:
+        if name.partition(".")[0] == "typer":
+            raise ModuleNotFoundError("No module named 'typer'", name="typer")
+        return real_import(name, *more)  # type: ignore[arg-type]
+
+    for name in [name for name in sys.modules if name.startswith("threadkeep.cli.") and not name.endswith(".entry")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(builtins, "__import__", without_typer)
+    assert main(["--version"]) == 1
+    assert "pip install 'threadkeep[cli]'" in capsys.readouterr().err
+
+
+@pytest.mark.process
+def test_help_imports_neither_langchain_nor_a_driver() -> None:
+    """So that it is there at once."""
+    code = (
+        "import sys\n"
+        "from threadkeep.cli import main\n"
+        "assert main(['sessions', 'list', '--help']) == 0\n"
+        "heavy = {'langchain_core', 'langgraph', 'sqlite3', 'psycopg', 'fastapi', 'prompt_toolkit', 'rich.console'}\n"
+        "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+
+
+@pytest.mark.process
+def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path) -> None:
+    """`threadkeep sessions export --all | head -1` says nothing on stderr."""
+    cli.store("a", *["word " * 200] * 600)
+    with cli.start("sessions", "export", "--all") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+    assert process.returncode == 1

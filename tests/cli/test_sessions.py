@@ -1,0 +1,188 @@
+"""`threadkeep sessions`: what is there, and what a person may do with it."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message
+
+
+def test_sessions_are_listed_newest_activity_first(any_cli: CommandLine) -> None:
+    """With what a person recognises them by."""
+    any_cli.store("telegram:1", "How do I brew tea?", "With water.", user_id="u1")
+    any_cli.store("telegram:2", "Another question")
+
+    listed = any_cli("sessions", "list", "--json").json
+    assert [session["session_id"] for session in listed["sessions"]] == ["telegram:2", "telegram:1"]
+    assert listed["next_cursor"] is None
+    tea = listed["sessions"][1]
+    assert (tea["title"], tea["last_message"], tea["message_count"]) == ("How do I brew tea?", "With water.", 2)
+    assert tea["user_id"] == "u1"
+
+    shown = any_cli("sessions", "list").out
+    assert "telegram:1" in shown
+    assert "How do I brew tea?" in shown
+    assert "ago" in shown or "now" in shown
+
+
+def test_a_list_goes_on_where_the_last_one_ended(cli: CommandLine) -> None:
+    """The cursor is said on stderr, so that stdout is the list."""
+    for number in range(5):
+        cli.store(f"telegram:{number}", "hi")
+
+    seen: list[str] = []
+    more: list[str] = []
+    while True:
+        page = cli("sessions", "list", "--limit", "2", *more, "--json").json
+        seen += [session["session_id"] for session in page["sessions"]]
+        if page["next_cursor"] is None:
+            break
+        more = ["--cursor", page["next_cursor"]]
+    assert seen == [f"telegram:{number}" for number in (4, 3, 2, 1, 0)]
+
+    assert "sessions list --cursor " in cli("sessions", "list", "--limit", "2").err
+
+
+def test_lists_can_be_narrowed(cli: CommandLine) -> None:
+    """By user, by text, by whether they are active."""
+    cli.store("a", "About tea", user_id="u1")
+    cli.store("b", "About coffee", user_id="u2")
+
+    async def retire(memory: Memory) -> None:
+        await memory.session("b").update(active=False)
+
+    cli.remember(retire)
+
+    def ids(*options: str) -> list[str]:
+        return [session["session_id"] for session in cli("sessions", "list", *options, "--json").json["sessions"]]
+
+    assert ids("--user", "u1") == ["a"]
+    assert ids("--query", "COFFEE") == ["b"]
+    assert ids("--active") == ["a"]
+    assert ids("--inactive") == ["b"]
+    assert cli("sessions", "list", "--user", "nobody").err == "There are no such sessions.\n"
+
+
+def test_an_empty_memory_says_so(cli: CommandLine) -> None:
+    """On stderr; stdout stays empty."""
+    outcome = cli("sessions", "list")
+    assert (outcome.exit_code, outcome.out, outcome.err) == (0, "", "There are no sessions yet.\n")
+
+
+def test_ids_are_whole_in_every_output(cli: CommandLine) -> None:
+    """However long: a table folds them."""
+    long_id = "wecom_cs:" + "x" * 240
+    cli.store(long_id, "hi")
+    assert cli("sessions", "list", "--json").json["sessions"][0]["session_id"] == long_id
+    table = cli("sessions", "list").out
+    assert sum(line.split("  ")[0].count("x") for line in table.splitlines()) == 240
+
+
+def test_a_session_is_shown_page_by_page(cli: CommandLine) -> None:
+    """The newest messages, oldest first, and how to see the older ones."""
+    cli.store("a", *[f"Message {number}." for number in range(1, 8)])
+
+    page = cli("sessions", "show", "a", "--limit", "3", "--json").json
+    assert [message["seq"] for message in page["messages"]] == [5, 6, 7]
+    assert page["next_before"] == 5
+    page = cli("sessions", "show", "a", "--limit", "10", "--before", "5", "--json").json
+    assert [message["content"] for message in page["messages"]] == [f"Message {number}." for number in (1, 2, 3, 4)]
+    assert page["next_before"] is None
+
+    outcome = cli("sessions", "show", "a", "--limit", "3")
+    assert "Message 7." in outcome.out
+    assert "Message 4." not in outcome.out
+    assert "sessions show a --before 5" in outcome.err
+
+
+def test_what_people_wrote_cannot_steer_the_terminal(cli: CommandLine) -> None:
+    """Escape sequences, carriage returns and text that runs backwards are shown as replacement characters."""
+    cli.store("a", "red \x1b[31m alert \r hidden \u202e backwards")
+    for outcome in (cli("sessions", "show", "a"), cli("sessions", "list"), cli("sessions", "search", "alert")):
+        assert "alert" in outcome.out
+        assert not {"\x1b", "\r", "\u202e"} & set(outcome.out)
+
+
+def test_a_reset_is_seen_in_the_session(cli: CommandLine) -> None:
+    """The transcript stays."""
+    cli.store("a", "Before.", "Yes.")
+    outcome = cli("sessions", "reset", "a")
+    assert (outcome.exit_code, outcome.out) == (0, "a starts afresh after message 2; its transcript stays.\n")
+    cli.store("a", "After.")
+    shown = cli("sessions", "show", "a", "--json").json
+    assert (shown["reset_seq"], shown["count"]) == (2, 3)
+    assert "reset" in cli("sessions", "show", "a").err
+    assert cli("sessions", "reset", "a", "--json").json["reset_seq"] == 3
+
+
+def test_a_session_that_is_not_there_cannot_be_reset(cli: CommandLine) -> None:
+    """Nor shown: the sentence says how to find those there are."""
+    for verb in ("reset", "show"):
+        outcome = cli("sessions", verb, "a")
+        assert (outcome.exit_code, outcome.out) == (1, "")
+        assert "threadkeep sessions list" in outcome.err
+
+
+def test_deleting_wants_a_yes(cli: CommandLine) -> None:
+    """Without a person to ask it is refused, and nothing is gone."""
+    cli.store("a", "hi")
+    outcome = cli("sessions", "delete", "a", given="y\n")
+    assert outcome.exit_code == 2
+    assert "--yes" in outcome.err
+    assert cli.info("a").message_count == 1
+
+
+def test_sessions_are_deleted(cli: CommandLine) -> None:
+    """Those that are there; one that is not makes the command fail."""
+    cli.store("a", "hi")
+    cli.store("b", "hi")
+    outcome = cli("sessions", "delete", "a", "b", "c", "--yes", "--json")
+    assert outcome.exit_code == 1
+    assert outcome.json == {"deleted": ["a", "b"], "not_found": ["c"]}
+    assert cli("sessions", "list", "--json").json["sessions"] == []
+    assert "no session c" in cli("sessions", "delete", "c", "--yes").err
+
+
+def test_another_user_sees_nothing(cli: CommandLine) -> None:
+    """`--user` stands for that user everywhere."""
+    cli.store("a", "My secret.", user_id="u1")
+    other = ("--user", "u2")
+    for verb in ("show", "reset"):
+        assert cli("sessions", verb, "a", *other).exit_code == 1
+    assert cli("sessions", "delete", "a", "--yes", *other).exit_code == 1
+    assert cli("sessions", "search", "secret", *other, "--json").json == {"hits": []}
+    assert cli("sessions", "search", "secret", "--user", "u1", "--json").json["hits"][0]["session_id"] == "a"
+
+
+def test_messages_are_found(any_cli: CommandLine) -> None:
+    """Chinese too."""
+    any_cli.store("a", "Where is my refund for order 4711?", "It is on its way.")
+    any_cli.store("b", "我的退款在哪里")
+    assert [hit["session_id"] for hit in any_cli("sessions", "search", "refund", "--json").json["hits"]] == ["a"]
+    [hit] = any_cli("sessions", "search", "退款", "--json").json["hits"]
+    assert hit["message"]["content"] == "我的退款在哪里"
+    assert "refund" in any_cli("sessions", "search", "refund").out
+    assert any_cli("sessions", "search", "nowhere").err == "No message has all these words.\n"
+
+
+@pytest.mark.parametrize("status", ["interrupted", "failed"])
+def test_a_message_that_is_not_whole_is_marked(cli: CommandLine, status: str) -> None:
+    """So is one that was escalated, or whose confidence is known."""
+
+    async def storing(memory: Memory) -> None:
+        message = Message.from_dict(
+            {"role": "assistant", "content": "Half", "status": status, "confidence": 0.25, "escalated": True}
+        )
+        await memory.session("a").append([message])
+
+    cli.remember(storing)
+    shown = cli("sessions", "show", "a").out
+    assert f"{status} · confidence 0.25 · escalated" in shown
+
+
+def test_nothing_is_colored_where_no_terminal_is(cli: CommandLine) -> None:
+    """A pipe gets plain text."""
+    cli.store("a", "hi")
+    assert "\x1b" not in cli("sessions", "list").out + cli("sessions", "show", "a").out

@@ -1,0 +1,283 @@
+"""`threadkeep sessions export` and `import`: out, and in again, exactly."""
+
+from __future__ import annotations
+
+import json
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import CommandLine, start
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message
+
+_SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
+
+
+def _lines(count: int, session_id: str = "a") -> str:
+    """An export of one session, written by hand."""
+    lines: list[dict[str, object]] = [{"type": "session", "session_id": session_id, "title": "By hand"}]
+    lines += [
+        {"type": "message", "session_id": session_id, "id": f"m{number}", "role": "user", "content": f"Word {number}."}
+        for number in range(1, count + 1)
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+async def _write_everything(memory: Memory) -> None:
+    """Sessions that use every field there is."""
+    full = memory.session("telegram:1", user_id="u1")
+    await full.append(
+        [
+            Message(role="system", content="A note", metadata={"b": 1, "a": [1.5, None]}),
+            Message(
+                role="user",
+                content="你好\n“quotes”\u2028 \\ 👩‍👩‍👧",
+                id="telegram:42",
+                sent_at=_SENT,
+                tokens=77,
+                run_id="run-1",
+                original={"z": 1, "a": "b"},
+            ),
+            Message(role="assistant", content="", status="interrupted", confidence=0.123456789, escalated=True),
+        ]
+    )
+    await full.reset()
+    await full.append([Message(role="user", content="After the reset.", sent_at=_SENT + timedelta(microseconds=1))])
+    await full.update(title="Its own title", tags=["x", "ü"], metadata={"z": {"b": 1, "a": 2}}, active=False)
+    for place in range(3):
+        await memory.session("long").append([Message(role="user", content=f"{place}-{n}") for n in range(400)])
+    await memory.session("nobody:s").append([Message(role="assistant", content="An announcement.")])
+
+
+def _empty(cli: CommandLine, name: str = "other.db") -> None:
+    """Let the command line work on an empty database from now on."""
+    cli.url = f"sqlite:///{cli.folder}/{name}"
+    cli.set(THREADKEEP_DATABASE_URL=cli.url)
+
+
+def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: str) -> None:
+    """Into an empty database of either kind, and out again."""
+    any_cli.remember(_write_everything)
+    exported = any_cli("sessions", "export", "--all").out
+
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+        any_cli.url = url
+        any_cli.set(THREADKEEP_DATABASE_URL=url)
+        imported = any_cli("sessions", "import", "-", "--json", given=exported)
+        assert imported.exit_code == 0
+        assert imported.json["stored"] == 1205
+        assert imported.json["moved"] == 0
+        assert any_cli("sessions", "export", "--all").out == exported
+
+
+def _other(postgres_url: str, cli: CommandLine) -> str:
+    """A database that is not the one of the command line."""
+    return f"sqlite:///{cli.folder}/third.db" if cli.url == postgres_url else postgres_url
+
+
+def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
+    """Messages are known by their ids."""
+    any_cli.remember(_write_everything)
+    exported = any_cli("sessions", "export", "--all").out
+    again = any_cli("sessions", "import", "-", "--json", given=exported)
+    assert (again.json["stored"], again.json["known"]) == (0, 1205)
+    assert any_cli("sessions", "export", "--all").out == exported
+
+
+def test_an_export_has_a_line_for_each_session_and_message(cli: CommandLine) -> None:
+    """In the order of the transcript."""
+    cli.store("a", "one", "two", user_id="u1")
+    cli.store("b", "three")
+    session, one, two = [json.loads(line) for line in cli("sessions", "export", "a").out.splitlines()]
+    assert (session["type"], session["session_id"], session["user_id"]) == ("session", "a", "u1")
+    assert [(m["type"], m["session_id"], m["seq"], m["content"]) for m in (one, two)] == [
+        ("message", "a", 1, "one"),
+        ("message", "a", 2, "two"),
+    ]
+
+
+def test_sessions_can_be_chosen(cli: CommandLine) -> None:
+    """By their ids, or all of one user."""
+    for key, user in (("a", "u1"), ("b", "u2"), ("c", "u1")):
+        cli.store(key, "hi", user_id=user)
+
+    def exported(*arguments: str) -> list[str]:
+        lines = [json.loads(line) for line in cli("sessions", "export", *arguments).out.splitlines()]
+        return [line["session_id"] for line in lines if line["type"] == "session"]
+
+    assert exported("--all") == ["c", "b", "a"]
+    assert exported("b", "a", "b") == ["b", "a"]
+    assert exported("--all", "--user", "u1") == ["c", "a"]
+    outcome = cli("sessions", "export", "a", "nowhere")
+    assert (outcome.exit_code, outcome.out) == (1, "")
+    assert cli("sessions", "export", "b", "--user", "u1").exit_code == 1
+
+
+def test_a_file_is_there_only_when_it_is_complete(cli: CommandLine, tmp_path: Path) -> None:
+    """And its owner alone may read it."""
+    cli.store("a", "hi")
+    file = tmp_path / "export.jsonl"
+    outcome = cli("sessions", "export", "--all", "-o", str(file), "--json")
+    assert outcome.json == {"sessions": 1, "messages": 1, "file": str(file)}
+    assert file.stat().st_mode & 0o777 == 0o600
+    before = file.read_text()
+
+    assert cli("sessions", "export", "nowhere", "-o", str(file)).exit_code == 1
+    assert file.read_text() == before
+    assert list(tmp_path.glob("*.part")) == []
+    assert "Check the path" in cli("sessions", "export", "--all", "-o", str(tmp_path / "no" / "f")).err
+
+
+def test_bad_lines_are_named_and_the_rest_is_stored(cli: CommandLine) -> None:
+    """The exit code says that there were some."""
+    lines = _lines(4).splitlines()
+    lines[2] = '{"type":"message","session_id":"a","role":"user"}'
+    lines[3] = "not json"
+    outcome = cli("sessions", "import", "-", given="\n".join(lines))
+    assert outcome.exit_code == 1
+    assert outcome.err.splitlines()[:2] == [
+        "Line 3: A message needs the field 'content'.",
+        "Line 4: This is not JSON in UTF-8.",
+    ]
+    assert cli.info("a").message_count == 2
+
+    told = cli("sessions", "import", "-", "--json", given="\n".join(lines)).json
+    assert told["bad_lines"] == 2
+    assert [error["line"] for error in told["errors"]] == [3, 4]
+
+
+def test_strict_stops_at_the_first_bad_line(cli: CommandLine) -> None:
+    """What came before it is stored."""
+    lines = _lines(4).splitlines()
+    lines[3] = "not json"
+    outcome = cli("sessions", "import", "-", "--strict", given="\n".join(lines))
+    assert outcome.exit_code == 1
+    assert cli.info("a").message_count == 2
+
+
+def test_messages_of_a_session_that_is_refused_are_left_out(cli: CommandLine) -> None:
+    """Rather than kept without their owner."""
+    bad = '{"type":"session","session_id":"a","owner":"u1"}\n'
+    outcome = cli("sessions", "import", "-", "--json", given=bad + "".join(_lines(3).splitlines(keepends=True)[1:]))
+    assert outcome.exit_code == 1
+    assert (outcome.json["stored"], outcome.json["skipped"], outcome.json["bad_lines"]) == (0, 3, 1)
+    assert "left out" in outcome.json["errors"][0]["detail"]
+    assert cli("sessions", "list", "--json").json["sessions"] == []
+
+
+def test_a_session_that_is_somebody_elses_here_is_left_out(cli: CommandLine) -> None:
+    """The other sessions are stored."""
+    cli.store("a", "Mine.", user_id="u1")
+    mixed = '{"type":"session","session_id":"a","user_id":"u2"}\n' + _lines(600).partition("\n")[2] + _lines(2, "b")
+    outcome = cli("sessions", "import", "-", "--json", given=mixed)
+    assert outcome.exit_code == 1
+    assert (outcome.json["stored"], outcome.json["skipped"], outcome.json["bad_lines"]) == (2, 600, 1)
+    assert cli.info("a").message_count == 1
+
+
+def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
+    """Which is said, since their places are others than they were."""
+    cli.store("a", "Already here.")
+    exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
+    outcome = cli("sessions", "import", "-", given=exported)
+    assert outcome.exit_code == 0
+    assert "2 stand at other places" in outcome.out
+    contents = [message["content"] for message in cli("sessions", "show", "a", "--json").json["messages"]]
+    assert contents == ["Already here.", "Word 1.", "Word 2."]
+
+
+def test_what_others_wrote_by_hand_is_taken(cli: CommandLine) -> None:
+    """Messages without a session line, ids or times, a byte order mark, blank lines; the same file again is known."""
+    line = '{"type":"message","session_id":"a","role":"user","content":"ok"}\r\n'
+    data = b"\xef\xbb\xbf" + (line + "\n" + line).encode()
+    assert cli("sessions", "import", "-", "--json", given=data).json["stored"] == 2
+    assert cli("sessions", "import", "-", "--json", given=data).json["known"] == 2
+    info = cli.info("a")
+    assert (info.title, info.message_count) == ("ok", 2)
+
+
+def test_characters_that_no_database_keeps_are_replaced(cli: CommandLine) -> None:
+    """Which is said."""
+    lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
+    assert "In 1, characters" in cli("sessions", "import", "-", given=lines).out
+
+
+def test_a_file_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
+    """One sentence, with its name."""
+    outcome = cli("sessions", "import", "nowhere.jsonl")
+    assert outcome.exit_code == 1
+    assert outcome.err == "nowhere.jsonl: No such file or directory. Check the path, its permissions and the disk.\n"
+
+
+def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
+    """In plain lines where no terminal is, and not at all for programs."""
+    file = tmp_path / "lines.jsonl"
+    file.write_text(_lines(1200))
+    assert "Importing: 100 %" in cli("sessions", "import", str(file)).err
+    outcome = cli("sessions", "export", "--all")
+    assert "Exporting: 100 % 1,200 messages of 1 sessions" in outcome.err
+    assert outcome.out.count("\n") == 1201
+    assert cli("sessions", "export", "--all", "--json").err == ""
+
+
+@pytest.mark.process
+def test_an_import_that_was_killed_can_be_begun_again(cli: CommandLine) -> None:
+    """What its transactions had stored is whole; the second time brings the rest, and nothing twice."""
+    cli.remember(_write_everything)
+    exported = cli("sessions", "export", "--all").out
+    _empty(cli)
+    lines = exported.splitlines(keepends=True)
+    with cli.start("sessions", "import", "-") as process:
+        assert process.stdin is not None
+        process.stdin.write("".join(lines[: len(lines) * 3 // 4]))
+        process.stdin.flush()
+        _wait_for_messages(cli)
+        process.kill()
+    partly = cli("sessions", "export", "--all").out.count('"type":"message"')
+    assert 0 < partly < 1205
+    assert cli("sessions", "import", "-", "--json", given=exported).json["stored"] == 1205 - partly
+    assert cli("sessions", "export", "--all").out == exported
+
+
+def _wait_for_messages(cli: CommandLine) -> None:
+    """Return when another process has stored some."""
+
+    async def stored(memory: Memory) -> int:
+        return sum([info.message_count async for info in memory.sessions()])
+
+    while not cli.remember(stored):
+        pass
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
+def test_an_export_takes_no_more_memory_for_more_messages(cli: CommandLine) -> None:
+    """It goes page by page; so does the way back."""
+    code = (
+        "import pathlib, sys\n"
+        "from threadkeep.cli import main\n"
+        "code = main(sys.argv[1:])\n"
+        "status = dict(line.split(':') for line in pathlib.Path('/proc/self/status').read_text().splitlines())\n"
+        "print(status['VmHWM'].split()[0], file=sys.stderr)\n"
+        "sys.exit(code)\n"
+    )
+
+    def peak(*arguments: str) -> int:
+        with start([sys.executable, "-c", code, *arguments], {}) as process:
+            _, err = process.communicate()
+        assert process.returncode == 0
+        return int(err.splitlines()[-1])
+
+    peaks = []
+    for count in (1_000, 12_000):
+        _empty(cli, f"{count}.db")
+        file = cli.folder / f"{count}.jsonl"
+        file.write_text(_lines(count).replace("Word", "Word " * 300))
+        peaks.append((peak("sessions", "import", str(file)), peak("sessions", "export", "--all", "-o", "out.jsonl")))
+    (import_less, export_less), (import_more, export_more) = peaks
+    # In KB; the longer file has 16 MB more of text.
+    assert import_more - import_less < 6_000
+    assert export_more - export_less < 6_000
