@@ -76,9 +76,9 @@ class Archive:
     async def _restore(self, connection: Connection, part: ArchivedPart) -> Restored:
         info = part.info
         await connection.execute(self._sql["restore_session"], _session_row(info))
-        [(_, owner, last_seq)] = await connection.fetch(self._sql["reserve"], _counting(info, []))
-        if info.user_id is not None and info.user_id != owner:
+        if not (counted := await connection.fetch(self._sql["reserve"], _counting(info, []))):
             raise WrongUser(info.session_id)
+        last_seq = counted[0][1]
         identified = [m if m.id is not None else replace(m, id=str(uuid7())) for m in part.messages]
         known = await self._seqs(connection, info.session_id, identified)
         fresh: list[Message] = []

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import session_parameters
 from threadkeep.store.driver import Connection, Driver, DuplicateRow
-from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import load_statements
 
 _QUEUE_TURNS = 10_000
 _GROUP_TURNS = 512
@@ -32,9 +32,9 @@ class PreparedTurn:
 class GroupCommit:
     """The one writer of a process. `append` returns when the turn is durable.
 
-    Most turns are new, so a group is first written without looking for their ids. When the database finds one that is
-    there already, or a session turns out to be somebody else's, nothing of the group is stored and it is written again
-    turn by turn, with a look at each id, in one transaction.
+    Most turns are new, so a group is first handed to the driver as a whole, without looking for their ids. When the
+    database finds one that is there already, or two users claim one session, nothing of the group is stored and it is
+    written again turn by turn, with a look at each id, in one transaction.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -81,14 +81,14 @@ class GroupCommit:
 
     async def _write_group(self, group: list[PreparedTurn]) -> None:
         try:
-            receipts = await self._transaction(self._store_new, group)
+            receipts = await self._store_new(group)
         except (DuplicateRow, WrongUser):
-            receipts = await self._transaction(self._store_each, group)
+            receipts = await self._store_each(group)
         except StoreUnavailable as error:
             if not error.interrupted:
                 raise
             # The commit may have happened before the connection broke: look at each id.
-            receipts = await self._transaction(self._store_each, group)
+            receipts = await self._store_each(group)
         for prepared, receipt in zip(group, receipts, strict=True):
             if isinstance(receipt, ThreadkeepError):
                 _fail(prepared, receipt)
@@ -106,61 +106,49 @@ class GroupCommit:
             except Exception as its_own:  # noqa: BLE001 - as above
                 _fail(prepared, its_own)
 
-    async def _transaction[T](
-        self, store: Callable[[Connection, Sequence[PreparedTurn]], Awaitable[T]], group: Sequence[PreparedTurn]
-    ) -> T:
-        async with self._driver.writing() as connection:
-            return await store(connection, group)
-
-    async def _store_new(
-        self, connection: Connection, group: Sequence[PreparedTurn]
-    ) -> list[Receipt | StoreError | WrongUser]:
-        """Three statements for the whole group: count the sessions up, insert all messages, commit."""
+    async def _store_new(self, group: Sequence[PreparedTurn]) -> list[Receipt | StoreError | WrongUser]:
+        """All turns at once, with none of their ids looked for."""
         of_session: dict[str, list[PreparedTurn]] = {}
         for prepared in group:
             of_session.setdefault(prepared.turn.session_id, []).append(prepared)
-        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
-        session_ids = sorted(of_session)
-        reservations = []
-        for session_id in session_ids:
-            turns = of_session[session_id]
-            if len({p.turn.user_id for p in turns}) > 1:
-                raise WrongUser(session_id)
-            messages = [message for p in turns for message in p.messages]
-            reservations.append(session_parameters(turns[0].turn, messages, now=turns[-1].now))
-        counted = await connection.fetch(
-            for_rows(self._sql["reserve"], len(reservations)), row_parameters(reservations)
-        )
-        next_seq: dict[str, int] = {}
-        for (session_id, user_id, last_seq), reserved in zip(sorted(counted), reservations, strict=True):
-            _check_user(of_session[session_id][0].turn, user_id)
-            next_seq[session_id] = last_seq - int(str(reserved["added"])) + 1
+        sessions: list[dict[str, object]] = []
         rows: list[dict[str, object]] = []
-        receipts: list[Receipt | StoreError | WrongUser] = []
-        for prepared in group:
-            first = next_seq[prepared.turn.session_id]
-            rows += _numbered(prepared, prepared.columns, first)
-            next_seq[prepared.turn.session_id] = first + len(prepared.columns)
-            receipts.append(_receipt(prepared, first, len(prepared.columns)))
-        await connection.execute_many(self._sql["insert_message"], rows)
-        return receipts
+        behind: dict[int, int] = {}
+        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        for session_id, turns in sorted(of_session.items()):
+            if len({prepared.turn.user_id for prepared in turns}) > 1:
+                raise WrongUser(session_id)
+            messages = [message for prepared in turns for message in prepared.messages]
+            sessions.append(session_parameters(turns[0].turn, messages, now=turns[-1].now))
+            left = len(messages)
+            for prepared in turns:
+                behind[id(prepared)] = left - 1
+                for columns in prepared.columns:
+                    left -= 1
+                    rows.append({**columns, "session_id": session_id, "behind": left})
+        last_seqs: dict[str, int] = dict(await self._driver.append(sessions, rows))
+        return [
+            _receipt(prepared, last_seqs[session_id] - behind[id(prepared)], len(prepared.columns))
+            if (session_id := prepared.turn.session_id) in last_seqs
+            else WrongUser(session_id)
+            for prepared in group
+        ]
 
-    async def _store_each(
-        self, connection: Connection, group: Sequence[PreparedTurn]
-    ) -> list[Receipt | StoreError | WrongUser]:
-        """Turn by turn, leaving out the messages that are there already."""
+    async def _store_each(self, group: Sequence[PreparedTurn]) -> list[Receipt | StoreError | WrongUser]:
+        """Turn by turn in one transaction, leaving out the messages that are there already."""
         receipts: dict[int, Receipt | StoreError | WrongUser] = {}
-        for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
-            try:
-                receipts[place] = await self._store_one(connection, prepared)
-            except WrongUser as error:
-                receipts[place] = error
+        async with self._driver.writing() as connection:
+            for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
+                try:
+                    receipts[place] = await self._store_one(connection, prepared)
+                except WrongUser as error:
+                    receipts[place] = error
         return [receipts[place] for place in range(len(group))]
 
     async def _store_one(self, connection: Connection, prepared: PreparedTurn) -> Receipt:
         turn = prepared.turn
-        [(_, user_id, _)] = await connection.fetch(self._sql["reserve"], session_parameters(turn, [], now=prepared.now))
-        _check_user(turn, user_id)
+        if not await connection.fetch(self._sql["reserve"], session_parameters(turn, [], now=prepared.now)):
+            raise WrongUser(turn.session_id)
         fresh: list[tuple[Message, dict[str, object]]] = []
         there: dict[str, int] = {}
         for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -174,7 +162,7 @@ class GroupCommit:
         if not fresh:
             return _receipt(prepared, min(there.values()), max(there.values()) - min(there.values()) + 1, there)
         reserved = session_parameters(turn, [message for message, _ in fresh], now=prepared.now)
-        [(_, _, last_seq)] = await connection.fetch(self._sql["reserve"], reserved)
+        [(_, last_seq)] = await connection.fetch(self._sql["reserve"], reserved)
         first = last_seq - len(fresh) + 1
         await connection.execute_many(self._sql["insert_message"], _numbered(prepared, [c for _, c in fresh], first))
         return _receipt(prepared, first, len(fresh), there)
@@ -193,11 +181,6 @@ def _receipt(prepared: PreparedTurn, first_seq: int, count: int, there: dict[str
         cleaned=prepared.cleaned,
         ids=tuple(str(message.id) for message in prepared.messages),
     )
-
-
-def _check_user(turn: Turn, owner: str | None) -> None:
-    if turn.user_id is not None and turn.user_id != owner:
-        raise WrongUser(turn.session_id)
 
 
 def _fail(prepared: PreparedTurn, error: Exception) -> None:

@@ -58,6 +58,19 @@ class Driver(Protocol):
         """A connection inside a write transaction."""
         ...
 
+    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
+        """Store a group of new turns in one write transaction, with as few waits as the engine allows.
+
+        Args:
+            sessions: the parameters of the statement `reserve`, in ascending order of `session_id`, each one once.
+            messages: those of `insert_message`, but with `behind` in place of `seq`: how many messages of its session
+                in this group follow a message.
+
+        Answers `session_id` and the new `last_seq` of each session; another user's session is left out, with its
+        messages. When a message's id is there already, `DuplicateRow` is raised and nothing is stored.
+        """
+        ...
+
     async def close(self) -> None:
         """Close every connection."""
         ...

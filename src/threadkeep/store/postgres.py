@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -17,7 +18,7 @@ from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
-from threadkeep.store.statements import for_psycopg
+from threadkeep.store.statements import for_psycopg, load_statements
 
 type RawConnection = psycopg.AsyncConnection[Row]
 type DictConnection = psycopg.AsyncConnection[DictRow]
@@ -65,6 +66,7 @@ class PostgresDriver:
     """A PostgreSQL database behind a connection pool."""
 
     def __init__(self, dsn: str, options: StoreOptions) -> None:
+        self._sql = load_statements("postgres/append.sql")
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
             dsn,
@@ -121,6 +123,15 @@ class PostgresDriver:
                     self._used.clear()
                     raise
                 self._used[raw] = time.monotonic()
+
+    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
+        """Store a group of new turns: one statement, which is a transaction of its own."""
+        parameters = {
+            "sessions": json.dumps(sessions, ensure_ascii=False),
+            "messages": json.dumps(messages, ensure_ascii=False),
+        }
+        async with self.reading() as connection:
+            return await connection.fetch(self._sql["append"], parameters)
 
     async def close(self) -> None:
         """Close every connection."""

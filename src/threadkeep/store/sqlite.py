@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import aiosqlite
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
+from threadkeep.store.statements import load_statements
 
 _READERS = 4
 
@@ -44,6 +45,36 @@ class SqliteConnection:
             await self.raw.executemany(sql, rows)
 
 
+class _Group(NamedTuple):
+    """A group of new turns that stands in the place of a statement's parameters; `counted` takes the answer."""
+
+    sql: Mapping[str, str]
+    sessions: Sequence[Parameters]
+    messages: Sequence[Parameters]
+    counted: dict[str, int]
+
+    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
+        """Store the group in a transaction; whoever asked for it rolls back when this raises."""
+        connection.execute("BEGIN IMMEDIATE")
+        for session in self.sessions:
+            self.counted.update(connection.execute(self.sql["reserve"], session).fetchall())
+        connection.executemany(self.sql["insert_message"], self._numbered())
+        return connection.execute("COMMIT")
+
+    def _numbered(self) -> Iterator[Parameters]:
+        for message in self.messages:
+            if (last_seq := self.counted.get(str(message["session_id"]))) is not None:
+                yield {**message, "seq": last_seq - int(str(message["behind"]))}
+
+
+class _ThreadConnection(sqlite3.Connection):
+    """What runs in aiosqlite's thread: a group is one call, since every call costs a visit to the thread and back."""
+
+    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
+        """Run a statement, or store a group."""
+        return parameters.store(self) if isinstance(parameters, _Group) else super().execute(sql, parameters)
+
+
 class SqliteDriver:
     """A SQLite database in a file, or in memory when there is no path.
 
@@ -53,6 +84,7 @@ class SqliteDriver:
     def __init__(self, path: Path | None, options: StoreOptions) -> None:
         self._path = path
         self._options = options
+        self._sql = load_statements("transcripts.sql")
         self._write_lock = asyncio.Lock()
         self._writer: SqliteConnection | None = None
         self._readers: list[SqliteConnection] = []
@@ -95,6 +127,19 @@ class SqliteDriver:
             except BaseException:
                 await self._roll_back(connection)
                 raise
+
+    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
+        """Store a group of new turns, in one visit to the writing connection's thread."""
+        group = _Group(self._sql, sessions, messages, {})
+        async with self._write_lock:
+            connection = await self._writing_connection()
+            try:
+                with _translated():
+                    await connection.raw.execute("", group)
+            except BaseException:
+                await self._roll_back(connection)
+                raise
+        return list(group.counted.items())
 
     async def close(self) -> None:
         """Close every connection."""
@@ -150,7 +195,12 @@ async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = 
     # Autocommit means: every transaction is begun and ended by name.
     isolation = None if autocommit else "DEFERRED"
     raw = await _open_file(
-        aiosqlite.connect(path or ":memory:", isolation_level=isolation, timeout=options.lock_timeout_seconds)
+        aiosqlite.connect(
+            path or ":memory:",
+            isolation_level=isolation,
+            timeout=options.lock_timeout_seconds,
+            factory=_ThreadConnection,
+        )
     )
     try:
         await raw.execute("PRAGMA foreign_keys = ON")

@@ -3,6 +3,7 @@
 -- name: reserve
 -- Count a session up by :added and answer its new last_seq; makes the session at its first turn. The row stays locked
 -- until the transaction ends, so turns of all processes are numbered one after the other. :added = 0 only locks.
+-- Another user's session answers nothing and stays as it is.
 INSERT INTO chat_sessions AS s (
     session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
 )
@@ -14,7 +15,8 @@ ON CONFLICT (session_id) DO UPDATE SET
     last_user_seq = CASE WHEN excluded.last_user_seq > 0 THEN s.last_seq + excluded.last_user_seq ELSE s.last_user_seq END,
     last_seq = s.last_seq + excluded.last_seq,
     updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
-RETURNING session_id, user_id, last_seq
+WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
+RETURNING session_id, last_seq
 
 -- name: insert_message
 INSERT INTO chat_messages (

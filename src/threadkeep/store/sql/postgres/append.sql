@@ -1,0 +1,37 @@
+-- A group of new turns on PostgreSQL: one statement, so one round trip and no transaction to open and close.
+
+-- name: append
+-- Count the sessions up as `reserve` of transcripts.sql does, and insert the messages: `behind` says how many messages
+-- of its session in this group follow a message. Another user's session is left out, with its messages.
+WITH counted AS (
+    INSERT INTO chat_sessions AS s (
+        session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
+    )
+    SELECT g.session_id, g.user_id, g.title, g.last_message, g.added, g.added, g.newest_user, g.now, g.now
+    FROM json_to_recordset(:sessions) AS g (
+        session_id TEXT, user_id TEXT, title TEXT, last_message TEXT, added BIGINT, newest_user BIGINT, now TIMESTAMPTZ
+    )
+    ON CONFLICT (session_id) DO UPDATE SET
+        title = coalesce(s.title, excluded.title),
+        last_message = coalesce(excluded.last_message, s.last_message),
+        message_count = s.message_count + excluded.message_count,
+        last_user_seq = CASE WHEN excluded.last_user_seq > 0 THEN s.last_seq + excluded.last_user_seq ELSE s.last_user_seq END,
+        last_seq = s.last_seq + excluded.last_seq,
+        updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
+    WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
+    RETURNING session_id, last_seq
+), stored AS (
+    INSERT INTO chat_messages (
+        session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+    )
+    SELECT
+        m.session_id, c.last_seq - m.behind, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+        m.metadata::JSONB, m.original::JSON, m.sent_at, m.created_at
+    FROM json_to_recordset(:messages) AS m (
+        session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
+        confidence DOUBLE PRECISION, escalated BOOLEAN, run_id TEXT, metadata TEXT, original TEXT, sent_at TIMESTAMPTZ,
+        created_at TIMESTAMPTZ
+    )
+    JOIN counted c ON c.session_id = m.session_id
+)
+SELECT session_id, last_seq FROM counted
