@@ -42,14 +42,18 @@ class SpoolFile:
         self.path = path
         self._descriptor = descriptor
         self._open_entries: set[str] = set()
+        self._has_unreadable = False
 
     @classmethod
     def create(cls, folder: Path) -> SpoolFile:
         """A new file of this process."""
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        # Locked before it has its name: else who starts now could take it for the file of a dead process.
+        unnamed = path.with_suffix(".new")
+        descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        unnamed.rename(path)
         _sync_folder(folder)
         return cls(path, descriptor)
 
@@ -65,11 +69,15 @@ class SpoolFile:
         except BlockingIOError:
             os.close(descriptor)
             return None
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            # A line that a crash cut off: what is written next must not become a part of it.
+            os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
     def entries(self) -> list[KeptTurn]:
         """What the file still keeps, oldest first."""
-        kept = read_entries(self.path)
+        kept, self._has_unreadable = _read(self.path)
         for entry in kept:
             entry.file = self
         self._open_entries = {entry.entry_id for entry in kept}
@@ -96,7 +104,7 @@ class SpoolFile:
     def done(self, entry: KeptTurn) -> None:
         """Forget a turn that was written or dropped. When nothing is left the file is emptied."""
         self._open_entries.discard(entry.entry_id)
-        if self._open_entries:
+        if self._open_entries or self._has_unreadable:
             self._append({"done": entry.entry_id})
         else:
             os.ftruncate(self._descriptor, 0)
@@ -104,12 +112,14 @@ class SpoolFile:
 
     def close(self) -> None:
         """Let go of the file; one that keeps nothing is removed."""
-        if not self._open_entries and not read_entries(self.path):
+        if not self._open_entries and _read(self.path) == ([], False):
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
-        data = (dump_json(line) + "\n").encode()
+        dump_json(line)  # refuses what is no JSON
+        # ASCII alone: no character of a message ends a line or is lost on the way.
+        data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         try:
             if os.write(self._descriptor, data) != len(data):
@@ -143,7 +153,13 @@ def in_use(path: Path) -> bool:
 
 def read_entries(path: Path) -> list[KeptTurn]:
     """What a file keeps, oldest first, without locking it. A last line that was cut off by a crash is left out."""
+    return _read(path)[0]
+
+
+def _read(path: Path) -> tuple[list[KeptTurn], bool]:
+    """What a file keeps, and whether it has whole lines that are not understood: those of a newer version, perhaps."""
     kept: dict[str, KeptTurn] = {}
+    unreadable = False
     for line in _lines(path):
         if "done" in line:
             kept.pop(str(line["done"]), None)
@@ -157,8 +173,8 @@ def read_entries(path: Path) -> list[KeptTurn]:
             turn = Turn(line["session_id"], messages, line["user_id"])
             kept[line["entry"]] = KeptTurn(line["entry"], turn, datetime.fromisoformat(line["kept_at"]))
         except (KeyError, TypeError, ValueError, ThreadkeepError):
-            continue
-    return list(kept.values())
+            unreadable = True
+    return list(kept.values()), unreadable
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
@@ -166,7 +182,7 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         return
-    for line in text.splitlines():
+    for line in text.split("\n"):
         try:
             values = json.loads(line)
         except ValueError:
