@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.recorded_events import RecordedEvents
 from tests.workflow.talking import (
@@ -239,3 +240,18 @@ async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memo
     agent = make_agent(ScriptedModel([adding(), "3"]), [SessionMemory(small_memory)], [add])
     state: dict[str, Any] = await agent.ainvoke(input_of("1 + 2?"), config_of())
     assert [type(message) for message in state["messages"]] == [HumanMessage, AIMessage, ToolMessage, AIMessage]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_what_an_agent_says_by_itself_is_kept(memory: Memory, checkpointed: bool) -> None:
+    """On every database: a run that a system message sets off (by a clock, say) is part of the conversation."""
+    model = ScriptedModel(["hello", "good morning", "rain"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(memory)], checkpointer=saver)
+    await ask(agent, "hi")
+    await agent.ainvoke({"messages": [SystemMessage("Wish a good morning.")]}, config_of())
+    assert {("human", "hi"), ("ai", "hello"), ("system", "Wish a good morning.")} == set(seen(model.calls[1]))
+    await ask(agent, "and the weather?")
+    said = [(kind, text) for kind, text in seen(model.calls[2]) if kind != "system"]
+    assert said == [("human", "hi"), ("ai", "hello"), ("ai", "good morning"), ("human", "and the weather?")]
+    assert [role for role, _ in await kept(memory)] == ["user", "assistant", "assistant", "user", "assistant"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
@@ -25,9 +25,16 @@ def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """The input that a run in its loop is answering: the newest block of human messages, wherever it stands."""
+    """The input that a run in its loop is answering: the newest block of human messages, wherever it stands.
+
+    Nothing if that was answered already and a system message came after it: then the run speaks by itself.
+    """
     end = len(messages)
-    while end and not isinstance(messages[end - 1], HumanMessage):
+    told = False
+    while end and not isinstance(message := messages[end - 1], HumanMessage):
+        told = told or isinstance(message, SystemMessage)
+        if told and isinstance(message, AIMessage) and not message.tool_calls:
+            return []
         end -= 1
     return question_in(messages[:end])
 

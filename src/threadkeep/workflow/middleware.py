@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
 from threadkeep.workflow.conversion import text_of
@@ -103,7 +104,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         messages = state["messages"]
         question = question_in(messages)
         if not question:
-            return await self._answered_already(OpenTurn(self._memory, session, self._options, []), messages)
+            return await self._answered_already(session, messages)
         turn = OpenTurn(self._memory, session, self._options, question)
         await turn.begin(run_id_of(config), metadata_of(config))
         if turn.answered is not None:
@@ -162,8 +163,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
         """Store the final answer."""
         unsettled = await self._turn_of(state["messages"], get_config())
-        answer = _final_answer(state, unsettled.direct_calls) if unsettled.turn.question else None
-        await self._end(unsettled, answer or "", "complete")
+        await self._end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
         return None
 
     async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> _Unsettled:
@@ -190,12 +190,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             del self._unsettled[next(iter(self._unsettled))]
         return unsettled
 
-    async def _answered_already(self, turn: OpenTurn, messages: list[Any]) -> dict[str, Any] | None:
-        """With a checkpointer, a repeated question is merged into its old place: the state ends with its answer."""
+    async def _answered_already(self, session: Session, messages: list[Any]) -> dict[str, Any] | None:
+        """With a checkpointer, a repeated question is merged into its old place: the run ends with its answer."""
+        turn = OpenTurn(self._memory, session, self._options, question_before(messages))
+        await turn.go_on()
         last = messages[-1] if messages else None
-        if isinstance(last, AIMessage) and not last.tool_calls and await turn.is_stored(last):
-            return {"jump_to": "end"}
-        return None
+        if isinstance(last, AIMessage) and not last.tool_calls:
+            return {"jump_to": "end"} if turn.answered or await turn.is_stored(last) else None
+        return {"messages": [turn.answered], "jump_to": "end"} if turn.answered else None
 
     def _hold(self, unsettled: _Unsettled, said: BaseMessage | str, status: Status) -> None:
         """Remember what was said until the run ends; a run that is never heard of again has it stored by the timer."""

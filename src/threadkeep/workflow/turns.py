@@ -57,7 +57,7 @@ class _Closing:
     done: bool = False
 
 
-_closings: WeakKeyDictionary[Memory, WeakValueDictionary[tuple[str, str | None], _Closing]] = WeakKeyDictionary()
+_closings: WeakKeyDictionary[Memory, WeakValueDictionary[tuple[str, str], _Closing]] = WeakKeyDictionary()
 
 
 class OpenTurn:
@@ -76,8 +76,10 @@ class OpenTurn:
         self._repeated = False
         self._recollection: Recollection | None = None
         self._truncation_told = False
-        closings = _closings.setdefault(memory, WeakValueDictionary())
-        self._closing = closings.setdefault((session.session_id, self.question_id), _Closing())
+        self._closing = _Closing()
+        if self.question_id is not None:
+            closings = _closings.setdefault(memory, WeakValueDictionary())
+            self._closing = closings.setdefault((session.session_id, self.question_id), self._closing)
 
     @property
     def question_id(self) -> str | None:
@@ -102,10 +104,9 @@ class OpenTurn:
             self.answered = await self._stored_answer()
 
     async def go_on(self) -> None:
-        """Take up a turn that began before, perhaps in another process."""
+        """Take up a turn that began before, perhaps in another process; it may be answered by now."""
         self._repeated = True
-        if (question := await self._find(self.question_id)) and question.run_id:
-            self.run_id = question.run_id
+        self.answered = await self._stored_answer()
 
     async def context(self, messages: Sequence[BaseMessage], system: SystemMessage | None = None) -> list[BaseMessage]:
         """What a model call is sent beside its system message: earlier turns, then the run's own messages.
