@@ -79,7 +79,7 @@ def all_pages() -> list[Page]:
 def linked_pages() -> list[Page]:
     """All pages, the decisions and those of the repository's root included."""
     paths = [*sorted(ROOT.glob("*.md")), *sorted(DOCS.rglob("*.md"))]
-    return [page(path.relative_to(ROOT).as_posix()) for path in paths]
+    return [page(path.relative_to(ROOT).as_posix()) for path in paths if path.name != "template.md"]
 
 
 def _taken_apart(lines: list[str]) -> tuple[str, list[Block]]:

@@ -128,7 +128,8 @@ class PageRun:
         shows = following is not None and following.language == "text"
         assert shows or not required, f"{where} prints, and no text block follows:\n{output}"
         if shows and following is not None:
-            assert self.place.shown(output).strip() == following.text.strip(), f"{where} prints something else"
+            printed = self.place.shown(output).strip()
+            assert printed == following.text.strip(), f"{where} prints something else:\n{printed}"
 
 
 def _sqlite(path: str, statement: str) -> str:

@@ -1,0 +1,38 @@
+"""Tables of a page, as rows of cells without their marks."""
+
+from __future__ import annotations
+
+import re
+
+from tests.docs.pages import Page
+
+_CELL_BORDER = re.compile(r"(?<!\\)\|")
+
+
+def table_rows(page: Page) -> list[list[str]]:
+    """The rows of all tables of a page, headings included."""
+    lines = [line.strip() for line in page.prose.splitlines() if line.lstrip().startswith("|")]
+    rows = [[cell.strip() for cell in _CELL_BORDER.split(line)[1:-1]] for line in lines]
+    return [row for row in rows if not all(re.fullmatch(":?-+:?", cell) for cell in row)]
+
+
+def row_of(page: Page, name: str) -> list[str]:
+    """The first row that begins with a name in code marks (or is one of several names there)."""
+    for row in table_rows(page):
+        if name in code_in(row[0]):
+            return row
+    raise AssertionError(f"{page.name} has no row for {name}")
+
+
+def code_in(text: str) -> list[str]:
+    """What stands in code marks."""
+    return re.findall(r"`([^`]+)`", text)
+
+
+def section(page: Page, heading: str) -> str:
+    """The text under a heading, without the heading itself, up to the next one of the same depth or above."""
+    found = re.search(rf"^(#+) `?{re.escape(heading)}`?$", page.text, re.MULTILINE)
+    assert found, f"{page.name} has no heading {heading}"
+    rest = page.text[found.end() :]
+    following = re.search(rf"^#{{1,{len(found[1])}}} ", rest, re.MULTILINE)
+    return rest[: following.start()] if following else rest

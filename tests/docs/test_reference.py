@@ -1,0 +1,205 @@
+"""The reference is complete, and says nothing that is not so."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+import threadkeep
+from tests.docs.pages import all_pages, page
+from tests.docs.service import opened_service
+from tests.docs.tables import code_in, row_of, section, table_rows
+from threadkeep.errors import ThreadkeepError
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.observe import events
+from threadkeep.observe.log import LogObserver
+from threadkeep.observe.prometheus import METRICS, PrometheusObserver
+from threadkeep.settings import Settings
+
+PYTHON = page("docs/reference/python.md")
+ERRORS = page("docs/reference/errors.md")
+SETTINGS = page("docs/reference/settings.md")
+METRICS_PAGE = page("docs/reference/metrics.md")
+HTTP = page("docs/reference/http.md")
+
+ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isinstance(kind, type)}
+# What the other rooms ask of a memory; nothing for users.
+INTERNAL = {"finish", "before_closing", "settle", "keep_index", "turn"}
+# Their default is a place on the user's own machine, or no place at all, and is said in words.
+IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
+
+
+def subclasses[T](kind: type[T]) -> Iterable[type[T]]:
+    """All classes below a class."""
+    for below in kind.__subclasses__():
+        yield below
+        yield from subclasses(below)
+
+
+def shown_default(value: object) -> str:
+    """A default as the docs write it."""
+    if inspect.isfunction(value):
+        return value.__name__
+    if dataclasses.is_dataclass(value):
+        return f"{type(value).__name__}()"
+    return "{}" if "factory" in repr(value) else repr(value)
+
+
+def shown_signature(name: str, function: object) -> str:
+    """A signature as the docs write it: names and defaults, without types."""
+    assert callable(function)
+    parameters = [
+        one.replace(annotation=inspect.Parameter.empty) for one in inspect.signature(function).parameters.values()
+    ]
+    words = []
+    star = False
+    for one in parameters:
+        if one.kind is inspect.Parameter.KEYWORD_ONLY and not star:
+            words.append("*")
+            star = True
+        default = "" if one.default is inspect.Parameter.empty else f"={shown_default(one.default)}"
+        words.append(f"{'**' if one.kind is inspect.Parameter.VAR_KEYWORD else ''}{one.name}{default}")
+    return f"{name}({', '.join(word for word in words if word != 'self')})"
+
+
+@pytest.mark.parametrize("name", [name for name in threadkeep.__all__ if name not in ERROR_NAMES])
+def test_every_public_name_has_a_section(name: str) -> None:
+    """With its signature as it is, and the names of its fields."""
+    text = section(PYTHON, name)
+    thing = getattr(threadkeep, name)
+    if thing is threadkeep.Settings:
+        return
+    if inspect.isfunction(thing) or thing in (
+        threadkeep.MemoryOptions,
+        threadkeep.Message,
+        threadkeep.SessionMemory,
+        threadkeep.TurnOptions,
+    ):
+        assert shown_signature(name, thing) in code_in(text)
+    if dataclasses.is_dataclass(thing):
+        fields = {field.name for field in dataclasses.fields(thing)}
+        assert fields <= {word for row in code_in(text) for word in re.findall(r"\w+", row)}
+
+
+@pytest.mark.parametrize("kind", [Memory, Session], ids=lambda kind: kind.__name__)
+def test_every_method_for_users_is_described(kind: type) -> None:
+    """With its signature as it is."""
+    named = {code for row in table_rows(PYTHON) for code in code_in(row[0])}
+    methods = {name: made for name, made in vars(kind).items() if inspect.isfunction(made) and not name.startswith("_")}
+    missing = [
+        shown_signature(name, made)
+        for name, made in methods.items()
+        if name not in INTERNAL and shown_signature(name, made) not in named
+    ]
+    assert not missing
+
+
+def errors_there_are() -> dict[str, type[ThreadkeepError]]:
+    """All errors of the package but those of the terminal, which become sentences there."""
+    for module in pkgutil.walk_packages(threadkeep.__path__, "threadkeep."):
+        if not module.name.startswith(("threadkeep.cli", "threadkeep.testing", "threadkeep.__main__")):
+            import_module(module.name)
+    found: list[type[ThreadkeepError]] = [ThreadkeepError, *subclasses(ThreadkeepError)]
+    return {kind.__name__: kind for kind in found if re.match(r"threadkeep\.(?!cli)", kind.__module__)}
+
+
+def test_every_error_is_described() -> None:
+    """In the table and in the tree, with the built-in class that it also is."""
+    kinds = errors_there_are()
+    [tree] = [block.text for block in ERRORS.blocks_in("text") if "├" in block.text]
+    for name, kind in kinds.items():
+        row_of(ERRORS, name)
+        builtin = [base.__name__ for base in kind.__bases__ if base.__module__ == "builtins" and base is not Exception]
+        shown = f"{name} ({builtin[0]})" if builtin else name
+        assert re.search(rf"\b{re.escape(shown)}$", tree, re.MULTILINE), shown
+    named = {name for row in table_rows(ERRORS)[1:] for name in code_in(row[0]) if "." not in name}
+    assert named == set(kinds)
+
+
+@pytest.mark.parametrize("name", list(Settings.model_fields))
+def test_every_setting_is_described(name: str) -> None:
+    """With its default."""
+    row = row_of(SETTINGS, f"THREADKEEP_{name.upper()}")
+    if name not in IN_WORDS:
+        assert row[1].strip("`") == default_of(Settings.model_fields[name])
+
+
+def default_of(field: FieldInfo) -> str:
+    """The default of a setting as one writes it into the environment."""
+    value = field.get_default(call_default_factory=True)
+    assert value is not PydanticUndefined
+    if isinstance(value, SecretStr):
+        value = value.get_secret_value()
+    if value in ("", {}):
+        return "empty"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def test_no_page_names_a_variable_that_is_not_there() -> None:
+    """Each THREADKEEP_… in the docs is a setting."""
+    known = {f"THREADKEEP_{name.upper()}" for name in Settings.model_fields}
+    unknown = {
+        f"{one.name}: {name}"
+        for one in all_pages()
+        for name in re.findall(r"THREADKEEP_[A-Z_]*[A-Z]", one.text)
+        if name not in known
+    }
+    assert not unknown
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_is_described(name: str) -> None:
+    """With its kind and its labels."""
+    row = row_of(METRICS_PAGE, name)
+    observer = PrometheusObserver()
+    observer.notify(events.TurnFinished(milliseconds=1))
+    [metric] = [one for one in observer.registry.collect() if one.name == name.removesuffix("_total")]
+    assert row[1] == metric.type
+    labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
+    assert set(code_in(row[2])) == labels
+
+
+def test_no_metric_is_described_that_is_not_there() -> None:
+    """In any page."""
+    known = {*METRICS, *(f"{name}_count" for name in METRICS)}
+    named = {name for one in all_pages() for name in re.findall(r"threadkeep_(?:agent|turn|model)\w+", one.text)}
+    assert named <= known
+
+
+@pytest.mark.parametrize("kind", list(events.Event.__subclasses__()), ids=lambda kind: kind.__name__)
+def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCaptureFixture) -> None:
+    """With its fields, and the level at which it is logged."""
+    row = row_of(METRICS_PAGE, kind.__name__)
+    fields = dataclasses.fields(kind)
+    shared = {"session_id", "run_id", "channel", "backend"}
+    assert set(code_in(row[2])) == {field.name for field in fields} - shared
+    needed = {field.name: 1 for field in fields if field.default is dataclasses.MISSING}
+    with caplog.at_level("DEBUG", logger="threadkeep.events"):
+        LogObserver().notify(kind(**needed))
+    assert [record.levelname for record in caplog.records] == [row[3]]
+
+
+async def test_every_endpoint_is_described(tmp_path: Path) -> None:
+    """As a heading of its own, and none that is not there."""
+    async with opened_service(database_url="sqlite://", pending_dir=tmp_path) as client:
+        document = (await client.get("/openapi.json")).json()
+    there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
+    assert set(re.findall(r"^## ((?:GET|POST|PATCH|DELETE|PUT) \S+)$", HTTP.text, re.MULTILINE)) == there
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            text = section(HTTP, f"{method.upper()} {path}")
+            in_query = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
+            assert not [name for name in in_query if name not in text], f"{method} {path}"
