@@ -48,13 +48,18 @@ def clean_text(text: str) -> str:
 
 def clean_json(value: Json) -> Json:
     """The JSON value with all its text cleaned; the same object if nothing had to be."""
-    return _clean_inside(value) if _UNKEEPABLE_JSON.search(dump_json(value)) else value
+    if not _UNKEEPABLE_JSON.search(dump_json(value)):
+        return value
+    # What was found may be a text that only looks like an escape.
+    cleaned = _clean_inside(value)
+    return value if cleaned == value else cleaned
 
 
 def _clean_mapping(value: Mapping[str, Json]) -> Mapping[str, Json]:
     if not value or not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
-    return {clean_text(key): _clean_inside(inner) for key, inner in value.items()}
+    cleaned = {clean_text(key): _clean_inside(inner) for key, inner in value.items()}
+    return value if cleaned == value else cleaned
 
 
 def _clean_inside(value: Json) -> Json:

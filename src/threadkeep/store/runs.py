@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import clean_json, time_of, time_text
 from threadkeep.store.driver import Driver, Row
 from threadkeep.store.statements import load_statements
 
@@ -97,7 +97,7 @@ class Runs:
             "run_id": run_id,
             "owner": owner,
             "status": status,
-            "result": None if result is None else dump_json(dict(result)),
+            "result": None if result is None else dump_json(clean_json(dict(result))),
             "error": error,
             "now": time_text(self._clock()),
         }

@@ -171,13 +171,14 @@ class AppendLaws(TranscriptSource):
                 metadata={"k\x00": ["\udfff", {"deep": "\x00"}]},
                 original={"text": "\ud83d"},
             )
-            receipt = await transcripts.append(turn(dirty, assistant("😀 é 中", "clean")))
+            clean = Message(role="assistant", content="😀 é 中", id="clean", metadata={"path": r"C:\u0000"})
+            receipt = await transcripts.append(turn(dirty, clean))
             assert receipt.cleaned == ("dirty",)
             first, second = (await transcripts.newest("room:1", limit=2)).messages
             assert first.content == "a�b�c"
             assert first.metadata == {"k�": ["�", {"deep": "�"}]}
             assert first.original == {"text": "�"}
-            assert second.content == "😀 é 中"
+            assert (second.content, second.metadata) == (clean.content, clean.metadata)
 
     async def test_a_message_comes_back_as_it_was(self) -> None:
         """Every field, with nested JSON, floats, languages and times of any zone."""
