@@ -127,3 +127,10 @@ async def memory(database_url: str, memory_options: MemoryOptions, events: Recor
     """An open memory over an empty database of each kind in turn."""
     async with open_memory(database_url, observers=[events], options=memory_options) as opened:
         yield opened
+
+
+@pytest.fixture
+async def sqlite_memory(memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
+    """An open memory over SQLite in memory, for what does not depend on the database."""
+    async with open_memory("sqlite://", observers=[events], options=memory_options) as opened:
+        yield opened

@@ -1,0 +1,255 @@
+"""Windows through `session.window`: the exact cases, and any transcript against the plain rules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, Message, Session
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.manifest import Cut, Exclusion, Window
+from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.errors import InvalidInput
+from threadkeep.observe import HistoryTruncated
+from threadkeep.records import Role
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.transcripts import Recent
+
+
+def user(content: str, tokens: int | None = None) -> Message:
+    """What a person said."""
+    return Message(role="user", content=content, tokens=tokens)
+
+
+def assistant(content: str, tokens: int | None = None) -> Message:
+    """What the agent said."""
+    return Message(role="assistant", content=content, tokens=tokens)
+
+
+def dialogue(count: int) -> list[Message]:
+    """Messages 1 … count, user and assistant in turn."""
+    return [(user if number % 2 else assistant)(f"message {number}") for number in range(1, count + 1)]
+
+
+def places(window: Window) -> list[int | None]:
+    """Where the messages of a window stand."""
+    return [message.seq for message in window.messages]
+
+
+async def test_twenty_of_twenty_five_messages(memory: Memory) -> None:
+    """A limit of 20: numbers 6 to 25, oldest first; the manifest names the five that are out."""
+    session = memory.session("room")
+    for message in dialogue(25):
+        await session.append([message])
+    window = await session.window(max_messages=20, max_tokens=None)
+    assert [message.content for message in window.messages] == [f"message {number}" for number in range(6, 26)]
+    assert window.manifest.excluded == (Exclusion(1, 5, "over_limit"),)
+    assert window.manifest.included == tuple(range(6, 26))
+
+
+async def test_ten_long_messages_by_four_characters_a_token(memory: Memory) -> None:
+    """`len // 4` and 500 tokens: messages 9 and 10, 237 + 250."""
+    session = memory.session("room")
+    await session.append([user(f"This is message {number}. " * 50) for number in range(1, 11)])
+    window = await session.window(max_messages=20, max_tokens=500, counter="chars4")
+    assert places(window) == [9, 10]
+    assert window.tokens == 487
+    assert window.manifest.counter == "chars4"
+
+
+async def test_it_stops_at_the_first_message_that_does_not_fit(memory: Memory) -> None:
+    """180, 150 and 200 tokens from the newest, 500 to spend: two messages, 330 tokens."""
+    session = memory.session("room")
+    await session.append([user("small", 1), user("old", 200), assistant("middle", 150), user("new", 180)])
+    window = await session.window(max_tokens=500)
+    assert places(window) == [3, 4]
+    assert window.tokens == 330
+
+
+@pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, 0), (0, None)])
+async def test_a_limit_of_0_means_none(memory: Memory, max_messages: int, max_tokens: int | None) -> None:
+    """Not everything."""
+    session = memory.session("room")
+    await session.append(dialogue(4))
+    window = await session.window(max_messages=max_messages, max_tokens=max_tokens)
+    assert (window.messages, window.tokens) == ((), 0)
+
+
+async def test_without_limits_everything_is_there(memory: Memory) -> None:
+    """Also what is more than one page of rows."""
+    session = memory.session("room")
+    await session.append(dialogue(450))
+    window = await session.window(max_messages=None, max_tokens=None)
+    assert places(window) == list(range(1, 451))
+    assert window.manifest.excluded == ()
+
+
+@pytest.mark.parametrize(("max_messages", "max_tokens"), [(-1, 10), (10, -1)])
+async def test_limits_below_0_are_refused(memory: Memory, max_messages: int, max_tokens: int) -> None:
+    """With the name of the limit."""
+    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) is a whole number"):
+        await memory.session("room").window(max_messages=max_messages, max_tokens=max_tokens)
+
+
+async def test_a_newest_user_message_that_is_too_big_is_cut_and_said_so(memory: Memory) -> None:
+    """It stands alone, with the mark, within the budget."""
+    session = memory.session("room")
+    await session.append([*dialogue(4), user("word " * 1000)])
+    window = await session.window(max_tokens=50, counter="chars4")
+    [message] = window.messages
+    assert message.content.endswith(CUT_MARK)
+    assert message.content.startswith("word word")
+    assert len(message.content) // 4 <= 50
+    [cut] = window.manifest.cuts
+    assert cut == Cut(seq=5, tokens_before=1250, tokens_after=window.tokens)
+    [stored] = await session.tail(1)
+    assert len(stored.content) == 5000
+
+
+async def test_system_rows_never_count_and_are_never_in_it(memory: Memory) -> None:
+    """Twenty messages between a hundred notes are twenty messages."""
+    session = memory.session("room")
+    for message in dialogue(20):
+        notes = [Message(role="system", content="a note") for _ in range(5)]
+        await session.append([*notes, message])
+    window = await session.window(max_messages=20, max_tokens=None)
+    assert [message.content for message in window.messages] == [f"message {number}" for number in range(1, 21)]
+
+
+async def test_windows_start_after_the_last_reset(memory: Memory) -> None:
+    """Nothing before it, however much would fit; the manifest names the range, also when nothing has followed yet."""
+    session = memory.session("room")
+    await session.append(dialogue(6))
+    await session.reset()
+    nothing = await session.window()
+    assert nothing.messages == ()
+    assert nothing.manifest.excluded == (Exclusion(1, 6, "reset"),)
+    assert nothing.manifest.dropped == 0
+    await session.append(dialogue(2))
+    window = await session.window()
+    assert places(window) == [7, 8]
+    assert window.manifest.excluded == (Exclusion(1, 6, "reset"),)
+    assert await session.count() == 8
+
+
+async def test_thirty_assistant_messages_after_the_last_user_message(memory: Memory) -> None:
+    """The user message stands first, its room counts, and the gap behind it is named."""
+    session = memory.session("room")
+    await session.append([user("old question"), assistant("old answer"), user("the question")])
+    await session.append([assistant(f"step {number}") for number in range(1, 31)])
+    window = await session.window(max_messages=20, max_tokens=None)
+    assert places(window) == [3, *range(15, 34)]
+    assert window.messages[0].content == "the question"
+    assert window.manifest.excluded == (Exclusion(1, 2, "over_limit"), Exclusion(4, 14, "over_limit"))
+
+
+async def test_before_a_message_is_as_if_nothing_had_followed(memory: Memory) -> None:
+    """The window that a model call had then, with the user message of then."""
+    session = memory.session("room")
+    await session.append([user("first"), *[assistant(f"step {number}") for number in range(30)]])
+    then = await session.window(max_messages=20, max_tokens=None)
+    await session.append([user("second"), *[assistant(f"later {number}") for number in range(30)]])
+    window = await session.window(max_messages=20, max_tokens=None, before=32)
+    assert window == then
+    assert window.messages[0].content == "first"
+    assert (await session.window(before=1)).messages == ()
+
+
+async def test_counts_are_those_taken_when_messages_were_stored(memory: Memory) -> None:
+    """Given ones are trusted; a counter that is named here counts everything anew."""
+    session = memory.session("room")
+    await session.append([user("x" * 400, tokens=7), assistant("y" * 40)])
+    stored = await session.tail(2)
+    assert (await session.window()).tokens == 7 + (stored[1].tokens or 0)
+    assert (await session.window(counter="chars4")).tokens == 110
+    assert (await session.window(counter=len)).tokens == 440
+
+
+async def test_another_user_has_an_empty_window(memory: Memory) -> None:
+    """And no hint of what is there."""
+    await memory.session("room", user_id="u1").append(dialogue(4))
+    window = await memory.session("room", user_id="u2").window()
+    assert (window.messages, window.manifest.excluded, window.manifest.dropped) == ((), (), 0)
+
+
+async def test_a_window_that_leaves_something_out_is_told(memory: Memory, events: RecordedEvents) -> None:
+    """Once for each such window, with numbers only."""
+    session = memory.session("telegram:1")
+    await session.append([*dialogue(25), user("z" * 9000)])
+    await session.window(max_messages=None, max_tokens=None)
+    assert events.of(HistoryTruncated) == []
+    await session.window(max_messages=20, max_tokens=None)
+    await session.window(max_messages=20, max_tokens=100)
+    assert events.of(HistoryTruncated) == [
+        HistoryTruncated(channel="telegram", dropped=6, cut=False, session_id="telegram:1"),
+        HistoryTruncated(channel="telegram", dropped=25, cut=True, session_id="telegram:1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("max_messages", "max_tokens", "rows"), [(20, 4000, 20), (None, 100, 200), (1000, 100, 200), (1, None, 1)]
+)
+async def test_a_window_reads_no_more_than_it_needs(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch, max_messages: int | None, max_tokens: int | None, rows: int
+) -> None:
+    """However long the session: one page of rows, and not more of them than messages are wanted."""
+    session = memory.session("room")
+    for _ in range(5):
+        await session.append(dialogue(200))
+    read: list[int] = []
+    recent = TableTranscripts.recent
+
+    async def counting(
+        self: TableTranscripts, session_id: str, *, limit: int, before: int, user_id: str | None
+    ) -> Recent:
+        found = await recent(self, session_id, limit=limit, before=before, user_id=user_id)
+        read.append(len(found.messages))
+        return found
+
+    monkeypatch.setattr(TableTranscripts, "recent", counting)
+    await session.window(max_messages=max_messages, max_tokens=max_tokens)
+    assert read == [rows]
+
+
+_ROLES: Sequence[Role] = ("user", "assistant", "system")
+_MESSAGES = st.lists(st.tuples(st.sampled_from(_ROLES), st.integers(0, 40), st.booleans()), max_size=16)
+_LIMIT = st.none() | st.integers(0, 8)
+_BUDGET = st.none() | st.integers(0, 90)
+
+
+@given(messages=_MESSAGES, max_messages=_LIMIT, max_tokens=_BUDGET, data=st.data(), page_rows=st.integers(1, 4))
+async def test_any_window_is_what_the_rules_make_of_all_that_is_stored(
+    sqlite_memory: Memory,
+    messages: list[tuple[Role, int, bool]],
+    max_messages: int | None,
+    max_tokens: int | None,
+    data: st.DataObject,
+    page_rows: int,
+) -> None:
+    """Whatever the roles, sizes and resets, and however few rows a page has: the same as with every row at hand."""
+    session = sqlite_memory.session("room")
+    await session.delete()
+    reset_seq = 0
+    for place, (role, size, then_reset) in enumerate(messages, start=1):
+        await session.append([Message(role=role, content="w" * size)])
+        if then_reset and place % 3 == 0:
+            await session.reset()
+            reset_seq = place
+    before = data.draw(st.none() | st.integers(1, len(messages) + 1))
+    limits = Limits(max_messages, max_tokens, len)
+    expected = await by_the_rules(session, limits, reset_seq, before)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("threadkeep.history.session.PAGE_ROWS", page_rows)
+        window = await session.window(max_messages, max_tokens, counter=len, before=before)
+    assert window == expected
+
+
+async def by_the_rules(session: Session, limits: Limits, reset_seq: int, before: int | None) -> Window:
+    """The window over every stored row."""
+    stored = (await session.page(before=before, limit=100)).messages
+    rows = [row for row in reversed(stored) if row.role != "system" and (row.seq or 0) > reset_seq]
+    return choose(rows, limits, extent=None if limits.nothing else Extent(reset_seq=reset_seq))
