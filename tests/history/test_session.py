@@ -1,0 +1,268 @@
+"""Sessions and the memory that gives them, through the public names."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.recorded_events import RecordedEvents
+from threadkeep import (
+    InvalidInput,
+    InvalidKey,
+    InvalidMessage,
+    Memory,
+    MemoryOptions,
+    Message,
+    SessionNotFound,
+    WrongUser,
+    open_memory,
+)
+from threadkeep.observe import StoreRead, StoreWrite
+from threadkeep.testing import SettableClock
+
+
+def turn(words: str) -> list[Message]:
+    """A question and its answer."""
+    return [Message(role="user", content=words), Message(role="assistant", content=f"you said {words}")]
+
+
+async def test_the_example_of_the_interface(memory: Memory) -> None:
+    """Every line that a user is promised."""
+    session = memory.session("telegram:123", user_id="u1")
+    receipt = await session.append(
+        [Message(role="user", content="hi", id="telegram:42"), Message(role="assistant", content="hello")]
+    )
+    assert (receipt.first_seq, receipt.last_seq, receipt.duplicates) == (1, 2, ())
+    assert [message.content for message in await session.tail(20)] == ["hi", "hello"]
+    page = await session.page(before=None, limit=50)
+    assert (len(page.messages), page.next_before) == (2, None)
+    window = await session.window(max_messages=20, max_tokens=4000)
+    assert len(window.messages) == 2
+    assert window.tokens == sum(message.tokens or 0 for message in window.messages) > 0
+    assert await session.count() == 2
+    info = await session.info()
+    assert (info.title, info.last_message, info.message_count, info.user_id) == ("hi", "hello", 2, "u1")
+    assert (info.active, info.tags, info.metadata) == (True, (), {})
+    assert info.created_at == info.updated_at == memory.clock()
+    await session.reset()
+    assert [info.session_id async for info in memory.sessions(user_id="u1", query=None)] == ["telegram:123"]
+    [(session_id, message, _)] = await memory.search("hello", user_id="u1", limit=10)
+    assert (session_id, message.content) == ("telegram:123", "hello")
+    assert await session.delete()
+
+
+async def test_a_session_that_nobody_wrote_to_is_not_there(memory: Memory) -> None:
+    """Asking for it makes nothing."""
+    session = memory.session("room")
+    assert await session.tail(5) == []
+    assert await session.count() == 0
+    assert await session.find("m1") is None
+    assert (await session.window()).messages == ()
+    await session.reset()
+    with pytest.raises(SessionNotFound, match="threadkeep sessions list"):
+        await session.info()
+    with pytest.raises(SessionNotFound):
+        await session.update(title="new")
+    assert not await session.delete()
+    assert [info async for info in memory.sessions()] == []
+
+
+@pytest.mark.parametrize("session_id", ["", "telegram:", "a b", "a/b", "李", "a\n", "x" * 257])
+async def test_an_id_that_is_no_key_is_refused(sqlite_memory: Memory, session_id: str) -> None:
+    """At once, without escaping it silently."""
+    with pytest.raises(InvalidKey):
+        sqlite_memory.session(session_id)
+
+
+@pytest.mark.parametrize("user_id", ["", "a\nb", "x" * 513, "a\x00"])
+async def test_a_user_id_that_cannot_be_kept_is_refused(sqlite_memory: Memory, user_id: str) -> None:
+    """It would be another one when it is read again."""
+    with pytest.raises(InvalidInput, match="user_id"):
+        sqlite_memory.session("room", user_id=user_id)
+
+
+async def test_a_user_sees_own_sessions_only(memory: Memory) -> None:
+    """Reads of another's find nothing; writes raise and store nothing."""
+    await memory.session("room", user_id="u1").append([Message(role="user", content="mine", id="m1")])
+    other = memory.session("room", user_id="u2")
+    assert await other.tail(5) == []
+    assert await other.count() == 0
+    assert await other.find("m1") is None
+    assert not await other.delete()
+    await other.reset()
+    with pytest.raises(SessionNotFound):
+        await other.info()
+    with pytest.raises(SessionNotFound):
+        await other.update(title="stolen")
+    with pytest.raises(WrongUser):
+        await other.append(turn("not mine"))
+    with pytest.raises(WrongUser):
+        await other.record(turn("not mine"))
+    info = await memory.session("room", user_id="u1").info()
+    assert (info.title, info.message_count, info.reset_seq) == ("mine", 1, 0)
+
+
+async def test_the_owner_is_who_is_named_at_the_first_turn(memory: Memory) -> None:
+    """A session that began without a user belongs to nobody, and stays so."""
+    await memory.session("room").append(turn("hi"))
+    with pytest.raises(WrongUser):
+        await memory.session("room", user_id="u1").append(turn("mine"))
+    assert (await memory.session("room").info()).user_id is None
+
+
+async def test_pages_have_limits(memory: Memory) -> None:
+    """Below 0 and beyond the longest page is a mistake of the caller."""
+    session = memory.session("room")
+    await session.append(turn("hi"))
+    assert await session.tail(0) == []
+    for limit in (-1, 10_001):
+        with pytest.raises(InvalidInput, match="A page has 0 to"):
+            await session.page(limit=limit)
+
+
+async def test_pages_walk_to_the_beginning(memory: Memory) -> None:
+    """Three at a time over ten."""
+    session = memory.session("room")
+    for number in range(5):
+        await session.append(turn(str(number)))
+    before, seen = None, []
+    while True:
+        page = await session.page(before=before, limit=3)
+        seen.append([message.seq for message in page.messages])
+        before = page.next_before
+        if before is None:
+            break
+    assert seen == [[8, 9, 10], [5, 6, 7], [2, 3, 4], [1]]
+
+
+async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClock) -> None:
+    """Newest activity first, each once, whatever the size of a page."""
+    for number in range(7):
+        clock.advance(1)
+        await memory.session(f"room:{number}", user_id=f"u{number % 2}").append(turn(f"topic {number}"))
+    newest_first = [f"room:{number}" for number in range(6, -1, -1)]
+    for size in (1, 2, 3, 7, 100):
+        assert [info.session_id async for info in memory.sessions(page_size=size)] == newest_first
+    assert [info.session_id async for info in memory.sessions("u1", page_size=2)] == ["room:5", "room:3", "room:1"]
+    assert [info.session_id async for info in memory.sessions(query="topic 3")] == ["room:3"]
+
+
+async def test_sessions_of_one_moment_come_each_once(memory: Memory) -> None:
+    """Also when the clock stands still."""
+    for number in range(5):
+        await memory.session(f"room:{number}").append(turn("hi"))
+    found = [info.session_id async for info in memory.sessions(page_size=2)]
+    assert sorted(found) == [f"room:{number}" for number in range(5)]
+
+
+async def test_what_is_known_of_a_session_can_be_changed(memory: Memory, clock: SettableClock) -> None:
+    """Each field on its own; it is no activity."""
+    session = memory.session("room", user_id="u1")
+    await session.append(turn("hi"))
+    clock.advance(60)
+    before = await session.info()
+    info = await session.update(title="A title", tags=["vip"], metadata={"plan": "pro"})
+    assert (info.title, info.tags, info.metadata) == ("A title", ("vip",), {"plan": "pro"})
+    info = await session.update(active=False)
+    assert (info.title, info.active, info.updated_at) == ("A title", False, before.updated_at)
+    assert [info.session_id async for info in memory.sessions(active=True)] == []
+
+
+async def test_a_clock_that_is_turned_back_does_not_turn_activity_back(memory: Memory, clock: SettableClock) -> None:
+    """The order of messages is their seq, and a session's last activity never gets older."""
+    session = memory.session("room")
+    await session.append(turn("first"))
+    latest = clock()
+    clock.advance(-3600)
+    await session.append(turn("second"))
+    assert [message.seq for message in await session.tail(4)] == [1, 2, 3, 4]
+    assert (await session.info()).updated_at == latest
+
+
+async def test_messages_of_json_come_back_as_they_were(memory: Memory) -> None:
+    """What is read from a session is JSON and back without a difference."""
+    session = memory.session("room")
+    await session.append(
+        [Message(role="user", content="é 中 \u2028 😀", metadata={"a": [1, {"b": None}]}, confidence=0.1)]
+    )
+    [message] = await session.tail(1)
+    assert Message.from_json(message.to_json()) == message
+    assert json.loads(message.to_json())["created_at"] == "2026-01-01T12:00:00+00:00"
+
+
+async def test_reads_and_writes_are_told_with_their_channel(memory: Memory, events: RecordedEvents) -> None:
+    """One event each, with the time it took and never a user."""
+    session = memory.session("wecom_cs:kf-1:ext-1", user_id="u1")
+    await session.append(turn("hi"))
+    await session.record(turn("again"))
+    await session.tail(5)
+    assert [(event.channel, event.outcome) for event in events.of(StoreWrite)] == [("wecom_cs", "ok")] * 2
+    [read] = events.of(StoreRead)
+    assert (read.channel, read.outcome, read.session_id) == ("wecom_cs", "ok", session.session_id)
+    assert read.milliseconds > 0
+    assert "u1" not in repr(events.all)
+
+
+async def test_an_empty_turn_is_refused(memory: Memory) -> None:
+    """By both ways of writing; nothing is made."""
+    with pytest.raises(InvalidMessage, match="at least one message"):
+        await memory.session("room").append([])
+    with pytest.raises(InvalidMessage, match="at least one message"):
+        await memory.session("room").record([])
+    assert [info async for info in memory.sessions()] == []
+
+
+async def test_everything_is_there_after_a_restart(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Messages, resets, owners, changes and numbers go on where they were."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        session = memory.session("room", user_id="u1")
+        await session.append(turn("before"))
+        await session.reset()
+        await session.update(tags=["vip"])
+        before = await session.tail(5)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        session = memory.session("room", user_id="u1")
+        assert await session.tail(5) == before
+        assert (await session.append(turn("after"))).first_seq == 3
+        assert [message.content for message in (await session.window()).messages] == ["after", "you said after"]
+        assert (await session.info()).tags == ("vip",)
+        with pytest.raises(WrongUser):
+            await memory.session("room", user_id="u2").append(turn("not mine"))
+
+
+async def test_what_was_appended_before_the_end_is_stored(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Turns whose callers were cancelled by the end of the program are whole or absent, and the memory closes."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        tasks = [asyncio.ensure_future(memory.session("room").append(turn(str(number)))) for number in range(50)]
+        await asyncio.sleep(0)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        messages = await memory.session("room").tail(100)
+        assert [message.seq for message in messages] == list(range(1, len(messages) + 1))
+        assert len(messages) % 2 == 0
+
+
+async def test_two_memories_of_one_process_share_a_database(shared_url: str, memory_options: MemoryOptions) -> None:
+    """What one stores the other reads and continues."""
+    async with (
+        open_memory(shared_url, options=memory_options) as one,
+        open_memory(shared_url, options=memory_options) as two,
+    ):
+        for number in range(5):
+            await one.session("room").append(turn(f"one {number}"))
+            await two.session("room").append(turn(f"two {number}"))
+            assert await one.session("room").count() == await two.session("room").count() == 4 * (number + 1)
+
+
+async def test_nothing_is_written_outside_of_the_database(
+    sqlite_url: str, tmp_path: Path, memory_options: MemoryOptions
+) -> None:
+    """While the database takes every turn there is no pending file."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        await memory.session("room").record(turn("hi"))
+        assert await asyncio.to_thread(lambda: sorted(path.name for path in tmp_path.rglob("*.jsonl"))) == []
