@@ -239,9 +239,11 @@ class Chat:
         """Another user's session is not there. If the database cannot tell now, the turn's own write will."""
         if turn.request.user_id is None or turn.request.session_id is None:
             return
+        session = self._memory.session(turn.session_id)
         try:
-            info = await self._memory.session(turn.session_id).info()
-        except (SessionNotFound, StoreError):
+            async with asyncio.timeout(session.patience_seconds):
+                info = await session.info()
+        except (SessionNotFound, StoreError, TimeoutError):
             return
         if info.user_id != turn.request.user_id:
             raise SessionNotFound(turn.session_id)
@@ -259,16 +261,25 @@ class Chat:
         except BaseException as error:
             status: RunStatus = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
             kind = error.kind if isinstance(error, ModelCallFailed) else type(error).__name__
-            with contextlib.suppress(StoreError):
-                await self._memory.finish(self._memory.runs.finish, turn.run_id, self._owner, status, error=kind)
+            await self._finish(turn, status, error=kind)
             raise
         finally:
             beating.cancel()
-        with contextlib.suppress(StoreError):  # the answer is stored with the transcript in any case
-            await self._memory.finish(
-                self._memory.runs.finish, turn.run_id, self._owner, "done", result=answer.to_dict()
-            )
+        await self._finish(turn, "done", result=answer.to_dict())
         return answer
+
+    async def _finish(
+        self, turn: ChatTurn, status: RunStatus, *, result: Mapping[str, Json] | None = None, error: str | None = None
+    ) -> None:
+        """Record how a run ended, without keeping the caller waiting for a database that is down."""
+
+        async def record() -> None:
+            with contextlib.suppress(StoreError):  # what was said is kept with the transcript in any case
+                await self._memory.runs.finish(turn.run_id, self._owner, status, result=result, error=error)
+
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._memory.session(turn.session_id).patience_seconds):
+                await self._memory.finish(record)
 
     async def _claim(self, turn: ChatTurn) -> tuple[Run | None, bool]:
         """The run of a message: ours to carry out, or somebody's that has ended. None where no database can tell."""
@@ -276,8 +287,9 @@ class Chat:
         pause = _FIRST_POLL_SECONDS
         while True:
             try:
-                run, mine = await self._memory.runs.claim(claim)
-            except StoreError:
+                async with asyncio.timeout(self._memory.session(turn.session_id).patience_seconds):
+                    run, mine = await self._memory.runs.claim(claim)
+            except (StoreError, TimeoutError):
                 return None, True
             if mine or run.result is not None:
                 return run, mine
