@@ -1,0 +1,123 @@
+"""A model provider on loopback that speaks OpenAI's protocol, records what it is asked, and answers as it is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+type Piece = str | threading.Event
+type Answer = Sequence[Piece] | int
+
+
+class Provider:
+    """What was asked so far, and what is answered: pieces of text, an event to wait for between them, or a status.
+
+    `answer` is called with the text of the newest message; it may be replaced at any time.
+    """
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.answer: Callable[[str], Answer] = lambda _: ["ok"]
+        self.address = ""
+
+    @property
+    def messages(self) -> list[tuple[str, str]]:
+        """Role and text of the messages of the newest request."""
+        return [(message["role"], message["content"]) for message in self.requests[-1]["messages"]]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What makes a service use this provider."""
+        return {
+            "THREADKEEP_MODEL": "openai:gpt-test",
+            "OPENAI_BASE_URL": f"{self.address}/v1",
+            "OPENAI_API_KEY": "sk-test",
+        }
+
+
+@contextmanager
+def providing() -> Iterator[Provider]:
+    """A provider that listens."""
+    provider = Provider()
+
+    class Handler(_Handler):
+        told = provider
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    provider.address = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=[0.02], daemon=True)
+    thread.start()
+    try:
+        yield provider
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    told: Provider
+
+    def do_POST(self) -> None:
+        """Record a request and answer it."""
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        self.told.requests.append({**body, "path": self.path})
+        self.told.keys.append(self.headers["authorization"])
+        newest = str(body["messages"][-1]["content"])
+        with contextlib.suppress(ConnectionError):  # who asked may be gone
+            self._answer(newest, stream=body.get("stream") is True)
+
+    def _answer(self, newest: str, *, stream: bool) -> None:
+        answer = self.told.answer(newest)
+        if isinstance(answer, int):
+            # Providers quote what they were sent; nothing of it may come further than this.
+            self._send(answer, {"error": {"message": f"cannot answer: {newest}", "type": "invalid_request_error"}})
+        elif stream:
+            self._stream(answer)
+        else:
+            text = "".join(_after_waiting(answer))
+            choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+            self._send(200, {**_FRAME, "object": "chat.completion", "choices": [choice]})
+
+    def _stream(self, pieces: Sequence[Piece]) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        for piece in _after_waiting(pieces):
+            self._chunk({"delta": {"role": "assistant", "content": piece}, "finish_reason": None})
+        self._chunk({"delta": {}, "finish_reason": "stop"})
+        self.wfile.write(b"data: [DONE]\n\n")
+
+    def _chunk(self, choice: Mapping[str, object]) -> None:
+        chunk = {**_FRAME, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
+        self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        self.wfile.flush()
+
+    def _send(self, status: int, body: Mapping[str, object]) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
+        """Say nothing."""
+
+
+def _after_waiting(pieces: Sequence[Piece]) -> Iterator[str]:
+    for piece in pieces:
+        if isinstance(piece, str):
+            yield piece
+        else:
+            piece.wait(60)
+
+
+_FRAME = {"id": "chatcmpl-1", "created": 1, "model": "gpt-test"}

@@ -1,0 +1,87 @@
+"""Services as real processes: two on one database, stopped in mid-sentence, started again."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.web.processes import running
+from tests.web.provider import Provider, providing
+from tests.web.services import events_of, history, said, say, streamed, until
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def provider() -> Iterator[Provider]:
+    """A provider for the processes."""
+    with providing() as started:
+        yield started
+
+
+async def test_one_message_id_in_two_processes_is_answered_once(
+    tmp_path: Path, shared_url: str, provider: Provider
+) -> None:
+    """One model call, the same answer to everybody, one turn in the transcript."""
+    thought = threading.Event()
+    provider.answer = lambda _: [thought, "the only answer"]
+    environment = {**provider.environment, "THREADKEEP_DATABASE_URL": shared_url}
+    async with (
+        running(tmp_path / "one", environment) as (one, _),
+        running(tmp_path / "two", environment) as (two, _),
+    ):
+        body = {"session_id": "s1", "message_id": "m1"}
+        asking = [asyncio.create_task(say(client, "hi", **body)) for client in (one, two) for _ in range(3)]
+        asking_streams = [asyncio.create_task(streamed(client, {"message": "hi", **body})) for client in (one, two)]
+        await until(lambda: len(provider.requests) > 0)
+        for client in (one, two):
+            assert (await client.get("/readyz")).status_code == 200
+        thought.set()
+        answers = await asyncio.gather(*asking)
+        answers += [dict(events[-1].data) for events in await asyncio.gather(*asking_streams)]
+        assert all(answer == answers[0] for answer in answers)
+        assert answers[0]["response"] == "the only answer"
+        assert said(await history(two, "s1")) == [
+            ("user", "hi", "complete"),
+            ("assistant", "the only answer", "complete"),
+        ]
+        assert await say(two, "hi", **body) == answers[0]
+    assert len(provider.requests) == 1
+
+
+async def test_a_service_that_is_stopped_in_mid_sentence_goes_on_after_its_start(
+    tmp_path: Path, sqlite_url: str, provider: Provider
+) -> None:
+    """What was said is stored, the caller is told, the exit is clean; the next process remembers all of it."""
+    provider.answer = lambda text: ["half an", threading.Event(), " answer"] if text == "hi" else ["fine"]
+    environment = {
+        **provider.environment,
+        "THREADKEEP_DATABASE_URL": sqlite_url,
+        "THREADKEEP_SHUTDOWN_TIMEOUT": "0.2",
+    }
+    body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
+    async with running(tmp_path / "first", environment) as (client, process):
+        await say(client, "My name is Ann.", session_id="s1")
+        async with client.stream("POST", "/api/v1/chat/stream", json=body) as response:
+            events = events_of(response)
+            assert [(await anext(events)).name for _ in range(2)] == ["start", "token"]
+            stopping = asyncio.create_task(process.stop())
+            [last] = [event async for event in events]
+        assert (last.name, last.data["type"]) == ("error", "urn:threadkeep:interrupted")
+        assert await stopping == 0
+    before = [("user", "My name is Ann.", "complete"), ("assistant", "fine", "complete")]
+    broken = [("user", "hi", "complete"), ("assistant", "half an", "interrupted")]
+    provider.answer = lambda _: ["a whole answer"]
+    async with running(tmp_path / "second", environment) as (client, process):
+        assert said(await history(client, "s1")) == before + broken
+        assert (await say(client, **body))["response"] == "a whole answer"
+        assert provider.messages[:2] == [("user", "My name is Ann."), ("assistant", "fine")]
+        await say(client, "again", session_id="s1")
+        assert [text for _, text in provider.messages][:3] == ["My name is Ann.", "fine", "hi"]
+        assert await process.stop(signal.SIGINT) == 0
+    assert len(provider.requests) == 4

@@ -1,0 +1,162 @@
+"""End to end, down to the wire: what a provider that speaks OpenAI's protocol is sent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+from langchain_core.messages import convert_to_messages
+
+from tests.web.provider import Provider, providing
+from tests.web.services import check_problem, history, listening, said, say, settings_for, streamed
+from threadkeep.app import App, open_app
+from threadkeep.records import Message
+from threadkeep.workflow.trimming import count_tokens
+
+
+@pytest.fixture
+def provider(monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
+    """A provider that the environment names."""
+    with providing() as started:
+        for name, value in started.environment.items():
+            monkeypatch.setenv(name, value)
+        yield started
+
+
+@asynccontextmanager
+async def chatting(folder: Path, **overrides: object) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
+    """A service with the model that the environment names."""
+    async with open_app(settings_for(folder, **overrides)) as app, listening(app) as client:
+        yield app, client
+
+
+async def store(app: App, count: int, text: str = "message {}", times: int = 1) -> list[tuple[str, str]]:
+    """Store messages 1, 2, … of user and assistant in turn; as the wire will have them."""
+    messages = [
+        Message(role="user" if n % 2 else "assistant", content=text.format(n) * times) for n in range(1, count + 1)
+    ]
+    await app.memory.session("s1").append(messages)
+    return [(message.role, message.content) for message in messages]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_the_newest_twenty_go_over_the_wire(tmp_path: Path, provider: Provider, stream: bool) -> None:
+    """System first, then 6 to 25, then the input; nothing else, in either form of the request."""
+    provider.answer = lambda _: ["so ", "it ", "is"]
+    async with chatting(tmp_path, system_prompt="Be brief.") as (app, client):
+        stored = await store(app, 25)
+        if stream:
+            events = await streamed(client, {"message": "and now?", "session_id": "s1"})
+            assert [event.data["text"] for event in events if event.name == "token"] == ["so ", "it ", "is"]
+            answer = events[-1].data
+        else:
+            answer = await say(client, "and now?", session_id="s1")
+        assert answer["response"] == "so it is"
+        assert provider.messages == [("system", "Be brief."), *stored[5:], ("user", "and now?")]
+        assert (answer["context"]["messages"], answer["context"]["dropped"]) == (22, 5)
+        assert provider.requests[-1]["path"] == "/v1/chat/completions"
+        assert provider.requests[-1]["model"] == "gpt-test"
+        assert len(provider.requests) == 1
+        assert said(await history(client, "s1"))[-2:] == [
+            ("user", "and now?", "complete"),
+            ("assistant", "so it is", "complete"),
+        ]
+
+
+async def test_what_goes_over_the_wire_keeps_the_budget(tmp_path: Path, provider: Provider) -> None:
+    """By the counter in use, the system message and the input included; and it is used well."""
+    async with chatting(tmp_path, system_prompt="Be brief.", history_max_tokens=400) as (app, client):
+        stored = await store(app, 25, "This is message number {}. ", times=6)
+        answer = await say(client, "and now?", session_id="s1")
+    tokens = count_tokens(convert_to_messages(provider.requests[-1]["messages"]))
+    assert answer["context"]["tokens"] == tokens <= 400
+    kept = provider.messages[1:-1]
+    assert kept == stored[-len(kept) :]
+    assert tokens + count_tokens(stored[-len(kept) - 1][1]) > 400
+    assert answer["context"]["dropped"] == 25 - len(kept)
+
+
+async def test_an_input_above_the_budget_is_cut_visibly(tmp_path: Path, provider: Provider) -> None:
+    """It alone is sent; the transcript has it whole."""
+    message = "word " * 1000
+    async with chatting(tmp_path, history_max_tokens=50) as (app, client):
+        await store(app, 4)
+        await say(client, message, session_id="s1")
+        assert (await history(client, "s1"))[-2]["content"] == message
+    [(role, sent)] = provider.messages
+    assert role == "user"
+    assert sent.startswith("word word")
+    assert sent.endswith("… [cut]")
+    assert count_tokens(sent) <= 50
+
+
+@pytest.mark.parametrize("off", [{"history_enabled": False}, {"history_max_messages": 0}, {"history_max_tokens": 0}])
+async def test_no_history_means_none(tmp_path: Path, provider: Provider, off: dict[str, object]) -> None:
+    """The transcript is kept all the same."""
+    async with chatting(tmp_path, **off) as (app, client):
+        await store(app, 4)
+        await say(client, "and now?", session_id="s1")
+        assert provider.messages == [("user", "and now?")]
+        assert len(await history(client, "s1")) == 6
+
+
+async def test_notes_are_not_sent_and_take_no_place(tmp_path: Path, provider: Provider) -> None:
+    """System rows of a transcript never count."""
+    async with chatting(tmp_path, history_max_messages=2) as (app, client):
+        await store(app, 4)
+        await app.memory.session("s1").append([Message(role="system", content="a note")] * 5)
+        await say(client, "and now?", session_id="s1")
+    assert provider.messages == [("user", "message 3"), ("assistant", "message 4"), ("user", "and now?")]
+
+
+async def test_a_question_is_sent_once_and_after_a_failure_again(tmp_path: Path, provider: Provider) -> None:
+    """502, the question stored, nothing in place of an answer; the same message id succeeds later, without a double."""
+    provider.answer = lambda _: 400
+    async with chatting(tmp_path) as (app, client):
+        stored = await store(app, 2)
+        body = {"message": "canary-71f2", "session_id": "s1", "message_id": "m1"}
+        response = await client.post("/api/v1/chat", json=body)
+        check_problem(response, 502, "model-failed")
+        assert "canary" not in response.text
+        assert said(await history(client, "s1"))[2:] == [("user", "canary-71f2", "complete")]
+        failed = await streamed(client, body)
+        assert [event.name for event in failed] == ["start", "error"]
+        assert failed[-1].data["status"] == 502
+        provider.answer = lambda _: ["now ", "it works"]
+        assert (await say(client, **body))["response"] == "now it works"
+        assert said(await history(client, "s1"))[2:] == [
+            ("user", "canary-71f2", "complete"),
+            ("assistant", "now it works", "complete"),
+        ]
+        calls = len(provider.requests)
+        assert (await say(client, **body))["response"] == "now it works"
+    assert len(provider.requests) == calls == 3
+    assert all(request["messages"][-1]["content"] == "canary-71f2" for request in provider.requests)
+    assert provider.messages == [*stored, ("user", "canary-71f2")]
+
+
+async def test_a_model_that_takes_too_long_has_failed(tmp_path: Path, provider: Provider) -> None:
+    """Its time is a setting; what it had said is not taken for an answer."""
+    waiting = threading.Event()
+    provider.answer = lambda _: ["half an", waiting, " answer"]
+    async with chatting(tmp_path, model_timeout_seconds=0.3) as (_, client):
+        response = await client.post("/api/v1/chat", json={"message": "hi", "session_id": "s1"})
+        waiting.set()
+        assert "TimeoutError" in check_problem(response, 502, "model-failed")["detail"]
+        assert said(await history(client, "s1"))[0] == ("user", "hi", "complete")
+
+
+async def test_the_next_call_does_not_see_a_question_without_an_answer_as_its_own(
+    tmp_path: Path, provider: Provider
+) -> None:
+    """It is in the history, where the model can take it up."""
+    provider.answer = lambda _: 400
+    async with chatting(tmp_path) as (_, client):
+        await client.post("/api/v1/chat", json={"message": "first", "session_id": "s1"})
+        provider.answer = lambda _: ["ok"]
+        await say(client, "second", session_id="s1")
+    assert provider.messages == [("user", "first"), ("user", "second")]
