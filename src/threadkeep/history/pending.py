@@ -18,7 +18,7 @@ from pathlib import Path
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.errors import StoreUnavailable, ThreadkeepError
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
 from threadkeep.records import Message, Receipt, Turn
@@ -96,11 +96,13 @@ class PendingTurns:
         turn = replace(
             turn, messages=tuple(m if m.id is not None else replace(m, id=str(uuid7())) for m in turn.messages)
         )
-        if not self.database_fails and not any(entry.turn.session_id == turn.session_id for entry in self._kept):
+        if not self.database_fails and not self._waits(turn.session_id):
             try:
                 async with asyncio.timeout(self._options.write_timeout_seconds):
                     return await self._transcripts.append(turn)
-            except (StoreUnavailable, TimeoutError) as error:
+            except StoreClosed:
+                raise
+            except (StoreError, TimeoutError) as error:
                 self.database_fails = True
                 self._tell_failure(turn, error)
         await self._keep(turn)
@@ -136,8 +138,11 @@ class PendingTurns:
             except StoreUnavailable as error:
                 await self._note_failure(entry, error)
                 return False
+            except WrongUser as error:
+                # Not a matter of time: it stays visible until a person drops it, and holds nobody up.
+                await self._note_failure(entry, error)
+                continue
             except ThreadkeepError as error:
-                # Not a matter of time: it stays visible until a person drops it, and holds only its own session up.
                 await self._note_failure(entry, error)
                 blocked.add(entry.turn.session_id)
                 continue
@@ -161,6 +166,10 @@ class PendingTurns:
                 await self._task
         for file in [*self._adopted, *([self._file] if self._file else [])]:
             await asyncio.to_thread(file.close)
+
+    def _waits(self, session_id: str) -> bool:
+        """Whether the session has turns that others have to wait behind."""
+        return any(e.turn.session_id == session_id and e.error != WrongUser.__name__ for e in self._kept)
 
     async def _keep(self, turn: Turn) -> None:
         entry = KeptTurn(str(uuid7()), turn, self._clock())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Extent, Limits, WindowChooser
-from threadkeep.errors import InvalidInput, SessionNotFound, StoreUnavailable
+from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.keys import channel_of, check_key
 from threadkeep.observe import HistoryTruncated, Observer, Outcome, ReadFailed, StoreRead, StoreWrite, WriteFailed
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
@@ -86,7 +86,7 @@ class Session:
         started = time.perf_counter()
         try:
             receipt = await self._transcripts.append(turn)
-        except StoreUnavailable as error:
+        except StoreError as error:
             self._tell_write(started, "error")
             self._observer.notify(
                 WriteFailed(
@@ -214,7 +214,9 @@ class Session:
                     before = question.seq if question and question.seq else END
                     window = await self._choose(limits, before)
                     forgotten = await self._forgotten(window, known_ids)
-        except StoreUnavailable:
+        except StoreClosed:
+            raise
+        except StoreError:
             pass  # told where it was raised
         except TimeoutError as error:
             self._tell_read_failure(error, "fallback")
@@ -316,9 +318,9 @@ class Session:
         started = time.perf_counter()
         try:
             yield
-        except (StoreUnavailable, asyncio.CancelledError) as error:
+        except (StoreError, asyncio.CancelledError) as error:
             self._tell_read(started, on_failure)
-            if isinstance(error, StoreUnavailable):
+            if isinstance(error, StoreError):
                 self._tell_read_failure(error, on_failure)
             raise
         self._tell_read(started, "ok")

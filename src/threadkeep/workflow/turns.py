@@ -7,7 +7,6 @@ model sees is read from the transcript before the question's place, so a run tha
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Recollection, Session
@@ -209,10 +208,13 @@ class OpenTurn:
 
     async def _patiently[T](self, reading: Awaitable[T | None]) -> T | None:
         """What a read finds; where the database does not answer in time, the turn goes on as if it were nothing."""
-        with contextlib.suppress(StoreUnavailable, TimeoutError):
+        try:
             async with asyncio.timeout(self.session.patience_seconds):
                 return await reading
-        return None
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError):
+            return None
 
     def _stored(self, message: BaseMessage, status: Status) -> Message:
         stored = from_langchain(message, full=self._options.keep_originals)
