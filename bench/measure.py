@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from random import Random
 
 from bench.contenders import Conversation, Engine, Measure, TurnTexts
 from bench.lanes import Lane, Tell
@@ -44,18 +45,18 @@ class Track:
 async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane], plan: Plan, tell: Tell) -> list[Cell]:
     """The median time of an operation, for each contender and session length.
 
-    All lengths and contenders take turns in each round, and each round begins with the next of them, so that a slow
-    moment of the machine touches all alike.
+    All lengths and contenders take turns in each round, so that a slow moment of the machine touches all alike, and in
+    another order each time: who comes after a contender that uses the same libraries finds them warm.
     """
     tracks = [Track(lane, stored) for stored in plan.stored for lane in lanes if lane.takes_part(measure)]
     texts = turns()
+    order = Random(engine)
     gc.collect()
     gc.freeze()  # what is loaded by now is not looked through again in mid-measurement
     for number in range(plan.rounds):
         if number % _ROUNDS_BETWEEN_NEWS == 0:
             tell(f"{engine}: {measure}, round {number + 1} of {plan.rounds}")
-        start = number % len(tracks)
-        for track in tracks[start:] + tracks[:start]:
+        for track in order.sample(tracks, len(tracks)):
             await track.run(measure, number, plan, texts)
     return [
         Cell.of(engine, track.lane.entry.name, measure, stored=track.stored, values=track.times) for track in tracks
@@ -70,12 +71,13 @@ async def measure_throughput(
     rates: dict[str, list[float]] = {lane.entry.name: [] for lane in running}
     failures: dict[str, int] = {}
     texts = turns()
+    order = Random(engine)
     for lane in running:
         for conversation in lane.writers:
             await conversation.append(next(texts))
     for number in range(plan.burst_rounds):
         tell(f"{engine}: throughput, round {number + 1} of {plan.burst_rounds}")
-        for lane in running[number % len(running) :] + running[: number % len(running)]:
+        for lane in order.sample(running, len(running)):
             burst = await _burst(lane, plan.burst_seconds, texts)
             rates[lane.entry.name].append(burst.stored / burst.seconds)
             failures[lane.entry.name] = failures.get(lane.entry.name, 0) + burst.failed
