@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import itertools
+import json
 from pathlib import Path
 
 import httpx2
@@ -240,10 +241,14 @@ async def test_what_cannot_be_used_is_a_422(client: httpx2.AsyncClient, body: ob
     assert (await client.get("/api/v1/sessions")).json()["sessions"] == []
 
 
-async def test_the_longest_message_is_taken(client: httpx2.AsyncClient) -> None:
-    """100,000 characters, of any script."""
-    await say(client, "长" * 100_000, session_id="s1")
-    assert len((await history(client, "s1"))[0]["content"]) == 100_000
+@pytest.mark.parametrize("character", ["x", "长", "🙂"])
+@pytest.mark.parametrize("ascii_only", [True, False])
+async def test_the_longest_message_is_taken(client: httpx2.AsyncClient, character: str, ascii_only: bool) -> None:
+    """100,000 characters of any script, however their JSON is written: an escaped emoji has twelve bytes."""
+    content = json.dumps({"message": character * 100_000, "session_id": "s1"}, ensure_ascii=ascii_only).encode()
+    response = await client.post("/api/v1/chat", content=content, headers={"content-type": "application/json"})
+    assert response.status_code == 200
+    assert (await history(client, "s1"))[0]["content"] == character * 100_000
 
 
 async def test_a_session_id_that_is_no_key_is_refused_with_its_reason(client: httpx2.AsyncClient) -> None:
