@@ -57,7 +57,7 @@ class Settings(BaseSettings):
     api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
     )
-    body_limit: int = Field(1_048_576, ge=1024, description="Bytes that a request's body may have.")
+    body_limit: int = Field(2_097_152, ge=1024, description="Bytes that a request's body may have.")
     shutdown_timeout: float = Field(20.0, ge=0, description="Seconds that running turns get to finish at a shutdown.")
 
     model: str = Field("demo", min_length=1, description="demo, or any name that LangChain's init_chat_model takes.")
