@@ -16,7 +16,7 @@ from langchain_core.messages import (
     SystemMessage,
     ToolMessage,
 )
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
 
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.reducers import TrimReport
@@ -200,3 +200,17 @@ def test_the_rules_hold_for_any_run(run: list[BaseMessage], split: int, max_mess
     assert (report.before, report.after) == (len(run), len(kept))
     assert len(run) == len(kept) or report.trimmed_by_chars + report.trimmed_by_count > 0 or "" in texts(run)
     assert reduce(kept, []) == kept
+
+
+def test_a_state_with_two_reducers_is_refused_with_langgraphs_own_words() -> None:
+    """A node that declares another reducer for the same messages is a mistake that LangGraph names."""
+
+    class Small(TypedDict):
+        messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
+
+    def node(state: MessagesState) -> None:
+        """Do nothing."""
+
+    builder = StateGraph(Small)
+    with pytest.raises(ValueError, match="messages"):
+        builder.add_node("node", node)

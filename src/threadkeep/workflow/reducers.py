@@ -22,6 +22,7 @@ class BoundedMessages:
     """
 
     def __init__(self, max_messages: int, max_chars: int) -> None:
+        self.__name__ = "bounded_messages"  # LangGraph asks every reducer for its name
         self.max_messages = max_messages
         self.max_chars = max_chars
         self._last = TrimReport(0, 0, 0, 0)
