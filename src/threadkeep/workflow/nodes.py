@@ -11,6 +11,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig, ensure_config
 from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.utils.uuid import uuid7
+from langgraph.errors import GraphBubbleUp
 
 from threadkeep.history.memory import Memory
 from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
@@ -36,7 +38,9 @@ class SessionTurn:
         return fitting if system is None else [system, *fitting]
 
     def answer(self, reply: BaseMessage | str) -> None:
-        """The assistant's answer; it is stored when the block ends."""
+        """The assistant's answer; it is stored when the block ends. A message without an id gets one."""
+        if isinstance(reply, BaseMessage):
+            _identify([reply])
         self.reply = reply
 
 
@@ -56,15 +60,19 @@ async def session_turn(
             turn.answer(reply)
 
     The question (the newest human messages) is stored when the block begins, the answer when it ends; what a model had
-    streamed when the block was cancelled is stored as `interrupted`.
+    streamed when the block was cancelled or failed is stored as `interrupted` or `failed`. Use it once in a run.
+    Questions without an id get one.
 
     Raises:
         InvalidKey: the config names no session.
+        WrongUser: the session is another user's.
     """
     config = ensure_config(config)
     options = options or TurnOptions()
     session = session_for(memory, options, config)
-    turn = OpenTurn(memory, session, options, question_before(messages))
+    question = question_before(messages)
+    _identify(question)
+    turn = OpenTurn(memory, session, options, question)
     await turn.begin(run_id_of(config), metadata_of(config))
     inside = SessionTurn(turn, messages)
     partial = PartialAnswer()
@@ -74,10 +82,21 @@ async def session_turn(
     except asyncio.CancelledError:
         await turn.close(partial.text, "interrupted")
         raise
+    except GraphBubbleUp:
+        raise
+    except Exception:
+        await turn.close(partial.text, "failed")
+        raise
     finally:
         var_child_runnable_config.reset(token)
     if inside.reply is not None and inside.answered is None:
         await turn.close(inside.reply)
+
+
+def _identify(messages: Sequence[BaseMessage]) -> None:
+    """Give ids to messages that have none, in place as LangGraph does: state and transcript hold the same messages."""
+    for message in messages:
+        message.id = message.id or str(uuid7())
 
 
 class MessagesUpdate(TypedDict):
