@@ -164,7 +164,7 @@ class Chat:
         self._memory = memory
         self._answering = answering
         self._owner = str(uuid7())
-        self._turns: dict[tuple[str, str], ChatTurn] = {}
+        self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._contexts: dict[str, ContextBuilt] = {}
@@ -190,8 +190,8 @@ class Chat:
         """
         turn = ChatTurn(request, stream=stream)
         self._memory.session(turn.session_id, user_id=request.user_id)
-        key = (turn.session_id, turn.message_id)
-        if (running := self._turns.get(key)) and running.request.user_id == request.user_id:
+        key = (turn.session_id, turn.message_id, request.user_id)
+        if running := self._turns.get(key):
             return running
         task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
         turn.start(task)
@@ -209,6 +209,17 @@ class Chat:
         """
         return await self.begin(request, stream=False).answer()
 
+    @contextlib.asynccontextmanager
+    async def in_turn(self, session_id: str) -> AsyncIterator[None]:
+        """A place among the turns of a session, in order of arrival: inside, this process has no other one at work.
+
+        For what must not happen in the middle of a turn: a reset between question and answer would part them, and a
+        deleted session would come back with the answer.
+        """
+        lock = self._locks.setdefault(session_id, asyncio.Lock())
+        async with lock:
+            yield
+
     async def close(self, seconds: float) -> None:
         """Let running turns finish within a limit, then cancel them; what they had said is stored as interrupted."""
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
@@ -220,16 +231,14 @@ class Chat:
         if late:
             await asyncio.wait(late)
 
-    def _ended(self, key: tuple[str, str], turn: ChatTurn) -> None:
-        if self._turns.get(key) is turn:
-            del self._turns[key]
+    def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
+        del self._turns[key]
         self._contexts.pop(turn.run_id, None)
         if turn.task is not None and not turn.task.cancelled():
             turn.task.exception()  # a caller who went away does not ask for it
 
     async def _run(self, turn: ChatTurn) -> ChatAnswer:
-        lock = self._locks.setdefault(turn.session_id, asyncio.Lock())
-        async with lock:
+        async with self.in_turn(turn.session_id):
             await self._check_owner(turn)
             if turn.request.message_id is None:
                 return await self._answer(turn)
