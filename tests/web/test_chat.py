@@ -193,6 +193,22 @@ async def test_a_session_is_its_owners(client: httpx2.AsyncClient) -> None:
     assert len(await history(client, "s1", user_id="ann")) == 2
 
 
+async def test_another_users_message_id_joins_nobodys_turn(tmp_path: Path) -> None:
+    """The same id in the same session at the same time: the stranger gets a 404, the owner the answer."""
+    gate = Gate()
+    model = ScriptedModel([["an", gate, " answer"]])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
+        asking = asyncio.create_task(say(client, user_id="ann", **body))
+        await gate.reached()
+        stranger = asyncio.create_task(client.post("/api/v1/chat", json=body | {"user_id": "bob"}))
+        await until(lambda: app.chat.running == 2)
+        gate.open()
+        check_problem(await stranger, 404, "session-not-found")
+        assert (await asking)["response"] == "an answer"
+        assert app.chat.running == 0
+
+
 @pytest.mark.parametrize("message", ["nul \x00 here", "half \ud83d here"])
 async def test_characters_that_no_database_keeps_are_replaced(tmp_path: Path, message: str) -> None:
     """The model is told what is stored, and the answer can be sent."""

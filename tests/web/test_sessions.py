@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
 
-from tests.web.services import check_problem, history, say
+from tests.web.services import check_problem, client_of, history, opened_app, say, settings_for
 from threadkeep.app import App
 from threadkeep.records import Message
+from threadkeep.testing import Gate, ScriptedModel
 
 SESSION_FIELDS = {
     "session_id",
@@ -184,3 +187,29 @@ async def test_another_users_session_is_not_there(client: httpx2.AsyncClient, me
     assert (await client.get("/api/v1/sessions/s1?user_id=ann")).json() == before
     response = await client.request(method, f"/api/v1/sessions/s1{path}?user_id=ann", json=body)
     assert response.is_success
+
+
+@pytest.mark.parametrize("method", ["POST", "DELETE"], ids=["reset", "delete"])
+async def test_what_ends_a_conversation_waits_for_the_turn_that_runs(tmp_path: Path, method: str) -> None:
+    """Or a reset would part an answer from its question, and a deleted session come back with the answer."""
+    gate = Gate()
+    model = ScriptedModel([["first", gate], "second"])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        asking = asyncio.create_task(say(client, "q1", session_id="s1", user_id="ann"))
+        await gate.reached()
+        path = "/api/v1/sessions/s1" + ("/reset" if method == "POST" else "")
+        check_problem(await client.request(method, f"{path}?user_id=bob"), 404, "session-not-found")
+        ending = asyncio.create_task(client.request(method, path))
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await asyncio.shield(ending)
+        gate.open()
+        assert (await asking)["response"] == "first"
+        response = await ending
+        assert response.is_success
+        if method == "DELETE":
+            assert await listed(client) == []
+        else:
+            assert response.json()["reset_seq"] == 2
+        await say(client, "q2", session_id="s1", user_id="ann")
+        assert [message.text for message in model.calls[1]] == ["q2"]

@@ -63,18 +63,22 @@ async def change_session(
 
 @router.delete("/{session_id}", summary="Delete a session", status_code=204, responses=_FAILURES)
 async def delete_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> None:
-    """Delete a session with all its messages, for good."""
-    if not await app.memory.session(session_id, user_id=user_id).delete():
-        raise SessionNotFound(session_id)
+    """Delete a session with all its messages, for good. A turn that runs in it comes to its end before."""
+    session = app.memory.session(session_id, user_id=user_id)
+    await session.info()
+    async with app.chat.in_turn(session_id):
+        if not await session.delete():
+            raise SessionNotFound(session_id)
 
 
 @router.post("/{session_id}/reset", summary="Begin anew", responses=_FAILURES)
 async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionBody:
-    """Let the model see only what comes from now on. The transcript stays as it is."""
+    """Let the model see only what comes after this. The transcript stays as it is. It has its turn as messages have."""
     session = app.memory.session(session_id, user_id=user_id)
     await session.info()
-    await session.reset()
-    return SessionBody.of(await session.info())
+    async with app.chat.in_turn(session_id):
+        await session.reset()
+        return SessionBody.of(await session.info())
 
 
 def write_cursor(place: tuple[datetime, str]) -> str:
