@@ -25,6 +25,8 @@ def place_of(
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("OPENAI_API_KEY", "not-a-key")
+    # As somebody has done who keeps the database where the pages show it.
+    monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"sqlite:///{tmp_path}/threadkeep.db")
     monkeypatch.chdir(tmp_path)
 
     def make(page: Page) -> Place:

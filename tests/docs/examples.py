@@ -41,6 +41,14 @@ def events_of(stream: str) -> list[tuple[str, object]]:
     return found
 
 
+def json_documents(text: str) -> list[object]:
+    """The JSON of a block: one document, or one on each line."""
+    try:
+        return [json.loads(text)]
+    except ValueError:
+        return [json.loads(line) for line in text.splitlines()]
+
+
 def _same_text(shown: str, real: str) -> bool:
     if shown == real or any(kind.fullmatch(shown) and kind.fullmatch(real) for kind in (_UUID, _TIME)):
         return True

@@ -7,15 +7,18 @@ import asyncio
 import contextlib
 import inspect
 import io
+import os
 import sqlite3
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType
+from unittest.mock import patch
 
 import httpx2
 
+from tests.docs.examples import differences, json_documents
 from tests.docs.pages import Block, Page
 from tests.docs.service import (
     Request,
@@ -27,9 +30,12 @@ from tests.docs.service import (
     send,
 )
 from tests.docs.shell import Command, commands_of
+from threadkeep.cli import main
 
 PYTHON = ("python", "py")
 RUNNABLE = (*PYTHON, "sh", "http")
+# They wait for a person, serve until somebody stops them, or need what no page has.
+_NOT_RUN = frozenset({("serve",), ("chat",), ("bench",), ("pending", "drop")})
 
 
 @dataclass(frozen=True)
@@ -60,7 +66,7 @@ def run_page(page: Page, place: Place, set_variable: Callable[[str, str], None])
                 following = page.blocks[index + 1] if index + 1 < len(page.blocks) else None
                 run.block(block, following)
         finally:
-            runner.run(run.opened.aclose())
+            run.close_service()
 
 
 @dataclass
@@ -116,6 +122,14 @@ class PageRun:
                 check_body(following.text, response, where)
         elif command.program == "sqlite3":
             self._compare_text(_sqlite(*command.arguments[-2:]), following, where, required=False)
+        elif command.program == "threadkeep" and not {command.arguments[:1], command.arguments[:2]} & _NOT_RUN:
+            self.close_service()
+            _compare_output(self.place.shown(_threadkeep(command, where)), following, where)
+
+    def close_service(self) -> None:
+        """Let the database go: between blocks nothing of this loop runs, not even what holds a lock."""
+        self.runner.run(self.opened.aclose())
+        self.client = None
 
     def _ask(self, request: Request) -> httpx2.Response:
         if self.client is None:
@@ -137,3 +151,21 @@ def _sqlite(path: str, statement: str) -> str:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         rows = connection.execute(statement).fetchall()
     return "\n".join("|".join("" if value is None else str(value) for value in row) for row in rows)
+
+
+def _threadkeep(command: Command, where: str) -> str:
+    """What a command of ours prints."""
+    printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    with contextlib.redirect_stdout(printed), patch.dict(os.environ, command.environment):
+        exit_code = main(command.arguments)
+    printed.seek(0)
+    output = printed.read()
+    assert exit_code == 0, f"{where}: threadkeep {' '.join(command.arguments)} ended with {exit_code}\n{output}"
+    return output
+
+
+def _compare_output(output: str, following: Block | None, where: str) -> None:
+    """Compare the JSON that a command prints with the block that shows it; what is for people may change its looks."""
+    if following is not None and following.language == "json" and output.startswith("{"):
+        found = differences(json_documents(following.text), json_documents(output))
+        assert not found, f"{where}: {'; '.join(found)}\n{output}"

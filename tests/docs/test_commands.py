@@ -1,0 +1,76 @@
+"""The reference of the command line is complete, and no page shows a command that is not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+from typer.core import TyperGroup
+from typer.main import get_command
+
+from tests.docs.pages import ROOT, Page, all_pages, page
+from tests.docs.shell import Command, commands_of
+from tests.docs.tables import code_in, section
+from threadkeep.cli.commands import application
+
+CLI = page("docs/reference/cli.md")
+GROUP = get_command(application)
+HELP = {"-h", "--help"}
+# Programs that the docs may use beside our own and make.
+_OTHERS = {"pip", "python", "python3", "curl", "sqlite3", "createdb", "echo", ""}
+
+type Options = dict[str, set[str]]
+
+
+def options_of(command: object, name: str) -> Iterator[tuple[str, set[str]]]:
+    """Every command below a command by its name, with its options."""
+    if isinstance(command, TyperGroup):
+        for verb, inner in command.commands.items():
+            yield from options_of(inner, f"{name} {verb}")
+        return
+    parameters = getattr(command, "params", [])
+    opts = {word for one in parameters for word in (*one.opts, *one.secondary_opts) if word.startswith("-")}
+    yield name, opts - HELP
+
+
+THERE: Options = dict(options_of(GROUP, "threadkeep"))
+
+
+@pytest.mark.parametrize("name", THERE)
+def test_every_command_is_described(name: str) -> None:
+    """As a heading of its own, with all its options and no others."""
+    rows = [line.split("|")[1] for line in section(CLI, name).splitlines() if line.startswith("|")]
+    assert {code for cell in rows for code in code_in(cell) if code.startswith("-")} == THERE[name]
+
+
+def test_no_command_is_described_that_is_not_there() -> None:
+    """Each heading is a command."""
+    assert set(re.findall(r"^## (threadkeep .+)$", CLI.text, re.MULTILINE)) == set(THERE)
+
+
+@pytest.mark.parametrize("one", all_pages(), ids=lambda one: one.name)
+def test_every_command_that_is_shown_is_there(one: Page) -> None:
+    """In shell blocks and in code marks: its name and its options; and every verb of make."""
+    shown = [command for block in one.blocks_in("sh") for command in commands_of(block.text)]
+    assert not {command.program for command in shown} - _OTHERS - {"threadkeep", "make"}
+    for code in code_in(one.prose):
+        if code.startswith(("threadkeep ", "make ")):
+            shown += commands_of(code)
+    wrong = [command for command in shown if not is_there(command)]
+    assert not wrong
+
+
+def is_there(command: Command) -> bool:
+    """Whether a command of ours, or a verb of make, is what it says."""
+    if command.program == "make":
+        verbs = [word for word in command.arguments if "=" not in word]
+        return set(verbs) <= set(re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    if command.program != "threadkeep":
+        return True
+    options = {word.partition("=")[0] for word in command.arguments if word.startswith("-") and word != "-"}
+    if options <= HELP | {"--version"}:
+        options = set()
+    words = " ".join(["threadkeep", *[word for word in command.arguments if not word.startswith("-")]])
+    known = [name for name in THERE if f"{words} ".startswith(f"{name} ") or f"{name} ".startswith(f"{words} ")]
+    return any(options <= THERE[name] for name in known)
