@@ -252,4 +252,4 @@ async def by_the_rules(session: Session, limits: Limits, reset_seq: int, before:
     """The window over every stored row."""
     stored = (await session.page(before=before, limit=100)).messages
     rows = [row for row in reversed(stored) if row.role != "system" and (row.seq or 0) > reset_seq]
-    return choose(rows, limits, extent=None if limits.nothing else Extent(reset_seq=reset_seq))
+    return choose(rows, limits, extent=Extent(reset_seq=reset_seq))

@@ -286,9 +286,8 @@ class Session:
 
     async def _choose(self, limits: Limits, before: int) -> Window:
         """The window before a `seq`, reading no more rows than it takes."""
-        if limits.nothing:
-            return WindowChooser(limits).window()
-        page_rows = min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
+        # Where nothing fits, one row tells what is out.
+        page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         recent = await self._transcripts.recent(self.session_id, limit=page_rows, before=before, user_id=self.user_id)
         chooser = WindowChooser(limits, newest_user=recent.newest_user)
         chooser.add(recent.messages)
