@@ -20,6 +20,11 @@ from threadkeep.testing import SettableClock
 if TYPE_CHECKING:
     from tests.servers import Postgres
 
+# The PostgreSQL package warns at its import where the machine names no runtime folder.
+_RUNTIME_FOLDER = "" if "XDG_RUNTIME_DIR" in os.environ else tempfile.mkdtemp(prefix="threadkeep-runtime-")
+if _RUNTIME_FOLDER:
+    os.environ["XDG_RUNTIME_DIR"] = _RUNTIME_FOLDER
+
 # The contract asserts too, and should say what it saw.
 for laws in ("append_laws", "reading_laws", "session_laws"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{laws}")
@@ -34,20 +39,16 @@ settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def runtime_folder() -> Iterator[None]:
-    """A runtime folder where the machine names none: the PostgreSQL package warns at its import without one."""
-    if "XDG_RUNTIME_DIR" in os.environ:
-        yield
-        return
-    folder = tempfile.mkdtemp(prefix="threadkeep-runtime-")
-    os.environ["XDG_RUNTIME_DIR"] = folder
+    """Take the runtime folder of above away again."""
     yield
-    shutil.rmtree(folder, ignore_errors=True)
+    if _RUNTIME_FOLDER:
+        shutil.rmtree(_RUNTIME_FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")
-def postgres_server(runtime_folder: None) -> Iterator[Postgres]:
+def postgres_server() -> Iterator[Postgres]:
     """A PostgreSQL of this test process, which nobody stops before the end."""
     from tests.servers import running_postgres
 
@@ -56,7 +57,7 @@ def postgres_server(runtime_folder: None) -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
-def unsteady_postgres(runtime_folder: None) -> Iterator[Postgres]:
+def unsteady_postgres() -> Iterator[Postgres]:
     """Another PostgreSQL, for tests that stop and start it."""
     from tests.servers import running_postgres
 

@@ -8,6 +8,7 @@ import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,7 +53,9 @@ class Postgres:
         name = f"test_{next(self._numbers)}"
         if not empty and not self._migrated:
             self._command(f"CREATE DATABASE {_TEMPLATE}")
-            asyncio.run(_migrate(self.url(_TEMPLATE)))
+            # In a thread: whoever asks may be in an event loop already.
+            with ThreadPoolExecutor(1) as thread:
+                thread.submit(asyncio.run, _migrate(self.url(_TEMPLATE))).result()
             self._migrated = True
         self._command(f"CREATE DATABASE {name} TEMPLATE {'template0' if empty else _TEMPLATE} STRATEGY file_copy")
         try:

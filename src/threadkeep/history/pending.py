@@ -18,7 +18,7 @@ from pathlib import Path
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
+from threadkeep.errors import InvalidMessage, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
 from threadkeep.records import Message, Receipt, Turn
@@ -172,6 +172,7 @@ class PendingTurns:
         return any(e.turn.session_id == session_id and e.error != WrongUser.__name__ for e in self._kept)
 
     async def _keep(self, turn: Turn) -> None:
+        _check_turn(turn)
         entry = KeptTurn(str(uuid7()), turn, self._clock())
         self._kept.append(entry)
         if self._options.folder is not None:
@@ -208,9 +209,12 @@ class PendingTurns:
                     await asyncio.to_thread(entry.file.failed, entry)
 
     async def _forget(self, entry: KeptTurn) -> None:
+        if entry not in self._kept:
+            return  # a person dropped it while it was being delivered
         self._kept.remove(entry)
-        if entry.file is not None:
-            async with self._disk:
+        # Behind the lock: the turn may be on its way to the disk just now.
+        async with self._disk:
+            if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
         self._tell_count()
 
@@ -230,7 +234,8 @@ class PendingTurns:
                 try:
                     await self.deliver()
                 except Exception as error:  # noqa: BLE001 - the loop outlives what it delivers; it is kept
-                    self._tell_failure(self._kept[0].turn, error)
+                    for entry in self._kept[:1]:
+                        self._tell_failure(entry.turn, error)
 
     def _tell_failure(self, turn: Turn, error: Exception) -> None:
         self._observer.notify(
@@ -245,3 +250,15 @@ class PendingTurns:
 
     def _tell_count(self) -> None:
         self._observer.notify(PendingWrites(backend=self._transcripts.backend, count=len(self._kept)))
+
+
+def _check_turn(turn: Turn) -> None:
+    """Refuse what would wait for ever, as the database would.
+
+    Raises:
+        InvalidMessage: names what cannot be stored.
+    """
+    if not turn.messages:
+        raise InvalidMessage("A turn has at least one message.")
+    for message in turn.messages:
+        message.to_json()
