@@ -220,6 +220,7 @@ class BeforeWriting:
         self._happens: Callable[[], Awaitable[None]] | None = happens
         self.backend = driver.backend
         self.reading = driver.reading
+        self.append = driver.append
         self.close = driver.close
 
     @asynccontextmanager
