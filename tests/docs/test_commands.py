@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator
 
 import pytest
@@ -59,6 +60,19 @@ def test_every_command_that_is_shown_is_there(one: Page) -> None:
             shown += commands_of(code)
     wrong = [command for command in shown if not is_there(command)]
     assert not wrong
+
+
+def test_every_extra_that_is_shown_is_there() -> None:
+    """What stands in brackets after the package's name, where it is installed."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        there = set(tomllib.load(file)["project"]["optional-dependencies"])
+    shown = {
+        extra
+        for one in all_pages()
+        for extras in re.findall(r"threadkeep\[([\w,]+)\]", one.text)
+        for extra in extras.split(",")
+    }
+    assert shown <= there
 
 
 def is_there(command: Command) -> bool:

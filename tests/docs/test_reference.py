@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import SecretStr
@@ -192,10 +193,16 @@ def test_every_event_is_described(kind: type[events.Event], caplog: pytest.LogCa
     assert [record.levelname for record in caplog.records] == [row[3]]
 
 
-async def test_every_endpoint_is_described(tmp_path: Path) -> None:
-    """As a heading of its own, and none that is not there."""
+@pytest.fixture
+async def document(tmp_path: Path) -> dict[str, Any]:
+    """The OpenAPI document of the service."""
     async with opened_service(database_url="sqlite://", pending_dir=tmp_path) as client:
-        document = (await client.get("/openapi.json")).json()
+        found: dict[str, Any] = (await client.get("/openapi.json")).json()
+    return found
+
+
+def test_every_endpoint_is_described(document: dict[str, Any]) -> None:
+    """As a heading of its own, and none that is not there."""
     there = {f"{method.upper()} {path}" for path, methods in document["paths"].items() for method in methods}
     assert set(re.findall(r"^## ((?:GET|POST|PATCH|DELETE|PUT) \S+)$", HTTP.text, re.MULTILINE)) == there
     for path, methods in document["paths"].items():
@@ -203,3 +210,15 @@ async def test_every_endpoint_is_described(tmp_path: Path) -> None:
             text = section(HTTP, f"{method.upper()} {path}")
             in_query = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
             assert not [name for name in in_query if name not in text], f"{method} {path}"
+
+
+def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: dict[str, Any]) -> None:
+    """With a status of its answer that the document has."""
+    blocks = HTTP.blocks_in("http")
+    assert len(blocks) % 2 == 0
+    for request, response in zip(blocks[::2], blocks[1::2], strict=True):
+        method, target, *_ = request.text.split()
+        patterns = {path: re.sub(r"\{\w+\}", "[^/]+", path) for path in document["paths"]}
+        # The longest: what stands literally in a path goes before a parameter.
+        path = max((p for p, pattern in patterns.items() if re.fullmatch(pattern, target.partition("?")[0])), key=len)
+        assert response.text.split()[1] in document["paths"][path][method.lower()]["responses"], request.text
