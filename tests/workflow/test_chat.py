@@ -1,0 +1,288 @@
+"""The chat: turns in order of arrival, followers, and callers who go away."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Sequence
+
+import pytest
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+
+from tests.recorded_events import RecordedEvents
+from tests.workflow.chatting import ROOM, events_of, make_chat, said, words_of
+from tests.workflow.talking import add, adding, kept, kept_with_status, numbered, seen
+from threadkeep import (
+    BudgetTooSmall,
+    InvalidInput,
+    InvalidKey,
+    Memory,
+    ModelCallFailed,
+    SessionNotFound,
+    count_tokens,
+)
+from threadkeep.errors import Interrupted
+from threadkeep.observe import TurnFinished
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflow.answering import ChatOptions
+from threadkeep.workflow.chat import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatUsage
+
+
+async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents) -> None:
+    """On every database: the ids, the words, what the provider reported, and what the model saw."""
+    await memory.session(ROOM).append(numbered(25))
+    answer = AIMessage(
+        "fine",
+        usage_metadata={"input_tokens": 70, "output_tokens": 8, "total_tokens": 78},
+        response_metadata={"confidence": 0.5, "escalated": True},
+    )
+    chat = make_chat(memory, ScriptedModel([answer]), ChatOptions(system_prompt="be kind"))
+    told = await chat.ask(said("and now?", "telegram:7"))
+    question, stored = await memory.session(ROOM).tail(2)
+    assert told.run_id == question.run_id == stored.run_id
+    assert (told.session_id, told.message_id, told.response) == (ROOM, "telegram:7", "fine")
+    assert (told.confidence, told.escalated) == (stored.confidence, stored.escalated) == (0.5, True)
+    assert told.usage == ChatUsage(70, 8)
+    assert (told.context.messages, told.context.dropped) == (22, 5)
+    assert told.context.tokens > 0
+    assert ChatAnswer.from_dict(told.to_dict()) == told
+    (finished,) = events.of(TurnFinished)
+    assert (finished.status, finished.input_tokens, finished.output_tokens) == ("complete", 70, 8)
+    assert finished.run_id == told.run_id
+
+
+async def test_usage_is_estimated_when_nobody_reports_it(small_memory: Memory) -> None:
+    """The input is what was counted when it was sent, the output is counted by the same measure."""
+    told = await make_chat(small_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
+    assert told.context == ChatContext(messages=1, tokens=count_tokens("hello there"), dropped=0)
+    assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"))
+
+
+async def test_a_session_begins_without_an_id(small_memory: Memory) -> None:
+    """The answer names the session that was begun; two of them are two sessions."""
+    chat = make_chat(small_memory, ScriptedModel(["one", "two"]))
+    first, second = [await chat.ask(said("hi", session_id=None, user_id="ann")) for _ in range(2)]
+    assert first.session_id != second.session_id
+    info = await small_memory.session(first.session_id).info()
+    assert (info.user_id, info.message_count) == ("ann", 2)
+
+
+async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory) -> None:
+    """On every database: one after the other, each seeing the turns before it."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "answer 0"], *(f"answer {n}" for n in range(1, 20))])
+    chat = make_chat(memory, model)
+    turns = [chat.begin(said(f"question {n}")) for n in range(20)]
+    await gate.reached()
+    assert chat.running == 20
+    assert len(model.calls) == 1
+    gate.open()
+    answers = [(await turn.answer()).response for turn in turns]
+    assert answers == [f"answer {n}" for n in range(20)]
+    expected = [line for n in range(20) for line in (("user", f"question {n}"), ("assistant", f"answer {n}"))]
+    assert await kept(memory, ROOM) == expected
+    assert chat.running == 0
+
+
+async def test_who_comes_later_waits_for_those_who_wait(small_memory: Memory) -> None:
+    """The end of one turn does not open a second way in beside those who wait."""
+    gates = [Gate() for _ in range(3)]
+    model = ScriptedModel([[gate, f"answer {n}"] for n, gate in enumerate(gates)])
+    chat = make_chat(small_memory, model)
+    first, second = chat.begin(said("question 0")), chat.begin(said("question 1"))
+    await gates[0].reached()
+    gates[0].open()
+    await first.answer()
+    await gates[1].reached()
+    third = chat.begin(said("question 2"))
+    gates[2].open()
+    done, _ = await asyncio.wait([third.task] if third.task else [], timeout=0)
+    assert not done
+    gates[1].open()
+    await third.answer()
+    await second.answer()
+    assert [text for _, text in await kept(small_memory, ROOM)][2::2] == ["question 1", "question 2"]
+
+
+async def test_sessions_run_in_parallel(memory: Memory) -> None:
+    """On every database: a turn that takes long holds its own session up and no other."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "slow"], "quick"])
+    chat = make_chat(memory, model)
+    slow = chat.begin(said("take your time"))
+    await gate.reached()
+    assert (await chat.ask(said("be quick", session_id="room:2"))).response == "quick"
+    gate.open()
+    assert (await slow.answer()).response == "slow"
+
+
+async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory) -> None:
+    """On every database: the turn ends, and its answer is kept."""
+    gate = Gate()
+    chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
+    caller = asyncio.create_task(chat.ask(said("a story")))
+    await gate.reached()
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    assert chat.running == 1
+    gate.open()
+    await chat.close(60)
+    assert await kept_with_status(memory, ROOM) == [
+        ("user", "a story", "complete"),
+        ("assistant", "once upon a time", "complete"),
+    ]
+
+
+async def test_followers_hear_everything_early_late_and_twice(small_memory: Memory) -> None:
+    """One follows from the beginning, one joins in the middle, one after the end; one leaves."""
+    gate = Gate()
+    chat = make_chat(small_memory, ScriptedModel([["once upon ", gate, "a time"]]))
+    turn = chat.begin(said("a story"))
+    early = asyncio.create_task(events_of(turn))
+    await gate.reached()
+    middle = asyncio.create_task(events_of(turn))
+    async for event in turn.follow():
+        assert event == ChatStarted(ROOM, turn.run_id, turn.message_id)
+        break
+    gate.open()
+    heard = await early
+    assert heard == await middle == await events_of(turn) == await events_of(turn)
+    assert words_of(heard) == "once upon a time"
+    assert heard[0] == ChatStarted(ROOM, turn.run_id, turn.message_id)
+    assert heard[-1] == await turn.answer()
+
+
+async def test_the_loop_of_tools_is_the_turns_own_matter(small_memory: Memory) -> None:
+    """The answer is the final message; usage is that of all calls, the context that of the last."""
+    chat = make_chat(small_memory, ScriptedModel([adding(), "3"]), tools=[add])
+    told = await chat.ask(said("1 + 2?"))
+    assert (told.response, told.context.messages) == ("3", 3)
+    assert told.usage.input_tokens > 3
+    assert await kept(small_memory, ROOM) == [("user", "1 + 2?"), ("assistant", "3")]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_a_failing_model_is_told_by_kind(memory: Memory, events: RecordedEvents, streamed: bool) -> None:
+    """On every database: the question is kept, no apology, and the error does not quote anybody."""
+    model = ScriptedModel([ConnectionError("canary"), "hello"])
+    chat = make_chat(memory, model)
+    with pytest.raises(ModelCallFailed) as caught:
+        await (events_of(chat.begin(said("hi"))) if streamed else chat.ask(said("hi")))
+    assert caught.value.kind == "ConnectionError"
+    assert "canary" not in str(caught.value) + repr(events.all)
+    assert await kept(memory, ROOM) == [("user", "hi")]
+    assert [event.status for event in events.of(TurnFinished)] == ["failed"]
+    assert (await chat.ask(said("hi again"))).response == "hello"
+
+
+async def test_a_model_that_takes_too_long_has_failed(small_memory: Memory) -> None:
+    """The limit is for each model call."""
+    chat = make_chat(small_memory, ScriptedModel([[Gate(), "never"]]), ChatOptions(model_timeout_seconds=0.01))
+    with pytest.raises(ModelCallFailed) as caught:
+        await chat.ask(said("hi"))
+    assert caught.value.kind == "TimeoutError"
+    assert await kept(small_memory, ROOM) == [("user", "hi")]
+
+
+async def test_a_failure_that_nobody_waits_for_makes_no_noise(small_memory: Memory) -> None:
+    """A turn whose callers are gone fails without a warning of the event loop (warnings are errors here)."""
+    chat = make_chat(small_memory, ScriptedModel([ConnectionError("down")]))
+    chat.begin(said("hi"))
+    await chat.close(60)
+    assert chat.running == 0
+
+
+async def test_a_budget_that_is_too_small_is_said_as_such(small_memory: Memory) -> None:
+    """A mistake in the settings is no failure of the model."""
+    chat = make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt="be kind " * 99, max_tokens=50))
+    with pytest.raises(BudgetTooSmall):
+        await chat.ask(said("hi"))
+
+
+async def test_another_users_session_is_not_there(memory: Memory) -> None:
+    """On every database: SessionNotFound, no model call, nothing stored; the owner goes on."""
+    model = ScriptedModel(["hello", "again"])
+    chat = make_chat(memory, model)
+    await chat.ask(said("I am Ann", user_id="ann"))
+    for message_id in (None, "telegram:1"):
+        with pytest.raises(SessionNotFound):
+            await chat.ask(said("who is there?", message_id, user_id="bob"))
+    assert len(model.calls) == 1
+    assert await memory.session(ROOM).count() == 2
+    assert (await chat.ask(said("still me", user_id="ann"))).response == "again"
+
+
+async def test_what_cannot_be_asked_is_refused_at_once(small_memory: Memory) -> None:
+    """A key that is none, and a user who is nobody, before anything runs."""
+    chat = make_chat(small_memory, ScriptedModel())
+    with pytest.raises(InvalidKey):
+        chat.begin(said("hi", session_id="telegram:"))
+    with pytest.raises(InvalidInput):
+        chat.begin(said("hi", user_id=""))
+    assert chat.running == 0
+
+
+async def test_metadata_is_kept_with_the_question(small_memory: Memory) -> None:
+    """What the platform knows of a message stays with it."""
+    chat = make_chat(small_memory, ScriptedModel(["hello"]))
+    await chat.ask(ChatRequest("hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
+    question, answer = await small_memory.session(ROOM).tail(2)
+    assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
+
+
+async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory) -> None:
+    """On every database: the turn at work is kept as far as it got, those that waited are told to come again."""
+    gate = Gate()
+    chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
+    turns = [chat.begin(said(f"story {n}")) for n in range(3)]
+    followers = [asyncio.create_task(events_of(turn)) for turn in turns]
+    await gate.reached()
+    await chat.close(0)
+    for turn, follower in zip(turns, followers, strict=True):
+        with pytest.raises(Interrupted):
+            await turn.answer()
+        with pytest.raises(Interrupted):
+            await follower
+    assert await kept_with_status(memory, ROOM) == [
+        ("user", "story 0", "complete"),
+        ("assistant", "once upon ", "interrupted"),
+    ]
+    assert chat.running == 0
+
+
+async def test_a_chat_that_closes_lets_turns_end(small_memory: Memory) -> None:
+    """Within the limit everybody who is at work or waits gets an answer."""
+    gate = Gate()
+
+    async def answer(messages: Sequence[BaseMessage]) -> str:
+        await gate.pass_through()
+        return f"answer to {messages[-1].text}"
+
+    chat = make_chat(small_memory, ScriptedModel(itertools.repeat(answer)))
+    turns = [chat.begin(said(f"question {n}")) for n in range(3)]
+    await gate.reached()
+    closing = asyncio.create_task(chat.close(60))
+    gate.open()
+    await closing
+    assert [(await turn.answer()).response for turn in turns] == [f"answer to question {n}" for n in range(3)]
+
+
+async def test_a_reset_waits_for_its_place_among_the_turns(small_memory: Memory) -> None:
+    """What must not part a question from its answer happens between turns."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "hello Ann"], "who?"])
+    chat = make_chat(small_memory, model)
+    turn = chat.begin(said("I am Ann"))
+    await gate.reached()
+
+    async def reset() -> None:
+        async with chat.in_turn(ROOM):
+            await small_memory.session(ROOM).reset()
+
+    resetting = asyncio.create_task(reset())
+    later = chat.begin(said("who am I?"))
+    gate.open()
+    await asyncio.gather(resetting, turn.answer(), later.answer())
+    assert seen(model.calls[1]) == [("human", "who am I?")]

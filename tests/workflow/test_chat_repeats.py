@@ -1,0 +1,265 @@
+"""A message id makes a request harmless to repeat: in one process, in two, after failures and deaths, in an outage."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+
+from tests.workflow.chatting import ROOM, events_of, make_chat, said, words_of
+from tests.workflow.talking import kept, kept_with_status
+from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, open_memory
+from threadkeep.errors import Interrupted
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.runs import Claim
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.workflow.chat import Chat
+
+if TYPE_CHECKING:
+    from tests.servers import Postgres
+
+ID = "telegram:42"
+
+
+class Processes:
+    """Chats over one database, each with a memory of its own, as in processes of their own."""
+
+    def __init__(self, stack: AsyncExitStack, url: str, options: MemoryOptions) -> None:
+        self._stack = stack
+        self._url = url
+        self._options = options
+
+    async def start(self, model: BaseChatModel) -> tuple[Chat, Memory]:
+        """One more."""
+        memory = await self._stack.enter_async_context(open_memory(self._url, options=self._options))
+        return make_chat(memory, model), memory
+
+
+@pytest.fixture
+async def processes(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[Processes]:
+    """Processes over a database of each kind that can be shared, with one clock."""
+    async with AsyncExitStack() as stack:
+        yield Processes(stack, shared_url, memory_options)
+
+
+async def test_a_repeat_gets_the_first_answer(memory: Memory) -> None:
+    """On every database: the same answer in every field, from one model call; other words change nothing."""
+    model = ScriptedModel(["hello"])
+    chat = make_chat(memory, model)
+    first = await chat.ask(said("hi", ID))
+    assert await chat.ask(said("hi", ID)) == first
+    assert await chat.ask(said("something else", ID)) == first
+    assert len(model.calls) == 1
+    assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory) -> None:
+    """On every database: both callers follow one turn."""
+    gate = Gate()
+    model = ScriptedModel([["hel", gate, "lo"]])
+    chat = make_chat(memory, model)
+    first = chat.begin(said("hi", ID))
+    await gate.reached()
+    second = chat.begin(said("hi", ID))
+    gate.open()
+    assert await first.answer() == await second.answer()
+    assert words_of(await events_of(second)) == "hello"
+    assert len(model.calls) == 1
+    assert len(await kept(memory, ROOM)) == 2
+
+
+async def test_a_follower_of_a_repeat_hears_the_answer_at_once(small_memory: Memory) -> None:
+    """What was answered before has no beginning and no pieces any more."""
+    chat = make_chat(small_memory, ScriptedModel(["hello"]))
+    first = await chat.ask(said("hi", ID))
+    assert await events_of(chat.begin(said("hi", ID))) == [first]
+
+
+async def test_the_same_id_in_another_session_is_another_message(small_memory: Memory) -> None:
+    """Platforms number messages within a chat."""
+    chat = make_chat(small_memory, ScriptedModel(["one", "two"]))
+    await chat.ask(said("hi", "42"))
+    assert (await chat.ask(said("hi", "42", session_id="room:2"))).response == "two"
+
+
+async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory) -> None:
+    """On every database: the question stays one, in the first one's run."""
+    model = ScriptedModel([ConnectionError("down"), "hello"])
+    chat = make_chat(memory, model)
+    with pytest.raises(ModelCallFailed):
+        await chat.ask(said("hi", ID))
+    failed = (await memory.session(ROOM).tail(1))[0]
+    run = await memory.runs.run(failed.run_id or "")
+    assert run is not None
+    assert (run.status, run.error) == ("failed", "ConnectionError")
+    told = await chat.ask(said("hi", ID))
+    assert (told.response, told.run_id) == ("hello", failed.run_id)
+    assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Processes) -> None:
+    """The service stopped in mid-sentence; the next one answers the same message from the beginning."""
+    gate = Gate()
+    chat, memory = await processes.start(ScriptedModel([["once upon ", gate, "never"]]))
+    turn = chat.begin(said("a story", ID))
+    await gate.reached()
+    await chat.close(0)
+    with pytest.raises(Interrupted):
+        await turn.answer()
+    second, _ = await processes.start(ScriptedModel(["once upon a time"]))
+    assert (await second.ask(said("a story", ID))).response == "once upon a time"
+    assert await kept_with_status(memory, ROOM) == [
+        ("user", "a story", "complete"),
+        ("assistant", "once upon ", "interrupted"),
+        ("assistant", "once upon a time", "complete"),
+    ]
+
+
+async def test_another_process_gives_the_same_answer(processes: Processes) -> None:
+    """The answer of the run is kept whole."""
+    first, memory = await processes.start(ScriptedModel(["hello"]))
+    model = ScriptedModel(["never"])
+    second, _ = await processes.start(model)
+    assert await first.ask(said("hi", ID)) == await second.ask(said("hi", ID))
+    assert model.calls == []
+    assert len(await kept(memory, ROOM)) == 2
+
+
+async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
+    """The second waits for the first, whose answer it gives."""
+    gate = Gate()
+    first, memory = await processes.start(ScriptedModel([["hel", gate, "lo"]]))
+    model = ScriptedModel(["never"])
+    second, _ = await processes.start(model)
+    turn = first.begin(said("hi", ID))
+    await gate.reached()
+    waiting = second.begin(said("hi", ID))
+    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
+    assert not done
+    gate.open()
+    assert await waiting.answer() == await turn.answer()
+    assert model.calls == []
+    assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_many_at_once_in_two_processes_answer_each_once(processes: Processes) -> None:
+    """Ten messages, each delivered to both processes at one moment: ten turns."""
+    models = [ScriptedModel([lambda seen: f"answer to {seen[-1].text}"] * 10) for _ in range(2)]
+    (first, memory), (second, _) = [await processes.start(model) for model in models]
+    chats = [first, second]
+    requests = [said(f"question {n}", f"telegram:{n}", session_id=f"room:{n % 3}") for n in range(10)]
+    answers = await asyncio.gather(*(chat.ask(request) for request in requests for chat in chats))
+    assert answers[::2] == answers[1::2]
+    assert [answer.response for answer in answers[::2]] == [f"answer to question {n}" for n in range(10)]
+    assert sum(len(model.calls) for model in models) == 10
+    counts = [await memory.session(f"room:{n}").count() for n in range(3)]
+    assert sum(counts) == 20
+
+
+async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes, clock: SettableClock) -> None:
+    """Its heartbeat is old: whoever is asked again answers, in the run that was begun."""
+    model = ScriptedModel(["hello"])
+    chat, memory = await processes.start(model)
+    dead = Claim("run-of-the-dead", ROOM, ID, "chat", "a process that was killed")
+    dead = dataclasses.replace(dead, run_id="0192b2c0-0000-7000-8000-000000000000")
+    await memory.runs.claim(dead)
+    waiting = chat.begin(said("hi", ID))
+    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
+    assert not done
+    assert model.calls == []
+    clock.advance(16)
+    told = await waiting.answer()
+    assert (told.response, told.run_id) == ("hello", dead.run_id)
+    run = await memory.runs.run(dead.run_id)
+    assert run is not None
+    assert run.status == "done"
+    assert run.owner != dead.owner
+
+
+async def test_a_living_process_is_not_taken_over(processes: Processes, clock: SettableClock) -> None:
+    """A heartbeat that was sent in time keeps the run where it is."""
+    model = ScriptedModel(["never"])
+    chat, memory = await processes.start(model)
+    living = Claim("0192b2c0-0000-7000-8000-000000000000", ROOM, ID, "chat", "another process")
+    await memory.runs.claim(living)
+    clock.advance(10)
+    await memory.runs.heartbeat(living.run_id, living.owner)
+    clock.advance(10)
+    waiting = chat.begin(said("hi", ID))
+    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
+    assert not done
+    await chat.close(0)
+    assert model.calls == []
+
+
+async def test_another_user_does_not_get_the_answer(memory: Memory) -> None:
+    """On every database: knowing the ids is not enough, while the turn runs and after it."""
+    gate = Gate()
+    model = ScriptedModel([["hel", gate, "lo"]])
+    chat = make_chat(memory, model)
+    turn = chat.begin(said("hi", ID, user_id="ann"))
+    await gate.reached()
+    other = chat.begin(said("hi", ID, user_id="bob"))
+    assert chat.running == 2
+    gate.open()
+    assert (await turn.answer()).response == "hello"
+    for attempt in (other, chat.begin(said("hi", ID, user_id="bob"))):
+        with pytest.raises(SessionNotFound):
+            await attempt.answer()
+    assert len(model.calls) == 1
+
+
+async def test_a_message_that_an_agent_answered_is_known_to_the_chat(small_memory: Memory) -> None:
+    """The transcript knows the answer even if no run of the chat did: after an import, say."""
+    await make_chat(small_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
+    async with open_memory("sqlite://") as other:
+        await other.session(ROOM).append(await small_memory.session(ROOM).tail(10))
+        model = ScriptedModel(["never"])
+        told = await make_chat(other, model).ask(said("hi", ID))
+        assert told.response == "hello"
+        assert model.calls == []
+        assert len(await kept(other, ROOM)) == 2
+
+
+@pytest.fixture
+def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
+    """A database on a PostgreSQL that the test may stop."""
+    with unsteady_postgres.database() as url:
+        yield url
+
+
+@pytest.mark.xdist_group("unsteady_postgres")
+async def test_an_outage_stops_no_chat(
+    unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions
+) -> None:
+    """PostgreSQL is stopped: answers come within the patience, repeats too; all turns are kept once in the end."""
+    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.1)
+    options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(pool_timeout_seconds=1.0))
+    async with open_memory(unsteady_url, options=options) as memory:
+        model = ScriptedModel(["hello", "noted", "you are Ann"])
+        chat = make_chat(memory, model)
+        await chat.ask(said("hi", "1", user_id="ann"))
+        unsteady_postgres.stop()
+        async with asyncio.timeout(15):
+            first = await chat.ask(said("I am Ann", "2", user_id="ann"))
+            assert (await chat.ask(said("I am Ann", "2", user_id="ann"))).response == first.response == "noted"
+            await chat.ask(said("who am I?", user_id="ann"))
+        assert len(model.calls) == 3
+        assert [message.text for message in model.calls[2]] == ["I am Ann", "noted", "who am I?"]
+        unsteady_postgres.start()
+        async with asyncio.timeout(30):
+            while memory.pending.entries:
+                await memory.pending.deliver()
+        assert [text for _, text in await kept(memory, ROOM)] == [
+            "hi",
+            "hello",
+            "I am Ann",
+            "noted",
+            "who am I?",
+            "you are Ann",
+        ]
