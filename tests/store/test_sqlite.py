@@ -95,7 +95,7 @@ async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
         task.cancel()
         await asyncio.sleep(0)
     await asyncio.gather(task, return_exceptions=True)
-    with closing(sqlite3.connect(path, timeout=0)) as other, other:
+    with closing(sqlite3.connect(path, timeout=5)) as other, other:
         other.execute("BEGIN IMMEDIATE")
     await memory.session("room").append(says("again"))
     assert await memory.session("room").count() == 2
