@@ -47,7 +47,7 @@ def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
     [
         [],
         ["sessions"],
-        ["sesions"],
+        ["sessionz"],
         ["sessions", "list", "--limit", "many"],
         ["sessions", "list", "--cursor", "here"],
         ["sessions", "show"],

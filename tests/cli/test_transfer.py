@@ -184,7 +184,7 @@ def test_messages_go_after_those_that_are_there(cli: CommandLine) -> None:
     exported = _lines(2).replace('"id": "m1"', '"id": "m1", "seq": 1').replace('"id": "m2"', '"id": "m2", "seq": 2')
     outcome = cli("sessions", "import", "-", given=exported)
     assert outcome.exit_code == 0
-    assert "2 stand at other places" in outcome.out
+    assert "messages before: 2." in outcome.out
     contents = [message["content"] for message in cli("sessions", "show", "a", "--json").json["messages"]]
     assert contents == ["Already here.", "Word 1.", "Word 2."]
 
@@ -202,7 +202,7 @@ def test_what_others_wrote_by_hand_is_taken(cli: CommandLine) -> None:
 def test_characters_that_no_database_keeps_are_replaced(cli: CommandLine) -> None:
     """Which is said."""
     lines = _lines(2).replace("Word 1.", "Nul \\u0000.")
-    assert "In 1, characters" in cli("sessions", "import", "-", given=lines).out
+    assert "no database keeps: 1." in cli("sessions", "import", "-", given=lines).out
 
 
 def test_a_file_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
@@ -218,7 +218,7 @@ def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
     file.write_text(_lines(1200))
     assert "Importing: 100 %" in cli("sessions", "import", str(file)).err
     outcome = cli("sessions", "export", "--all")
-    assert "Exporting: 100 % 1,200 messages of 1 sessions" in outcome.err
+    assert "Exporting: 100 % 1,200 messages of 1 session" in outcome.err
     assert outcome.out.count("\n") == 1201
     assert cli("sessions", "export", "--all", "--json").err == ""
 

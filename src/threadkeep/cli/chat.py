@@ -40,13 +40,13 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
         with terminal.waiting("Opening"):
             # With LangChain and LangGraph behind them, some seconds on a slow machine.
             from threadkeep.app import open_app
-            from threadkeep.cli.conversation import COMMANDS, Conversation, Notices, until_told_to_end
+            from threadkeep.cli.conversation import COMMANDS, Conversation, Notices
             from threadkeep.cli.line_input import PipedLines, PromptedLines
 
             notices = Notices()
             app = await stack.enter_async_context(open_app(settings, observers=[notices]))
         conversation = Conversation(
-            app,
+            app.chat,
             app.memory.session(session_id, user_id=user_id),
             limits=limits_of(settings),
             terminal=terminal,
@@ -56,7 +56,7 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
         if terminal.interactive:
             terminal.note(f"Session {session_id}, model {settings.model}. /help lists what can be typed here.")
         lines = PromptedLines(list(COMMANDS)) if terminal.interactive else PipedLines()
-        well = await until_told_to_end(conversation.run(lines, keep_on=terminal.interactive))
+        well = await conversation.run(lines, keep_on=terminal.interactive)
         if terminal.interactive:
             terminal.note(f"Go on with: threadkeep chat --session {session_id}")
         return well

@@ -56,9 +56,13 @@ def run(arguments: Sequence[str]) -> int:
     try:
         code = get_command(application).main(list(arguments), prog_name="threadkeep", standalone_mode=False)
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last door: a person gets a sentence, never a traceback
-        problem = problem_of(error)
-        show_problem(problem, as_json="--json" in arguments)
-        return problem.exit_code
+        return _tell(error, arguments)
     if code == _CTRL_C:
-        return 1
+        return _tell(KeyboardInterrupt(), arguments)
     return code if isinstance(code, int) else 0
+
+
+def _tell(error: BaseException, arguments: Sequence[str]) -> int:
+    problem = problem_of(error)
+    show_problem(problem, as_json="--json" in arguments)
+    return problem.exit_code

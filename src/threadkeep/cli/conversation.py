@@ -6,23 +6,20 @@ import asyncio
 import signal
 import statistics
 import time
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING
 
 from threadkeep.cli.answers import Answers
 from threadkeep.cli.context_view import ContextLimits, look, show_view
 from threadkeep.cli.line_input import LineInput
 from threadkeep.cli.problems import Problem, problem_of
 from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.wording import counted
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.history.session import Session
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
-from threadkeep.workflow.chat import ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
-
-if TYPE_CHECKING:
-    from threadkeep.app import App
+from threadkeep.workflow.chat import Chat, ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
 
 COMMANDS = {
     "/help": "what can be typed here",
@@ -74,11 +71,11 @@ class Notices:
 
 
 class Conversation:
-    """A person (or a pipe) and one session of an app. Nothing is opened or closed here."""
+    """A person (or a pipe) and one session of a chat. Nothing is opened or closed here."""
 
     def __init__(
         self,
-        app: App,
+        chat: Chat,
         session: Session,
         *,
         limits: ContextLimits,
@@ -86,25 +83,31 @@ class Conversation:
         answers: Answers,
         notices: Notices,
     ) -> None:
-        self._chat = app.chat
+        self._chat = chat
         self._session = session
         self._limits = limits
         self._terminal = terminal
         self._answers = answers
         self._notices = notices
         self._visit = _Visit()
+        self._turn: ChatTurn | None = None
         self._stopped = False
 
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
-        """Answer line after line; False when a turn failed. With `keep_on`, Ctrl-C in an answer is not the end."""
-        while keep_on or not self._stopped:
-            line = await lines.next_line()
-            if line is None or (line.startswith("/") and not await self._command(line)):
-                break
-            if line.strip() and not line.startswith("/"):
-                await self._answer(line)
-                for sentence in self._notices.take():
-                    self._terminal.note(sentence)
+        """Answer line after line; False when a turn failed.
+
+        Ctrl-C stops the answer that is on its way; it is the end where there is none, or without `keep_on`. SIGTERM and
+        SIGHUP are the end in any case. What was said of an answer is stored.
+        """
+        with self._heeding_signals():
+            while keep_on or not self._stopped:
+                line = await lines.next_line()
+                if line is None or (line.startswith("/") and not await self._command(line)):
+                    break
+                if line.strip() and not line.startswith("/"):
+                    await self._answer(line)
+                    for sentence in self._notices.take():
+                        self._terminal.note(sentence)
         return keep_on or not (self._visit.failed or self._stopped)
 
     async def _answer(self, text: str) -> None:
@@ -112,19 +115,51 @@ class Conversation:
         self._answers.begin()
         try:
             request = ChatRequest(text, session_id=self._session.session_id, user_id=self._session.user_id)
-            with _stoppable(self._chat.begin(request)) as turn:
-                async for event in turn.follow():
-                    if isinstance(event, ChatToken):
-                        self._answers.piece(event.text)
-                    elif isinstance(event, ChatAnswer):
-                        self._visit.count(event, time.perf_counter() - started)
-                        self._answers.end(event)
+            self._turn = self._chat.begin(request)
+            async for event in self._turn.follow():
+                if isinstance(event, ChatToken):
+                    self._answers.piece(event.text)
+                elif isinstance(event, ChatAnswer):
+                    self._visit.count(event, time.perf_counter() - started)
+                    self._answers.end(event)
         except Interrupted:
-            self._stopped = True
             self._answers.fail(Problem("interrupted", "Stopped; what was said so far is kept as interrupted."))
         except ThreadkeepError as error:
             self._visit.failed += 1
             self._answers.fail(problem_of(error))
+        except asyncio.CancelledError:
+            if self._turn is not None:
+                _stop(self._turn)
+            raise
+        finally:
+            self._turn = None
+
+    @contextmanager
+    def _heeding_signals(self) -> Iterator[None]:
+        """One set of handlers for the whole talk: one that came and went with each turn would lose signals between."""
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+
+        def interrupt() -> None:
+            self._stopped = True
+            if self._turn is not None:
+                _stop(self._turn)
+            elif task is not None:
+                task.cancel()
+
+        def end() -> None:
+            if task is not None:
+                task.cancel()
+
+        handlers = {signal.SIGINT: interrupt, signal.SIGTERM: end, signal.SIGHUP: end}
+        before = {number: signal.getsignal(number) for number in handlers}
+        for number, handler in handlers.items():
+            loop.add_signal_handler(number, handler)
+        try:
+            yield
+        finally:
+            for number in handlers:
+                loop.remove_signal_handler(number)
+                signal.signal(number, before[number])
 
     async def _command(self, text: str) -> bool:
         """Do what a line with a slash says; False to leave."""
@@ -172,13 +207,12 @@ class Conversation:
             "median_seconds": median,
             "last_context": visit.last and asdict(visit.last),
         }
-        sentence = (
-            f"{info.session_id}: {info.message_count:,} messages in all. Here: {visit.turns} turns, "
-            f"{visit.input_tokens:,} tokens in, {visit.output_tokens:,} out, {median:.1f} s a turn."
-        )
+        tokens = f"{counted(visit.input_tokens, 'token')} in, {visit.output_tokens:,} out"
+        sentence = f"{info.session_id}: {counted(info.message_count, 'message')} in all. "
+        sentence += f"Here: {counted(visit.turns, 'turn')}, {tokens}, {median:.1f} s a turn."
         if visit.last is not None:
-            last = visit.last
-            sentence += f" The last call saw {last.messages} messages, {last.tokens:,} tokens; {last.dropped} were out."
+            seen = f"{counted(visit.last.messages, 'message')} of {counted(visit.last.tokens, 'token')}"
+            sentence += f" The last call saw {seen}; left out: {visit.last.dropped:,}."
         self._tell(values, sentence)
 
     async def _context(self) -> None:
@@ -201,30 +235,6 @@ class Conversation:
             self._terminal.say(sentence, style="dim")
 
 
-@contextmanager
-def _stoppable(turn: ChatTurn) -> Iterator[ChatTurn]:
-    """While the block runs, Ctrl-C stops the turn and not the chat; a chat that is ended takes its turn along."""
-    loop = asyncio.get_running_loop()
-    before = signal.getsignal(signal.SIGINT)
-
-    def stop() -> None:
-        if turn.task is not None:
-            turn.task.cancel()
-
-    loop.add_signal_handler(signal.SIGINT, stop)
-    try:
-        yield turn
-    except asyncio.CancelledError:
-        stop()
-        raise
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
-        signal.signal(signal.SIGINT, before)
-
-
-async def until_told_to_end(talking: Coroutine[None, None, bool]) -> bool:
-    """The result of a talk that SIGTERM and SIGHUP cancel, so that what was said so far is stored."""
-    task = asyncio.create_task(talking)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    return await task
+def _stop(turn: ChatTurn) -> None:
+    if turn.task is not None:
+        turn.task.cancel()

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from threadkeep.app import open_database
 from threadkeep.cli.findings import Finding
-from threadkeep.cli.times import duration, size
+from threadkeep.cli.wording import counted, duration, size
 from threadkeep.errors import SchemaTooNew, StoreError
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
@@ -63,7 +63,7 @@ def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> F
     name = "SQLite" if address.backend == "sqlite" else "PostgreSQL"
     detail = f"{address} answers ({name} {engine}, {seconds * 1000:.0f} ms)"
     if condition.messages is not None:
-        detail += f": {condition.messages:,} messages of {condition.sessions:,} sessions"
+        detail += f": {counted(condition.messages, 'message')} of {counted(condition.sessions or 0, 'session')}"
     if address.path is not None:
         detail += f", {size(address.path.stat().st_size)}"
     if seconds > _SLOW_SECONDS:
@@ -145,5 +145,7 @@ def _search(condition: Condition) -> list[Finding]:
         return []
     if condition.unindexed > _MUCH_UNINDEXED:
         cure = "A running service catches up by itself; so does each search, for two seconds."
-        return [Finding("search", "warn", f"{condition.unindexed:,} messages are not in the search index yet.", cure)]
-    return [Finding("search", "ok", f"{condition.unindexed:,} messages wait for the search index.")]
+        return [
+            Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not in the search index yet.", cure)
+        ]
+    return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]

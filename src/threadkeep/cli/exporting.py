@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from threadkeep.cli.jsonl import message_line, session_line
+from threadkeep.cli.wording import counted
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Message, SessionInfo
@@ -22,7 +23,7 @@ class Exported:
     messages: int = 0
 
     def __str__(self) -> str:
-        return f"{self.messages:,} messages of {self.sessions:,} sessions"
+        return f"{counted(self.messages, 'message')} of {counted(self.sessions, 'session')}"
 
 
 async def export(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, parse_line
+from threadkeep.cli.wording import counted
 from threadkeep.errors import InvalidInput, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
@@ -39,7 +40,7 @@ class Imported:
         self.cleaned += restored.cleaned
 
     def __str__(self) -> str:
-        return f"{self.stored:,} messages stored, {self.known:,} were there"
+        return f"{counted(self.stored, 'message')} stored, {self.known:,} there already"
 
 
 @dataclass

@@ -16,6 +16,7 @@ from prompt_toolkit.completion import WordCompleter
 from prompt_toolkit.formatted_text import FormattedText
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 
+_PROMPT = FormattedText([("bold ansicyan", "you "), ("", "› ")])
 _CHUNK_BYTES = 65_536
 
 
@@ -41,7 +42,8 @@ class PromptedLines:
     async def next_line(self) -> str | None:
         """What the person types; None for Ctrl-C or Ctrl-D."""
         try:
-            return await self._prompt.prompt_async(FormattedText([("bold ansicyan", "you "), ("", "› ")]))
+            # Ctrl-C is a key here; a signal from elsewhere is for the chat.
+            return await self._prompt.prompt_async(_PROMPT, handle_sigint=False)
         except (EOFError, KeyboardInterrupt):
             return None
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from threadkeep.cli.findings import Finding
-from threadkeep.cli.times import duration, size
+from threadkeep.cli.wording import counted, duration, size
 from threadkeep.errors import InvalidSettings
 from threadkeep.history.pending import default_folder, folder_of
 from threadkeep.history.waiting import WaitingFile, waiting_files
@@ -24,7 +24,7 @@ _CALL_SECONDS = 30.0
 def check_settings(settings: Settings) -> list[Finding]:
     """What the settings come to."""
     keys = len(settings.api_keys)
-    access = f"{keys} API keys" if keys else "no API key, this machine only"
+    access = counted(keys, "API key") if keys else "no API key, this machine only"
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
     if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
         cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
@@ -75,9 +75,9 @@ def check_pending(settings: Settings) -> list[Finding]:
     elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
     found = [_waiting(waiting_files(own))]
     if elsewhere:
-        detail = f"{elsewhere} turns wait for other databases, below {own.parent}."
+        detail = f"{counted(elsewhere, 'turn')} to be written to other databases, below {own.parent}."
         cure = "Open those databases once more with this user, or drop the turns there."
-        found.append(Finding("pending writes", "warn", detail, cure))
+        found.append(Finding("other databases", "warn", detail, cure))
     return found
 
 
@@ -88,7 +88,7 @@ def _waiting(files: list[WaitingFile]) -> Finding:
     left = sum(len(file.entries) for file in files if not file.live)
     age = (datetime.now(UTC) - min(entry.kept_at for entry in entries)).total_seconds()
     errors = sorted({entry.error for entry in entries if entry.error})
-    detail = f"{len(entries)} turns wait to be written, the oldest for {duration(age)}"
+    detail = f"{counted(len(entries), 'turn')} to be written, the oldest for {duration(age)}"
     detail += f", {left} of them left by processes that are gone" if left else ""
     detail += f"; last error: {', '.join(errors)}" if errors else ""
     refused = [error for error in errors if error != "StoreUnavailable"]

@@ -11,7 +11,7 @@ import typer
 from threadkeep.cli.options import AsJson, Confirmed
 from threadkeep.cli.problems import NotDone, WrongUse
 from threadkeep.cli.terminal import Terminal, harmless
-from threadkeep.cli.times import relative
+from threadkeep.cli.wording import relative
 
 if TYPE_CHECKING:
     from pathlib import Path

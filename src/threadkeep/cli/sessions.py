@@ -12,7 +12,7 @@ from threadkeep.cli.opening import opened_memory, run
 from threadkeep.cli.options import AsJson, Confirmed, SessionIdArgument, UserId
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Terminal, first_words, harmless
-from threadkeep.cli.times import relative
+from threadkeep.cli.wording import relative
 
 if TYPE_CHECKING:
     from threadkeep.records import Message, SearchHit, SessionInfo

@@ -17,6 +17,7 @@ from threadkeep.cli.options import AsJson, UserId
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.progress import progress
 from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.wording import counted
 
 if TYPE_CHECKING:
     from threadkeep.cli.exporting import Exported
@@ -108,15 +109,15 @@ async def _import(terminal: Terminal, stream: BinaryIO, told: Callable[[int, str
 
 
 def _tell_import(terminal: Terminal, done: Imported) -> None:
-    terminal.say(f"{done.stored:,} messages are stored now, {done.known:,} were there already.")
+    terminal.say(f"Stored {counted(done.stored, 'message')}; there already: {done.known:,}.")
     if done.moved:
-        terminal.say(f"{done.moved:,} stand at other places than they did: their sessions had messages before.")
+        terminal.say(f"At other places than they had, since their sessions had messages before: {done.moved:,}.")
     if done.cleaned:
-        terminal.say(f"In {done.cleaned:,}, characters that no database keeps were replaced by U+FFFD.")
+        terminal.say(f"With U+FFFD for characters that no database keeps: {done.cleaned:,}.")
     if done.skipped:
-        terminal.say(f"{done.skipped:,} were left out because of their session.")
+        terminal.say(f"Left out because of their session: {done.skipped:,}.")
     if done.bad_lines:
-        terminal.say(f"{done.bad_lines:,} lines were bad; mend them and import the file again, nothing is doubled.")
+        terminal.say(f"Bad lines: {done.bad_lines:,}. Mend them and import the file again: nothing is doubled.")
 
 
 @contextmanager

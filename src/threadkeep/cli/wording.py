@@ -1,4 +1,4 @@
-"""Times and sizes as people say them."""
+"""Times, sizes and numbers as people say them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,13 @@ def relative(moment: datetime, now: datetime) -> str:
         return "now"
     for limit, unit, size in _STEPS:
         if seconds < limit:
-            count = int(seconds // size)
-            return f"{count} {unit}{'' if count == 1 else 's'} ago"
+            return f"{counted(int(seconds // size), unit)} ago"
     return moment.astimezone().strftime("%Y-%m-%d")
+
+
+def counted(count: int, noun: str) -> str:
+    """So many of something."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -1,0 +1,188 @@
+"""`threadkeep chat` as people start it: in a terminal, and by a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.cli.running import CommandLine, start
+from threadkeep.history.memory import Memory
+
+pytestmark = pytest.mark.process
+
+_PATIENCE_SECONDS = 60.0
+# A chat with a model that stops in the middle of its first answer; it owns its terminal, if it has one.
+_SCRIPTED_CHAT = """
+import fcntl, os, sys, termios
+if os.isatty(0):
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+from threadkeep.cli import main
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflow import models
+models.make_model = lambda name: ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
+sys.exit(main(["chat", "--session", "a"]))
+"""
+
+
+class Screen:
+    """A process in a terminal of its own, as a person sees it."""
+
+    def __init__(self, code: str) -> None:
+        self._shown = b""
+        self._terminal, theirs = pty.openpty()
+        environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "100"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
+            start_new_session=True,
+            env=environment,
+        )
+        os.close(theirs)
+
+    def type(self, keys: str) -> None:
+        """Press keys."""
+        os.write(self._terminal, keys.encode())
+
+    def wait_for(self, text: str) -> str:
+        """What is shown up to a text; the next call looks behind it."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while text.encode() not in self._shown:
+            ready, _, _ = select.select([self._terminal], [], [], max(deadline - time.monotonic(), 0))
+            assert ready, f"{text!r} was never shown, but {self._shown!r}"
+            try:
+                self._shown += os.read(self._terminal, 65_536)
+            except OSError:
+                raise AssertionError(f"the process ended before {text!r}: {self._shown!r}") from None
+        before, found, self._shown = self._shown.partition(text.encode())
+        return (before + found).decode(errors="replace")
+
+    def end(self) -> int:
+        """The exit code, when the process is gone. What it still shows is thrown away."""
+        with contextlib.suppress(OSError):
+            while os.read(self._terminal, 65_536):
+                pass
+        code = self.process.wait(_PATIENCE_SECONDS)
+        os.close(self._terminal)
+        return code
+
+
+@pytest.fixture
+def screen(cli: CommandLine) -> Iterator[Screen]:
+    """The scripted chat in a terminal."""
+    screen = Screen(_SCRIPTED_CHAT)
+    yield screen
+    screen.process.kill()
+    screen.process.wait()
+
+
+def _stored(cli: CommandLine, session_id: str = "a") -> list[tuple[str, str, str]]:
+    async def reading(memory: Memory) -> list[tuple[str, str, str]]:
+        return [(m.role, m.content, m.status) for m in await memory.session(session_id).tail(50)]
+
+    return cli.remember(reading)
+
+
+def test_a_person_chats_in_a_terminal(cli: CommandLine, screen: Screen) -> None:
+    """Ctrl-C stops an answer and keeps the prompt, Up brings an earlier line back, Ctrl-D leaves."""
+    screen.wait_for("you ")
+    screen.type("hello\r")
+    screen.wait_for("Slowly, ")
+    screen.type("\x03")
+    screen.wait_for("kept as interrupted")
+    screen.wait_for("you ")
+    screen.type("again\r")
+    screen.wait_for("Quick as ever.")
+    screen.wait_for("you ")
+    screen.type("\x1b[A\x1b[A")
+    screen.wait_for("hello")
+    screen.type("\r")
+    screen.wait_for("Done.")
+    screen.wait_for("you ")
+    screen.type("\x04")
+    screen.wait_for("threadkeep chat --session a")
+    assert screen.end() == 0
+
+    assert _stored(cli) == [
+        ("user", "hello", "complete"),
+        ("assistant", "Slowly, ", "interrupted"),
+        ("user", "again", "complete"),
+        ("assistant", "Quick as ever.", "complete"),
+        ("user", "hello", "complete"),
+        ("assistant", "Done.", "complete"),
+    ]
+    history = cli.folder / "state" / "threadkeep" / "chat_history"
+    assert "+again" in history.read_text().splitlines()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_ctrl_c_at_the_prompt_leaves(screen: Screen) -> None:
+    """Without a word of complaint."""
+    screen.wait_for("you ")
+    screen.type("\x03")
+    assert "Traceback" not in screen.wait_for("threadkeep chat --session a")
+    assert screen.end() == 0
+
+
+def test_a_pipe_gets_plain_answers_and_the_memory_stays(cli: CommandLine) -> None:
+    """One line a turn; another process goes on where the first ended."""
+    first = cli.process("chat", "--session", "a", given="Hello!\nMy name is Ada.\n")
+    assert (first.exit_code, first.err) == (0, "")
+    assert len(first.out.splitlines()) == 2
+    assert "\x1b" not in first.out
+
+    second = cli.process("chat", "--session", "a", "--json", given="What is my name?\n/stats")
+    answer, stats = [json.loads(line) for line in second.out.splitlines()]
+    assert (second.exit_code, second.err) == (0, "")
+    assert answer["context"]["messages"] == 5
+    assert "Ada" in answer["response"]
+    assert (stats["messages"], stats["turns"]) == (6, 1)
+
+
+def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
+    """Also of the answer that was on its way."""
+    with start([sys.executable, "-c", _SCRIPTED_CHAT], {}) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+        assert process.stdout.read(8) == "Slowly, "
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+    assert process.returncode == 1
+    assert err == "Stopped before it was done.\n"
+    assert _stored(cli) == [("user", "hello", "complete"), ("assistant", "Slowly, ", "interrupted")]
+
+
+def test_ctrl_c_ends_a_chat_whose_pipe_is_silent(cli: CommandLine) -> None:
+    """It does not wait for another line."""
+    with cli.start("chat") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write("hello\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(_PATIENCE_SECONDS) == 1
+        assert process.stderr is not None
+        assert "Traceback" not in process.stderr.read()
+
+
+def test_a_chat_that_cannot_begin_says_why(cli: CommandLine) -> None:
+    """The model's name is wrong."""
+    cli.set(THREADKEEP_MODEL="nobody:x")
+    outcome = cli("chat", "--json", given="hello\n")
+    assert outcome.exit_code == 1
+    assert outcome.problem["type"] == "urn:threadkeep:invalid-settings"
+    assert "THREADKEEP_MODEL" in outcome.problem["detail"]

@@ -1,0 +1,87 @@
+"""`threadkeep context show`: what a model call would see now, and why not the rest."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.context.tokens import estimate
+
+
+@pytest.fixture
+def long_session(cli: CommandLine) -> CommandLine:
+    """A session of 25 messages."""
+    cli.store("a", *[f"Message number {number}." for number in range(1, 26)])
+    return cli
+
+
+def test_the_window_is_what_the_settings_allow(long_session: CommandLine) -> None:
+    """Numbers 6 to 25 of 25, and the reason why 1 to 5 are out."""
+    view = long_session("context", "show", "--session", "a", "--json").json
+    assert [message["seq"] for message in view["messages"]] == list(range(6, 26))
+    assert view["excluded"] == [{"first_seq": 1, "last_seq": 5, "reason": "over_limit"}]
+    assert view["messages"][-1]["content"] == "Message number 25."
+    assert view["tokens"] == sum(message["tokens"] for message in view["messages"])
+
+    shown = long_session("context", "show", "--session", "a").out
+    assert "out: 1–5, over the limit of 20 messages" in shown
+    assert "Message number 25." in shown
+    assert "Message number 5." not in shown
+
+
+def test_the_system_prompt_takes_its_part_of_the_budget(long_session: CommandLine) -> None:
+    """The window gets what is left."""
+    prompt = "You are a patient librarian. " * 5
+    long_session.set(THREADKEEP_SYSTEM_PROMPT=prompt)
+    budget = estimate(prompt) + 15
+    view = long_session("context", "show", "--session", "a", "--max-tokens", str(budget), "--json").json
+    system, window = view["sections"]
+    assert (system["name"], system["tokens"]) == ("system", estimate(prompt))
+    assert 0 < window["tokens"] <= 15
+    assert view["excluded"][0]["reason"] == "over_budget"
+
+    shown = long_session("context", "show", "--session", "a", "--max-tokens", str(budget)).out
+    bars = {line.split()[0]: line.count("█") for line in shown.splitlines()[:3]}
+    assert bars["system"] > bars["window"] > 0
+    assert "You are a patient librarian." in shown
+
+
+def test_a_system_prompt_over_the_budget_is_a_failure(long_session: CommandLine) -> None:
+    """So would every call of the model be."""
+    long_session.set(THREADKEEP_SYSTEM_PROMPT="You are a patient librarian. " * 50)
+    outcome = long_session("context", "show", "--session", "a", "--max-tokens", "20")
+    assert outcome.exit_code == 1
+    assert "THREADKEEP_SYSTEM_PROMPT" in outcome.err
+
+
+def test_a_cut_message_is_marked(cli: CommandLine) -> None:
+    """The newest user message alone is over the budget."""
+    cli.store("a", "A very long question. " * 100)
+    shown = cli("context", "show", "--session", "a", "--max-tokens", "30").out
+    assert "(cut)" in shown
+    view = cli("context", "show", "--session", "a", "--max-tokens", "30", "--json").json
+    assert [cut["seq"] for cut in view["cuts"]] == [1]
+    assert view["messages"][0]["content"].endswith("… [cut]")
+
+
+def test_what_is_before_a_reset_is_out(long_session: CommandLine) -> None:
+    """With that reason."""
+    long_session("sessions", "reset", "a")
+    outcome = long_session("context", "show", "--session", "a")
+    assert "out: 1–25, before the reset" in outcome.out
+    assert "Nothing of the session is in." in outcome.out
+
+
+@pytest.mark.parametrize("variables", [{"THREADKEEP_HISTORY_ENABLED": "false"}, {"THREADKEEP_HISTORY_MAX_TOKENS": "0"}])
+def test_without_history_nothing_is_in(long_session: CommandLine, variables: dict[str, str]) -> None:
+    """0 means none."""
+    long_session.set(**variables)
+    assert long_session("context", "show", "--session", "a", "--json").json["messages"] == []
+
+
+def test_a_session_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
+    """Another user's is not there."""
+    cli.store("a", "hi", user_id="u1")
+    assert cli("context", "show", "--session", "b").exit_code == 1
+    assert cli("context", "show", "--session", "a", "--user", "u2").exit_code == 1
+    assert cli("context", "show", "--session", "a", "--user", "u1").exit_code == 0

@@ -1,0 +1,204 @@
+"""A chat at the terminal, line by line, with a model that follows a script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from threadkeep.app import open_memory
+from threadkeep.cli.answers import Answers, JsonAnswers, PlainAnswers
+from threadkeep.cli.context_view import ContextLimits
+from threadkeep.cli.conversation import Conversation, Notices
+from threadkeep.cli.terminal import Terminal
+from threadkeep.errors import StoreUnavailable
+from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflow.answering import ChatAgent, ChatOptions
+from threadkeep.workflow.chat import Chat
+
+type Stored = tuple[str, str, str]
+
+_LIMITS = ContextLimits("", 20, 4000)
+
+
+class TypedLines:
+    """The lines that a person types, and then leaves."""
+
+    def __init__(self, lines: Iterable[str]) -> None:
+        self._lines = iter(lines)
+
+    async def next_line(self) -> str | None:
+        """The next line."""
+        return next(self._lines, None)
+
+
+async def _talk(
+    lines: list[str],
+    model: ScriptedModel,
+    *,
+    as_json: bool = False,
+    keep_on: bool = True,
+    interrupt: Gate | None = None,
+) -> tuple[bool, list[Stored]]:
+    """Whether all went well, and what is stored at the end; Ctrl-C is pressed when the model is at a gate."""
+    async with open_memory("sqlite://") as memory:
+        chat = Chat(memory, ChatAgent(memory, model, ChatOptions()))
+        conversation = _conversation(memory, chat, as_json=as_json)
+        task = asyncio.create_task(conversation.run(TypedLines(lines), keep_on=keep_on))
+        if interrupt is not None:
+            await interrupt.reached()
+            os.kill(os.getpid(), signal.SIGINT)
+        well = await task
+        await chat.close(0)
+        stored: list[Stored] = [(m.role, m.content, m.status) for m in await memory.session("a").tail(50)]
+    return well, stored
+
+
+def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conversation:
+    terminal = Terminal(as_json=as_json)
+    answers: Answers = JsonAnswers(terminal) if as_json else PlainAnswers(terminal)
+    session = memory.session("a")
+    return Conversation(chat, session, limits=_LIMITS, terminal=terminal, answers=answers, notices=Notices())
+
+
+async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
+    """Blank lines are none; the answer is shown as it comes."""
+    well, stored = await _talk(["hi", "", "  ", "and you?"], ScriptedModel(["Hello there.", "I am well."]))
+    assert well
+    assert capsys.readouterr().out == "Hello there.\nI am well.\n"
+    assert [content for _, content, _ in stored] == ["hi", "Hello there.", "and you?", "I am well."]
+
+
+async def test_the_words_of_a_model_cannot_steer_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """They are stored as they are, and shown without their escape sequences."""
+    _, stored = await _talk(["hi"], ScriptedModel(["A \x1b[2J B"]))
+    assert capsys.readouterr().out == "A \ufffd[2J B\n"
+    assert stored[1][1] == "A \x1b[2J B"
+
+
+async def test_an_answer_that_does_not_stream_is_shown_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """Not every provider streams."""
+    await _talk(["hi"], ScriptedModel(["Hello there."], disable_streaming=True))
+    assert capsys.readouterr().out == "Hello there.\n"
+
+
+async def test_ctrl_c_stops_the_answer_and_keeps_the_prompt(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was said of it is stored as interrupted; the next turn goes on as ever."""
+    gate = Gate()
+    model = ScriptedModel([["This is ", gate, "never said"], "Back again."])
+    well, stored = await _talk(["tell me", "still there?"], model, interrupt=gate)
+    assert well
+    captured = capsys.readouterr()
+    assert captured.out == "This is \nBack again.\n"
+    assert captured.err == "Stopped; what was said so far is kept as interrupted.\n"
+    assert stored[:2] == [("user", "tell me", "complete"), ("assistant", "This is ", "interrupted")]
+    assert stored[3] == ("assistant", "Back again.", "complete")
+
+
+async def test_ctrl_c_ends_a_chat_by_pipe() -> None:
+    """Nobody is there to type another line."""
+    gate = Gate()
+    model = ScriptedModel([["This is ", gate]])
+    well, stored = await _talk(["tell me", "not asked"], model, interrupt=gate, keep_on=False)
+    assert not well
+    assert [content for _, content, _ in stored] == ["tell me", "This is "]
+
+
+async def test_a_failing_model_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """The question is stored, the chat goes on, and a pipe learns of it by the exit code."""
+    for keep_on in (True, False):
+        model = ScriptedModel([RuntimeError("it quotes what you said"), "Now it works."])
+        well, stored = await _talk(["hi", "again"], model, keep_on=keep_on)
+        assert well is keep_on
+        captured = capsys.readouterr()
+        assert captured.out == "Now it works.\n"
+        assert captured.err.startswith("The model did not answer (RuntimeError).")
+        assert "quotes" not in captured.err
+        assert stored[0] == ("user", "hi", "complete")
+
+
+async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer, or the problem in its place; commands answer in JSON too."""
+    model = ScriptedModel(["Hello there.", RuntimeError("no")])
+    await _talk(["hi", "again", "/stats", "/context", "/reset", "/help"], model, as_json=True)
+    answer, problem, stats, context, reset, shown = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert (answer["session_id"], answer["response"]) == ("a", "Hello there.")
+    assert set(answer) == {
+        "session_id", "run_id", "message_id", "response", "confidence", "escalated", "usage", "context",
+    }  # fmt: skip
+    assert problem["type"] == "urn:threadkeep:model-call-failed"
+    assert (stats["messages"], stats["turns"], stats["failed"]) == (3, 1, 1)
+    assert [message["content"] for message in context["messages"]] == ["hi", "Hello there.", "again"]
+    assert reset["reset_seq"] == 3
+    assert "/quit" in shown["commands"]
+
+
+async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """The next call of the model does not see it; the command itself is no turn."""
+    model = ScriptedModel(["One.", "Two."])
+    _, stored = await _talk(["first", "/reset", "/context", "second"], model)
+    assert [[str(message.content) for message in call] for call in model.calls] == [["first"], ["second"]]
+    assert [content for _, content, _ in stored] == ["first", "One.", "second", "Two."]
+    assert "messages 1 to 2" in capsys.readouterr().out
+
+
+async def test_commands_are_told_and_unknown_ones_too(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing of them reaches the model."""
+    model = ScriptedModel(["One."])
+    _, stored = await _talk(["/stats", "/hlep", "/help", "hi", "/STATS", "/quit", "never"], model)
+    captured = capsys.readouterr()
+    assert "Nothing was said in this session yet." in captured.out
+    assert "no command /hlep" in captured.err
+    assert "/context" in captured.out
+    assert "a: 2 messages in all. Here: 1 turn," in captured.out
+    assert len(stored) == 2
+
+
+async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    """The answer comes all the same."""
+
+    async def fail(*_: object, **__: object) -> None:
+        raise StoreUnavailable("The database is down.")
+
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        notices = Notices()
+        memory.observers.add(notices)
+        chat = Chat(memory, ChatAgent(memory, ScriptedModel(["Here I am."]), ChatOptions()))
+        terminal = Terminal()
+        conversation = Conversation(
+            chat,
+            memory.session("a"),
+            limits=_LIMITS,
+            terminal=terminal,
+            answers=PlainAnswers(terminal),
+            notices=notices,
+        )
+        with monkeypatch.context() as patch:
+            patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
+            patch.setattr("threadkeep.store.tables.TableTranscripts.recent", fail)
+            assert await conversation.run(TypedLines(["hi"]), keep_on=False)
+    captured = capsys.readouterr()
+    assert captured.out == "Here I am.\n"
+    assert "kept on disk" in captured.err
+    assert "without what was said before" in captured.err
+
+
+def test_each_notice_is_given_once() -> None:
+    """However often it happened in a turn."""
+    notices = Notices()
+    for _ in range(3):
+        notices.notify(WriteDeferred(backend="sqlite", messages=1))
+    notices.notify(WriteRecovered(backend="sqlite", tries=1))
+    notices.notify(ReadFailed(backend="sqlite", outcome="error", error="StoreUnavailable"))
+    assert len(notices.take()) == 2
+    assert notices.take() == []

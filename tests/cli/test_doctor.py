@@ -1,0 +1,194 @@
+"""`threadkeep doctor`: what is wrong is found, and each finding has a cure."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import namedtuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cli.running import CommandLine, Outcome
+from tests.cli.test_pending import keep
+from threadkeep.workflow.demo import DemoModel
+
+if TYPE_CHECKING:
+    from tests.servers import Postgres
+
+_Usage = namedtuple("_Usage", "total used free")
+
+
+def _finding(outcome: Outcome, check: str) -> Any:
+    """The finding of a check that is not ok, or its first."""
+    findings = [finding for finding in outcome.json["findings"] if finding["check"] == check]
+    return next((finding for finding in findings if finding["level"] != "ok"), findings[0])
+
+
+def test_a_sound_installation_is_well(any_cli: CommandLine) -> None:
+    """Every check says something, and the exit code is 0."""
+    any_cli.store("a", "hi", "hello")
+    outcome = any_cli("doctor", "--json")
+    assert (outcome.exit_code, outcome.json["ok"]) == (0, True)
+    checks = [finding["check"] for finding in outcome.json["findings"]]
+    for check in ("settings", "database", "schema", "durability", "writing", "locks", "search", "disk", "model"):
+        assert check in checks
+    assert "2 messages of 1 session" in _finding(outcome, "database")["detail"]
+    assert "pending writes" in checks
+    shown = any_cli("doctor").out
+    assert "✓ database" in shown
+
+
+def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
+    """Here: no history, lost durability, a model that cannot be made."""
+    cli("migrate")
+    cli.set(THREADKEEP_HISTORY_ENABLED="false", THREADKEEP_SQLITE_SYNCHRONOUS="normal", THREADKEEP_MODEL="nobody:x")
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    for check, level in (("settings", "warn"), ("durability", "warn"), ("model", "fail")):
+        finding = _finding(outcome, check)
+        assert finding["level"] == level
+        assert finding["cure"]
+    assert "→ Set THREADKEEP_HISTORY_ENABLED=true" in cli("doctor").out
+
+
+def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:
+    """And looking does not make it."""
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 0
+    assert "first start makes it" in _finding(outcome, "database")["detail"]
+    assert not (tmp_path / "threadkeep.db").exists()
+
+
+def test_settings_that_cannot_be_used_are_found_first(cli: CommandLine) -> None:
+    """With the variable's name; nothing else can be looked at."""
+    cli.set(THREADKEEP_PORT="many")
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    [finding] = outcome.json["findings"]
+    assert "THREADKEEP_PORT" in finding["detail"]
+    assert "THREADKEEP_PORT" in finding["cure"]
+
+
+def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """It is no database."""
+    (tmp_path / "threadkeep.db").write_text("A letter to a friend. " * 500)
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "database")
+    assert "not an SQLite database" in finding["detail"]
+    assert "backup" in finding["cure"]
+
+
+def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """The cure is another version of Threadkeep."""
+    cli("migrate")
+    with sqlite3.connect(tmp_path / "threadkeep.db") as connection:
+        connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
+    connection.close()
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "schema")
+    assert (finding["level"], "999" in finding["detail"]) == ("fail", True)
+    assert finding["cure"].startswith("Upgrade Threadkeep")
+
+
+def test_an_older_schema_is_told(cli: CommandLine, empty_postgres_url: str) -> None:
+    """It is no failure: every start brings it up to date."""
+    cli.set(THREADKEEP_DATABASE_URL=empty_postgres_url)
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 0
+    assert _finding(outcome, "schema")["cure"] == "Run: threadkeep migrate"
+
+
+def test_a_stopped_postgres_is_found(cli: CommandLine, unsteady_postgres: Postgres) -> None:
+    """In a few seconds, without the password."""
+    with unsteady_postgres.database() as url:
+        cli.set(THREADKEEP_DATABASE_URL=url, THREADKEEP_POSTGRES_POOL_TIMEOUT="0.5")
+        assert cli("doctor").exit_code == 0
+        unsteady_postgres.stop()
+        outcome = cli("doctor", "--json")
+        unsteady_postgres.start()
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "database")
+    assert finding["level"] == "fail"
+    assert "Start the server" in finding["cure"]
+    assert outcome.err == ""
+
+
+def test_a_lock_that_does_not_go_away_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """Somebody is in a write transaction."""
+    cli("migrate")
+    cli.set(THREADKEEP_LOCK_TIMEOUT="0.05")
+    connection = sqlite3.connect(tmp_path / "threadkeep.db", isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    outcome = cli("doctor", "--json")
+    connection.close()
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "writing")
+    assert "locked" in finding["detail"]
+    assert finding["cure"]
+
+
+def test_what_waits_to_be_written_is_found(cli: CommandLine) -> None:
+    """How many, since when, why, and whether a process is left that would write it."""
+    cli("migrate")
+    keep(cli, error="WrongUser").close()
+    living = keep(cli, "entry-2")
+    outcome = cli("doctor", "--json")
+    living.close()
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "pending writes")
+    assert finding["detail"].startswith("2 turns to be written, the oldest for ")
+    assert "1 of them left by processes that are gone" in finding["detail"]
+    assert "WrongUser" in finding["detail"]
+    assert "threadkeep pending list" in finding["cure"]
+    assert "canary" not in outcome.out
+
+
+def test_what_waits_for_another_database_is_found(cli: CommandLine) -> None:
+    """Nobody would deliver it as things are."""
+    cli("migrate")
+    keep(cli, url="sqlite:////elsewhere/other.db").close()
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 0
+    assert "1 turn to be written to other databases" in _finding(outcome, "other databases")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("free", "level", "code"), [(5 * 1024**3, "ok", 0), (500 * 1024**2, "warn", 0), (1, "fail", 1)]
+)
+def test_a_full_disk_is_found(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, free: int, level: str, code: int
+) -> None:
+    """Before it is quite full."""
+    monkeypatch.setattr("shutil.disk_usage", lambda _: _Usage(10 * 1024**3, 0, free))
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == code
+    assert _finding(outcome, "disk")["level"] == level
+
+
+def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> None:
+    """It is no failure: it catches up by itself."""
+    cli.store("a", "hi")
+    with sqlite3.connect(tmp_path / "threadkeep.db") as connection:
+        connection.execute("UPDATE chat_sessions SET last_seq = 20000")
+    connection.close()
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 0
+    assert _finding(outcome, "search")["level"] == "warn"
+
+
+def test_the_model_is_asked_only_when_told_to(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call may cost money."""
+    assert "can be made" in _finding(cli("doctor", "--json"), "model")["detail"]
+    assert "answers in" in _finding(cli("doctor", "--call-model", "--json"), "model")["detail"]
+
+    async def fail(self: DemoModel, text: str) -> None:
+        raise ConnectionError(f"secret key in: {text}")
+
+    monkeypatch.setattr(DemoModel, "ainvoke", fail)
+    outcome = cli("doctor", "--call-model", "--json")
+    assert outcome.exit_code == 1
+    assert "does not answer (ConnectionError)" in _finding(outcome, "model")["detail"]
+    assert "secret" not in outcome.out

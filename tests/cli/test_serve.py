@@ -1,0 +1,64 @@
+"""`threadkeep serve`: the service as a process, from its first word to its end."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import urllib.request
+
+import pytest
+
+from tests.cli.running import CommandLine
+
+pytestmark = pytest.mark.process
+
+_PATIENCE_SECONDS = 60.0
+
+
+def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
+    """It says where it is, and ends with 0 when it is told to."""
+    with cli.start("serve", "--port", "0") as process:
+        assert process.stdout is not None
+        address = _address(process.stdout.readline())
+        with urllib.request.urlopen(f"{address}/healthz", timeout=_PATIENCE_SECONDS) as response:  # noqa: S310
+            assert response.status == 200
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+
+
+def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
+    """The announcement on stdout, the log on stderr; Ctrl-C is as good as SIGTERM."""
+    with cli.start("serve", "--port", "0", "--json") as process:
+        assert process.stdout is not None
+        announcement = json.loads(process.stdout.readline())["announcement"]
+        _address(announcement[0])
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+    assert process.returncode == 0
+    assert all(isinstance(json.loads(line), dict) for line in err.splitlines())
+
+
+def test_a_port_that_is_taken_is_one_sentence(cli: CommandLine) -> None:
+    """With the cure."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        outcome = cli("serve", "--port", str(taken.getsockname()[1]))
+    assert outcome.exit_code == 1
+    assert "THREADKEEP_PORT" in outcome.err
+    assert len(outcome.err.splitlines()) == 1
+
+
+def test_without_keys_only_this_machine_is_served(cli: CommandLine) -> None:
+    """The sentence names the variables."""
+    outcome = cli("serve", "--host", "0.0.0.0")  # noqa: S104
+    assert outcome.exit_code == 1
+    assert "THREADKEEP_API_KEYS" in outcome.err
+
+
+def _address(line: str) -> str:
+    found = re.search(r"http://\S+", line)
+    assert found, line
+    return found[0]
