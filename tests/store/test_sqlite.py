@@ -41,6 +41,12 @@ def locked(path: Path) -> Iterator[None]:
         other.execute("ROLLBACK")
 
 
+def write_elsewhere(path: Path) -> None:
+    """Another process takes the write lock and gives it back."""
+    with closing(sqlite3.connect(path, timeout=5)) as other, other:
+        other.execute("BEGIN IMMEDIATE")
+
+
 def says(words: str) -> list[Message]:
     """A turn of one message."""
     return [Message(role="user", content=words)]
@@ -95,8 +101,7 @@ async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
         task.cancel()
         await asyncio.sleep(0)
     await asyncio.gather(task, return_exceptions=True)
-    with closing(sqlite3.connect(path, timeout=5)) as other, other:
-        other.execute("BEGIN IMMEDIATE")
+    await asyncio.to_thread(write_elsewhere, path)
     await memory.session("room").append(says("again"))
     assert await memory.session("room").count() == 2
 
