@@ -28,7 +28,7 @@ class Settings(BaseSettings):
     """Every setting of the service and the command line. Made by `load_settings`, whose errors are sentences."""
 
     model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True
+        env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
     )
 
     database_url: SecretStr = Field(
@@ -83,6 +83,16 @@ class Settings(BaseSettings):
     @classmethod
     def _check_database_url(cls, value: SecretStr) -> SecretStr:
         parse_address(value.get_secret_value())
+        return value
+
+    @field_validator("postgres_dsn")
+    @classmethod
+    def _check_postgres_dsn(cls, value: SecretStr | None) -> SecretStr | None:
+        variable = f"{PREFIX}POSTGRES_DSN"
+        if value is not None and parse_address(value.get_secret_value(), variable=variable).backend != "postgres":
+            raise InvalidSettings(
+                f"{variable} names no PostgreSQL: write postgresql://user@host/db.", variable=variable
+            )
         return value
 
     @field_validator("graph_store_backend", mode="before")
@@ -180,12 +190,20 @@ def load_settings(**overrides: object) -> Settings:
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        variable = PREFIX + str(first["loc"][0] if first["loc"] else "").upper()
-        reason = str(first["msg"]).removeprefix("Value error, ")
-        described = Settings.model_fields[str(first["loc"][0])].description if first["loc"] else ""
-        sentence = reason if variable in reason else f"{variable} cannot be used: {reason}. {described}"
-        raise InvalidSettings(sentence, variable=variable) from None
+        raise _sentence(error) from None
+
+
+def _sentence(error: ValidationError) -> InvalidSettings:
+    """The first thing that is wrong, as a person would say it."""
+    first = error.errors(include_input=False, include_url=False)[0]
+    ours = first.get("ctx", {}).get("error")
+    if isinstance(ours, InvalidSettings):
+        return ours
+    name = str(first["loc"][0])
+    reason = str(first["msg"]).removeprefix("Value error, ")
+    variable = PREFIX + name.upper()
+    described = Settings.model_fields[name].description
+    return InvalidSettings(f"{variable} cannot be used: {reason}. {described}", variable=variable)
 
 
 def is_loopback(host: str) -> bool:

@@ -1,0 +1,248 @@
+"""The environment: defaults, the `.env` file, and sentences for what cannot be used, without its secrets."""
+
+from __future__ import annotations
+
+import os
+import traceback
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from threadkeep import InvalidSettings, Settings, load_settings
+from threadkeep.settings import default_database
+
+SECRET = "s3cret-7f3a"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No variable of ours, a home of the test's own, and an empty working folder."""
+    for name in list(os.environ):
+        if name.upper().startswith("THREADKEEP_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.chdir(tmp_path)
+
+
+def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> InvalidSettings:
+    """The error of an environment that cannot be used; it never shows the secret, wherever one looks."""
+    for name, value in variables.items():
+        monkeypatch.setenv(f"THREADKEEP_{name}", value)
+    with pytest.raises(InvalidSettings) as caught:
+        load_settings()
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+    assert SECRET not in repr(caught.value) + str(caught.value.__context__)
+    assert caught.value.variable in str(caught.value)
+    return caught.value
+
+
+def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
+    """Without any variable: a file in the user's data directory, the demo model, loopback."""
+    settings = load_settings()
+    assert str(settings.database) == f"sqlite:///{tmp_path}/data/threadkeep/threadkeep.db"
+    assert settings.database.path == default_database()
+    assert (settings.host, settings.port, settings.api_keys) == ("127.0.0.1", 8700, {})
+    assert (settings.model, settings.model_timeout_seconds, settings.system_prompt) == ("demo", 60, "")
+    assert (settings.history_enabled, settings.history_max_messages, settings.history_max_tokens) == (True, 20, 4000)
+    assert (settings.memory_max_messages, settings.memory_max_chars) == (8, 8000)
+    store = settings.store_options()
+    assert (store.pool_min_size, store.pool_max_size) == (1, 10)
+    assert (store.pool_timeout_seconds, store.pool_max_idle_seconds) == (30, 300)
+    assert store.synchronous == "FULL"
+    assert settings.graph_store == settings.database
+
+
+def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each name of the promise, with a value that is not its default."""
+    variables: dict[str, tuple[str, object]] = {
+        "DATABASE_URL": (f"sqlite:///{tmp_path}/other.db", SecretStr(f"sqlite:///{tmp_path}/other.db")),
+        "POSTGRES_POOL_MIN_SIZE": ("2", 2),
+        "POSTGRES_POOL_MAX_SIZE": ("3", 3),
+        "POSTGRES_POOL_TIMEOUT": ("4.5", 4.5),
+        "POSTGRES_POOL_MAX_IDLE": ("5", 5.0),
+        "GRAPH_STORE_BACKEND": ("PostgreS", "postgres"),
+        "GRAPH_STORE_SQLITE_PATH": (f"{tmp_path}/graph.db", tmp_path / "graph.db"),
+        "POSTGRES_DSN": ("postgresql://u@h/d", SecretStr("postgresql://u@h/d")),
+        "HOST": ("::1", "::1"),
+        "PORT": ("9000", 9000),
+        "MODEL": ("openai:gpt-5-mini", "openai:gpt-5-mini"),
+        "MODEL_TIMEOUT_SECONDS": ("7", 7.0),
+        "SYSTEM_PROMPT": ("be kind", "be kind"),
+        "HISTORY_ENABLED": ("false", False),
+        "HISTORY_MAX_MESSAGES": ("0", 0),
+        "HISTORY_MAX_TOKENS": ("0", 0),
+        "MEMORY_MAX_MESSAGES": ("-1", -1),
+        "MEMORY_MAX_CHARS": ("0", 0),
+        "API_KEYS": ("web:abc, bot:d:e", {"web": SecretStr("abc"), "bot": SecretStr("d:e")}),
+        "SQLITE_SYNCHRONOUS": ("normal", "NORMAL"),
+        "LOCK_TIMEOUT": ("1", 1.0),
+        "BODY_LIMIT": ("2048", 2048),
+        "SHUTDOWN_TIMEOUT": ("0", 0.0),
+        "PENDING_DIR": (f"{tmp_path}/pending", tmp_path / "pending"),
+        "WRITE_TIMEOUT": ("2", 2.0),
+        "LOG_LEVEL": ("debug", "DEBUG"),
+        "LOG_JSON": ("1", True),
+    }
+    assert {name.lower() for name in variables} == set(Settings.model_fields)
+    for name, (value, _) in variables.items():
+        monkeypatch.setenv(f"THREADKEEP_{name}", value)
+    settings = load_settings()
+    for name, (_, expected) in variables.items():
+        assert getattr(settings, name.lower()) == expected, name
+    options = settings.memory_options()
+    assert (options.store, options.background) == (settings.store_options(), True)
+    assert options.pending.folder == tmp_path / "pending"
+    assert options.pending.write_timeout_seconds == 2.0
+    assert options.store.lock_timeout_seconds == 1.0
+    assert not settings.memory_options(background=False).background
+
+
+def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`.env` stands below the environment, which stands below what the caller says; other names are ignored."""
+    (tmp_path / ".env").write_text(
+        "# ours\nTHREADKEEP_PORT=9001\nTHREADKEEP_MODEL='ollama:qwen3'\nthreadkeep_host=localhost\nOTHER=1\n"
+        "THREADKEEP_NOT_KNOWN=1\n"
+    )
+    assert (load_settings().port, load_settings().model, load_settings().host) == (9001, "ollama:qwen3", "localhost")
+    monkeypatch.setenv("THREADKEEP_PORT", "9002")
+    assert load_settings().port == 9002
+    assert load_settings(port=9003).port == 9003
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "cure"),
+    [
+        ("PORT", "many", "valid integer"),
+        ("PORT", "70000", "65535"),
+        ("PORT", "", "integer"),
+        ("POSTGRES_POOL_MIN_SIZE", "-1", "greater than or equal to 0"),
+        ("POSTGRES_POOL_MAX_SIZE", "0", "greater than or equal to 1"),
+        ("POSTGRES_POOL_TIMEOUT", "0", "greater than 0"),
+        ("POSTGRES_POOL_TIMEOUT", "nan", "THREADKEEP_POSTGRES_POOL_TIMEOUT"),
+        ("LOCK_TIMEOUT", "inf", "THREADKEEP_LOCK_TIMEOUT"),
+        ("MODEL_TIMEOUT_SECONDS", "-5", "greater than 0"),
+        ("MODEL", "", "init_chat_model"),
+        ("HISTORY_ENABLED", "perhaps", "boolean"),
+        ("HISTORY_MAX_MESSAGES", "-1", "0 means none"),
+        ("HISTORY_MAX_TOKENS", "4k", "0 means no history"),
+        ("MEMORY_MAX_CHARS", "-1", "0 means no limit"),
+        ("GRAPH_STORE_BACKEND", "redis", "sqlite"),
+        ("GRAPH_STORE_SQLITE_PATH", "graph.db", "absolute path"),
+        ("GRAPH_STORE_SQLITE_PATH", "~/graph.db", "absolute path"),
+        ("PENDING_DIR", "pending", "absolute path"),
+        ("SQLITE_SYNCHRONOUS", "OFF", "NORMAL"),
+        ("LOG_LEVEL", "LOUD", "INFO"),
+        ("BODY_LIMIT", "10", "1024"),
+        ("API_KEYS", "web", "name:key"),
+        ("API_KEYS", "web:", "name:key"),
+        ("API_KEYS", f"web:{SECRET},web:other", "each name once"),
+        ("DATABASE_URL", "", "sqlite:////absolute/path.db"),
+        ("DATABASE_URL", "threadkeep.db", "sqlite:////absolute/path.db"),
+        ("DATABASE_URL", "sqlite:///threadkeep.db", "four slashes"),
+        ("DATABASE_URL", "sqlite:///~/threadkeep.db", "four slashes"),
+        ("DATABASE_URL", "sqlite:////~/threadkeep.db", "four slashes"),
+        ("DATABASE_URL", f"mysql://u:{SECRET}@h/d", "postgresql://user@host/database"),
+        ("DATABASE_URL", f"postgresql://u:{SECRET}/x@h/d", "%2F"),
+        ("POSTGRES_DSN", f"mysql://u:{SECRET}@h/d", "postgresql://"),
+        ("POSTGRES_DSN", "sqlite:////tmp/graph.db", "postgresql://"),
+        ("POSTGRES_DSN", "", "postgresql://"),
+        ("HOST", "0.0.0.0", "THREADKEEP_API_KEYS"),  # noqa: S104  what is tested
+        ("HOST", "example.org", "THREADKEEP_API_KEYS"),
+    ],
+)
+def test_what_cannot_be_used_names_the_variable_and_the_cure(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, cure: str
+) -> None:
+    """One sentence for the person who starts the service."""
+    error = refused(monkeypatch, **{name: value})
+    assert error.variable == f"THREADKEEP_{name}"
+    assert cure in str(error)
+
+
+def test_settings_that_contradict_each_other_name_one_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The smallest pool is not larger than the largest."""
+    error = refused(monkeypatch, POSTGRES_POOL_MIN_SIZE="5", POSTGRES_POOL_MAX_SIZE="4")
+    assert error.variable == "THREADKEEP_POSTGRES_POOL_MIN_SIZE"
+    assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])
+def test_loopback_needs_no_keys(host: str) -> None:
+    """Only this machine can come there."""
+    assert load_settings(host=host).host == host
+
+
+def test_other_addresses_need_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key the service may be seen."""
+    monkeypatch.setenv("THREADKEEP_HOST", "0.0.0.0")  # noqa: S104  what is tested
+    monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
+    assert load_settings().api_keys["web"].get_secret_value() == SECRET
+
+
+def test_secrets_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In no way of looking at the settings: text, representation, dump, or an address made of them."""
+    monkeypatch.setenv("THREADKEEP_DATABASE_URL", f"postgresql://u:{SECRET}@h/d?sslpassword={SECRET}")
+    monkeypatch.setenv("THREADKEEP_POSTGRES_DSN", f"postgresql://u:{SECRET}@h/graph")
+    monkeypatch.setenv("THREADKEEP_API_KEYS", f"web:{SECRET}")
+    settings = load_settings()
+    shown = f"{settings} {settings!r} {settings.model_dump()} {settings.model_dump_json()}"
+    shown += f"{settings.database} {settings.database!r} {settings.graph_store} {settings.graph_store!r}"
+    assert SECRET not in shown
+    assert settings.database.dsn is not None
+    assert SECRET in settings.database.dsn
+
+
+SQLITE, POSTGRES, OTHER = "sqlite:////t/t.db", "postgresql://u@h/transcripts", "postgresql://u@h/graph"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"database_url": SQLITE}, SQLITE),
+        ({"database_url": POSTGRES}, POSTGRES),
+        ({"database_url": SQLITE, "graph_store_backend": "SQLite"}, SQLITE),
+        ({"database_url": SQLITE, "graph_store_sqlite_path": "/g/g.db"}, "sqlite:////g/g.db"),
+        ({"database_url": POSTGRES, "graph_store_sqlite_path": "/g/g.db"}, "sqlite:////g/g.db"),
+        ({"database_url": POSTGRES, "graph_store_backend": "postgres"}, POSTGRES),
+        ({"database_url": SQLITE, "graph_store_backend": "POSTGRES", "postgres_dsn": OTHER}, OTHER),
+        ({"database_url": POSTGRES, "postgres_dsn": OTHER}, OTHER),
+        ({"database_url": SQLITE, "postgres_dsn": OTHER}, OTHER),
+        (
+            {"database_url": SQLITE, "postgres_dsn": OTHER, "graph_store_backend": "sqlite"},
+            SQLITE,
+        ),
+        (
+            {
+                "database_url": POSTGRES,
+                "postgres_dsn": OTHER,
+                "graph_store_backend": "sqlite",
+                "graph_store_sqlite_path": "/g/g.db",
+            },
+            "sqlite:////g/g.db",
+        ),
+    ],
+)
+def test_the_graph_store_follows_the_database_unless_told(given: dict[str, object], expected: str) -> None:
+    """Backend, path and DSN together say where it is."""
+    assert str(load_settings(**given).graph_store) == expected
+
+
+def test_a_graph_store_on_sqlite_beside_transcripts_on_postgres_has_a_file_of_its_own(tmp_path: Path) -> None:
+    """In the user's data directory when no path is given."""
+    settings = load_settings(database_url=POSTGRES, graph_store_backend="sqlite")
+    assert settings.graph_store.path == tmp_path / "data" / "threadkeep" / "graph_store.db"
+
+
+def test_a_graph_store_on_postgres_needs_to_know_which() -> None:
+    """A DSN is required, unless the transcripts are on PostgreSQL already."""
+    with pytest.raises(InvalidSettings, match="THREADKEEP_POSTGRES_DSN must say which") as caught:
+        load_settings(database_url=SQLITE, graph_store_backend="postgres")
+    assert caught.value.variable == "THREADKEEP_POSTGRES_DSN"
+
+
+def test_settings_do_not_change(tmp_path: Path) -> None:
+    """They are read once."""
+    settings = load_settings()
+    with pytest.raises(ValueError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
