@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.children import Child
+from tests.outages import Outage, locked
 from tests.recorded_events import RecordedEvents
 from tests.servers import Postgres
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, WrongUser, open_memory
@@ -31,22 +31,6 @@ def says(words: str) -> list[Message]:
 async def stored(memory: Memory, session_id: str = "room") -> list[str]:
     """What a session has in the database."""
     return [message.content for message in await memory.session(session_id).tail(1000)]
-
-
-class Outage:
-    """A SQLite file whose write lock another connection holds: the database that takes nothing."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.url = f"sqlite:///{path}"
-
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """The database is away inside the block."""
-        with closing(sqlite3.connect(self._path, isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
-            yield
-            other.execute("ROLLBACK")
 
 
 @pytest.fixture
@@ -78,7 +62,7 @@ async def test_a_turn_that_a_locked_database_does_not_take_waits_and_is_written(
 ) -> None:
     """None instead of a receipt; visible while it waits; there when the lock is gone."""
     session = memory.session("telegram:1")
-    with outage():
+    async with outage():
         assert await session.record(says("hi")) is None
         [entry] = memory.pending.entries
         assert (entry.turn.session_id, len(entry.turn.messages)) == ("telegram:1", 1)
@@ -98,7 +82,7 @@ async def test_the_turns_of_a_session_keep_their_order(memory: Memory, outage: O
     """Those of the outage first, then what came while they were still waiting, then the rest."""
     session = memory.session("room")
     await session.record(says("0"))
-    with outage():
+    async with outage():
         for number in range(1, 6):
             assert await session.record(says(str(number))) is None
     for number in range(6, 30):
@@ -109,7 +93,7 @@ async def test_the_turns_of_a_session_keep_their_order(memory: Memory, outage: O
 
 async def test_a_database_that_fails_is_not_asked_by_every_turn(memory: Memory, outage: Outage) -> None:
     """After the first failure turns go to disk at once, of all sessions: nobody who talks waits for the timeout."""
-    with outage():
+    async with outage():
         await memory.session("room:0").record(says("finds out"))
         async with asyncio.timeout(_LOCK_SECONDS * 20):
             await asyncio.gather(*(memory.session(f"room:{number}").record(says("hi")) for number in range(1, 41)))
@@ -118,7 +102,7 @@ async def test_a_database_that_fails_is_not_asked_by_every_turn(memory: Memory, 
 
 async def test_how_many_wait_is_told(memory: Memory, outage: Outage, events: RecordedEvents) -> None:
     """Up with every turn, down to 0."""
-    with outage():
+    async with outage():
         for number in range(3):
             await memory.session(f"room:{number}").record(says("hi"))
         assert [event.count for event in events.of(PendingWrites)] == [1, 2, 3]
@@ -133,7 +117,7 @@ async def test_a_first_try_that_succeeds_after_all_is_one_turn(
     """The caller's patience ends before the lock does: the try goes on behind it, and the retry finds its ids."""
     options = replace(memory_options, pending=replace(memory_options.pending, write_timeout_seconds=_LOCK_SECONDS))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
-        with outage():
+        async with outage():
             assert await memory.session("room").record([*says("hi"), *says("hi")]) is None
         await delivered(memory, events)
         await memory.session("room").record(says("later"))
@@ -145,9 +129,9 @@ async def test_what_waits_is_delivered_after_a_restart(
     outage: Outage, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
     """The memory closes with turns that wait; the next one that opens delivers them, in front of its own."""
-    with ExitStack() as away:
+    async with AsyncExitStack() as away:
         async with open_memory(outage.url, options=impatient) as memory:
-            away.enter_context(outage())
+            await away.enter_async_context(outage())
             await memory.session("room").record(says("one"))
             await memory.session("room").record(says("two"))
         assert len(kept(impatient)) == 2
@@ -173,7 +157,7 @@ def kept(options: MemoryOptions) -> list[str]:
 def test_what_waits_survives_a_kill(outage: Outage, impatient: MemoryOptions) -> None:
     """A real process keeps turns and is killed; who starts next delivers each of them once, in order."""
     asyncio.run(opened_once(outage.url, impatient))
-    with outage():
+    with locked(outage.path):
         child = Child(record_and_wait, outage.url, impatient)
         while len(kept(impatient)) < 5:
             assert child.process.is_alive()
@@ -226,7 +210,7 @@ async def test_a_turn_that_is_refused_holds_only_its_own_writer_up(
     """A stranger wrote to the session in the outage: the owner's turns and other sessions go on."""
     owner, stranger = memory.session("room", user_id="u1"), memory.session("room", user_id="u2")
     await owner.record(says("mine"))
-    with outage():
+    async with outage():
         assert await stranger.record(says("not mine")) is None
         assert await owner.record(says("mine too")) is None
         assert await memory.session("other").record(says("hi")) is None
@@ -244,7 +228,7 @@ async def test_a_dropped_turn_is_gone_and_told(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions
 ) -> None:
     """From memory and disk; the turn behind it goes on."""
-    with outage():
+    async with outage():
         await memory.session("room").record(says("unwanted"))
         await memory.session("room").record(says("wanted"))
         entry = memory.pending.entries[0]
@@ -263,14 +247,14 @@ async def test_a_turn_dropped_while_it_is_delivered_does_not_stop_the_delivery(
     """The delivery waits for the lock with a turn that a person gives up: later outages are still survived."""
     options = replace(memory_options, pending=replace(memory_options.pending, write_timeout_seconds=_LOCK_SECONDS))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
-        with outage():
+        async with outage():
             await memory.session("room").record(says("unwanted"))
             [entry] = memory.pending.entries
             while not entry.tries:
                 await stored(memory)
             assert await memory.pending.drop(entry.entry_id)
         await memory.session("room").append(says("after"))
-        with outage():
+        async with outage():
             await memory.session("room").record(says("wanted"))
         await delivered(memory, events)
         assert (await stored(memory))[-2:] == ["after", "wanted"]
@@ -281,7 +265,7 @@ async def test_deleting_a_session_drops_what_waits_for_it(
 ) -> None:
     """It does not come back by itself."""
     await memory.session("room").record(says("old"))
-    with outage():
+    async with outage():
         await memory.session("room").record(says("waits"))
         await memory.session("other").record(says("waits too"))
     await memory.session("room").delete()
@@ -292,7 +276,7 @@ async def test_deleting_a_session_drops_what_waits_for_it(
 
 async def test_what_can_never_be_stored_is_refused_and_not_kept(memory: Memory, outage: Outage) -> None:
     """Also in an outage: it would wait for ever."""
-    with outage():
+    async with outage():
         await memory.session("room").record(says("finds out"))
         for bad in ([], [Message(role="user", content="hi", metadata={"score": float("nan")})]):
             with pytest.raises(InvalidMessage):
@@ -304,7 +288,7 @@ async def test_characters_that_no_database_keeps_wait_like_others(
     memory: Memory, outage: Outage, events: RecordedEvents
 ) -> None:
     """They are cleaned when they are written."""
-    with outage():
+    async with outage():
         assert await memory.session("room").record(says("a\x00b\ud800c\u2028d")) is None
     await delivered(memory, events)
     assert await stored(memory) == ["a\ufffdb\ufffdc\u2028d"]
@@ -314,7 +298,7 @@ async def test_many_turns_at_once_are_all_delivered_and_the_file_is_empty(
     memory: Memory, outage: Outage, events: RecordedEvents, impatient: MemoryOptions
 ) -> None:
     """Also those that are being put on disk at the very moment when the database comes back."""
-    with outage():
+    async with outage():
         await memory.session("room:0").record(says("finds out"))
         recording = [asyncio.ensure_future(memory.session(f"room:{n}").record(says("hi"))) for n in range(200)]
         await asyncio.sleep(0)
@@ -340,7 +324,7 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
         disk_is_ready.wait(20)
         keep(file, entry)
 
-    with outage():
+    async with outage():
         monkeypatch.setattr(SpoolFile, "keep", keep_slowly)
         await memory.session("first").record(says("finds out"))
         recording = asyncio.ensure_future(memory.session("second").record(says("hi")))
@@ -364,7 +348,7 @@ async def test_without_a_disk_turns_wait_in_memory_and_it_is_told(
     await asyncio.to_thread(in_the_way.touch)
     options = replace(impatient, pending=replace(impatient.pending, folder=in_the_way / "pending"))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
-        with outage():
+        async with outage():
             assert await memory.session("room").record(says("hi")) is None
             assert "NotADirectoryError" in [event.error for event in events.of(WriteFailed)]
         await delivered(memory, events)

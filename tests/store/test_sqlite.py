@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import AsyncIterator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from tests.outages import locked_meanwhile
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
@@ -30,15 +31,6 @@ async def memory(path: Path, memory_options: MemoryOptions) -> AsyncIterator[Mem
     """A memory over a file."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as opened:
         yield opened
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Another connection holds the write lock."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.execute("ROLLBACK")
 
 
 def write_elsewhere(path: Path) -> None:
@@ -74,15 +66,16 @@ async def test_full_durability_is_the_default() -> None:
 async def test_a_writer_does_not_stop_readers(memory: Memory, path: Path) -> None:
     """While another process writes, what was stored is read."""
     await memory.session("room").append(says("hi"))
-    with locked(path):
+    async with locked_meanwhile(path):
         assert len(await memory.session("room").tail(5)) == 1
 
 
 async def test_a_lock_held_too_long_is_told_and_forgotten(path: Path, memory_options: MemoryOptions) -> None:
     """The append fails with the cure when the timeout is over; the next one after the lock is gone succeeds."""
     async with open_memory(f"sqlite:///{path}", options=_patient(memory_options, 0.05)) as memory:
-        with locked(path), pytest.raises(StoreUnavailable, match="Another process holds its lock for too long"):
-            await memory.session("room").append(says("hi"))
+        async with locked_meanwhile(path):
+            with pytest.raises(StoreUnavailable, match="Another process holds its lock for too long"):
+                await memory.session("room").append(says("hi"))
         receipt = await memory.session("room").append(says("hi"))
         assert receipt.first_seq == 1
 
@@ -93,7 +86,7 @@ async def test_a_write_cancelled_while_it_waits_for_the_lock_leaves_no_lock_behi
 ) -> None:
     """Whenever its caller gives up: this process and all others write on afterwards."""
     await memory.session("room").append(says("hi"))
-    with locked(path):
+    async with locked_meanwhile(path):
         task = asyncio.ensure_future(memory.session("room").reset())
         for _ in range(steps):
             await asyncio.sleep(0)
