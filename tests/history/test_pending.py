@@ -214,9 +214,8 @@ async def test_a_turn_that_is_refused_holds_only_its_own_writer_up(
         assert await stranger.record(says("not mine")) is None
         assert await owner.record(says("mine too")) is None
         assert await memory.session("other").record(says("hi")) is None
-    await events.until(lambda: len(memory.pending.entries) == 1)
-    [entry] = memory.pending.entries
-    assert (entry.turn.user_id, entry.error) == ("u2", "WrongUser")
+    await events.until(lambda: [entry.error for entry in memory.pending.entries] == ["WrongUser"])
+    assert memory.pending.entries[0].turn.user_id == "u2"
     assert await owner.record(says("mine again")) is not None
     with pytest.raises(WrongUser):
         await stranger.record(says("still not mine"))

@@ -1,0 +1,134 @@
+"""What people say is in the database and in pending turns, and nowhere else: no event, log line or error has it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import traceback
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.outages import Outage
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.observe import Event
+from threadkeep.observe.log import LogObserver
+from threadkeep.store.driver import StoreOptions
+
+_CANARY = "canary7f3a"
+
+
+def says(place: str) -> Message:
+    """A message with the canary in everything that a person may write."""
+    words = f"{_CANARY}-{place}"
+    return Message(role="user", content=words, metadata={words: [words]}, original={"text": words})
+
+
+class Told:
+    """Everything that is told, as text."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        self._caplog = caplog
+        self._events = RecordedEvents()
+        self._errors: list[str] = []
+
+    def notify(self, event: Event, /) -> None:
+        """Keep an event."""
+        self._events.notify(event)
+
+    async def attempt(self, work: Awaitable[object]) -> None:
+        """Do something that fails, and keep what a log would show of it."""
+        with pytest.raises(Exception) as failed:  # noqa: PT011 - whatever it is, its text is what is looked at
+            await work
+        self._errors += traceback.format_exception(failed.value)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        assert self._events.all
+        assert self._errors
+        return "\n".join([*map(repr, self._events.all), *self._errors, self._caplog.text])
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """What a memory tells while everything is logged."""
+    caplog.set_level(logging.DEBUG)
+    return Told(caplog)
+
+
+async def test_nothing_of_what_is_said_is_told(database_url: str, memory_options: MemoryOptions, told: Told) -> None:
+    """Every verb, also where it is refused, at the lowest level of every log."""
+    async with open_memory(database_url, observers=[told, LogObserver()], options=memory_options) as memory:
+        await use_everything(memory, told)
+    assert _CANARY not in told.text
+
+
+async def use_everything(memory: Memory, told: Told) -> None:
+    """Write, read, search, change, and do what is refused."""
+    session = memory.session("telegram:1", user_id="u1")
+    await session.append([replace(says("append"), id="m1"), says("append\x00")])
+    await session.append([replace(says("duplicate"), id="m1"), says("new")])
+    await session.record([says("record")])
+    await session.window(max_tokens=5)
+    await session.update(title=f"{_CANARY} title", tags=[_CANARY], metadata={_CANARY: _CANARY})
+    await memory.search(f"{_CANARY} {_CANARY}'\"")
+    assert [info async for info in memory.sessions(query=_CANARY)]
+    await session.find(f"{_CANARY} id")
+    stranger = memory.session("telegram:1", user_id="u2")
+    await told.attempt(stranger.append([says("stranger")]))
+    await told.attempt(session.append([replace(says("bad"), metadata={_CANARY: float("nan")})]))
+    await told.attempt(session.append([replace(says("bad"), original={1: _CANARY})]))  # type: ignore[dict-item]
+    refused: list[Callable[[], object]] = [
+        lambda: memory.session(f"{_CANARY} with a blank"),
+        lambda: Message(role="user", content="x", id=f"{_CANARY}\n"),
+        lambda: Message.from_json(f'{{"{_CANARY}": '),
+        lambda: Message(role=_CANARY, content="x"),  # type: ignore[arg-type]
+        lambda: Message(role="user", content="x", status=_CANARY),  # type: ignore[arg-type]
+    ]
+    for attempt in refused:
+        await told.attempt(asyncio.to_thread(attempt))
+    await session.delete()
+
+
+async def test_nothing_of_what_is_said_is_told_in_an_outage(
+    tmp_path: Path, memory_options: MemoryOptions, told: Told
+) -> None:
+    """While turns wait, are refused at their delivery, dropped and delivered."""
+    outage = Outage(tmp_path / "threadkeep.db")
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    events = RecordedEvents()
+    async with open_memory(outage.url, observers=[told, events, LogObserver()], options=options) as memory:
+        await memory.session("room", user_id="u1").append([says("before")])
+        async with outage():
+            await told.attempt(memory.session("room", user_id="u1").append([says("append")]))
+            await memory.session("room", user_id="u1").record([says("waits")])
+            await memory.session("room", user_id="u2").record([says("stranger")])
+            await memory.session("other").record([says("dropped")])
+            assert _CANARY not in repr(memory.session("room", user_id="u1"))
+            await memory.pending.drop(memory.pending.entries[-1].entry_id)
+        await events.until(lambda: [entry.error for entry in memory.pending.entries] == ["WrongUser"])
+    assert _CANARY not in told.text
+
+
+async def test_nothing_of_what_is_said_is_told_when_tables_are_damaged(
+    shared_url: str, memory_options: MemoryOptions, told: Told
+) -> None:
+    """The engine refuses rows, and its own words would quote them."""
+    async with open_memory(shared_url, observers=[told, LogObserver()], options=memory_options) as memory:
+        await memory.session("room").append([says("before")])
+        await asyncio.to_thread(damage, shared_url)
+        session = memory.session("room")
+        for work in (session.append([says("append")]), session.tail(5), session.window(), memory.search(_CANARY)):
+            await told.attempt(work)
+    assert _CANARY not in told.text
+
+
+def damage(url: str) -> None:
+    """Take the table of messages away."""
+    from tests.store.test_migrations import execute
+
+    execute(url, "DROP TABLE chat_messages CASCADE" if url.startswith("postgres") else "DROP TABLE chat_messages")
