@@ -145,6 +145,16 @@ def test_help_imports_neither_langchain_nor_a_driver() -> None:
 
 
 @pytest.mark.process
+def test_libraries_say_nothing_beside_the_problem(cli: CommandLine) -> None:
+    """What the connection pool logs of a server that is down is not for people, and would break JSON."""
+    cli.set(THREADKEEP_DATABASE_URL="postgresql://somebody:secret@127.0.0.1:1/db", THREADKEEP_POSTGRES_POOL_TIMEOUT="1")
+    outcome = cli.process("sessions", "list", "--json")
+    assert (outcome.exit_code, outcome.out) == (1, "")
+    assert outcome.problem["type"] == "urn:threadkeep:store-unavailable"
+    assert "secret" not in outcome.err
+
+
+@pytest.mark.process
 def test_a_listener_that_goes_away_is_no_error(cli: CommandLine, tmp_path: Path) -> None:
     """`threadkeep sessions export --all | head -1` says nothing on stderr."""
     cli.store("a", *["word " * 200] * 600)

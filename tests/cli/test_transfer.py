@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.cli.running import CommandLine, start
+from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
+from threadkeep.store.archive import ArchivedPart, Restored
 
 _SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
 
@@ -221,6 +223,27 @@ def test_progress_is_said_on_stderr(cli: CommandLine, tmp_path: Path) -> None:
     assert "Exporting: 100 % 1,200 messages of 1 session" in outcome.err
     assert outcome.out.count("\n") == 1201
     assert cli("sessions", "export", "--all", "--json").err == ""
+
+
+def test_an_import_that_the_database_broke_off_says_how_far_it_came(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And that it can be begun again."""
+    real_restore, batches = Memory.restore, iter([True])
+
+    async def fail_later(memory: Memory, parts: list[ArchivedPart]) -> list[Restored | WrongUser]:
+        if next(batches, False):
+            return await real_restore(memory, parts)
+        raise StoreUnavailable("The disk is full; make room.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "restore", fail_later)
+        outcome = cli("sessions", "import", "-", given=_lines(1200))
+    assert outcome.exit_code == 1
+    assert "Broken off: 500 messages stored" in outcome.err
+    assert outcome.err.splitlines()[-1] == "The disk is full; make room."
+    again = cli("sessions", "import", "-", "--json", given=_lines(1200)).json
+    assert (again["known"], again["stored"]) == (500, 700)
 
 
 @pytest.mark.process

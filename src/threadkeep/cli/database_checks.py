@@ -38,7 +38,8 @@ async def check_database(settings: Settings) -> list[Finding]:
         cure = "Install it with: pip install 'threadkeep[postgres]'"
         return [Finding("database", "fail", f"{address} needs the package {error.name}.", cure)]
     except StoreError as error:
-        return [Finding("database", "fail", f"{address}: {error}", _cure(address)), *_holding(address, ())]
+        holding = _holding(address, ()) if address.path is not None else []
+        return [Finding("database", "fail", f"{address}: {error}", _cure(address)), *holding]
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:

@@ -92,7 +92,7 @@ def parse_line(line: bytes) -> SessionLine | MessageLine:
     """What a line says.
 
     Raises:
-        BadLine: it is not of an export; the sentence says why, and quotes nothing of it.
+        BadLine: it is not of an export; the sentence says why, and quotes none of its values.
     """
     values = _object(line)
     kind = values.pop("type", None)

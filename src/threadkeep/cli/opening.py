@@ -17,7 +17,10 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
         KeyboardInterrupt: the work was told to end, by whatever signal.
     """
     import asyncio
+    import logging
 
+    # What libraries log has no place among the sentences on stderr; `serve` sets its own log up.
+    logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
     except asyncio.CancelledError:

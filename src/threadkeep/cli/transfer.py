@@ -18,6 +18,7 @@ from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.progress import progress
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
+from threadkeep.errors import StoreError
 
 if TYPE_CHECKING:
     from threadkeep.cli.exporting import Exported
@@ -90,21 +91,27 @@ async def _export(terminal: Terminal, sessions: list[str], user: str | None, str
 
 
 async def _import(terminal: Terminal, stream: BinaryIO, told: Callable[[int, str], None], *, strict: bool) -> Imported:
+    import asyncio
+
     from threadkeep.cli.importing import Importer
 
     size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
     read = 0
     async with opened_memory() as memory:
         importer = Importer(memory, told, strict=strict)
-        with progress(terminal, "Importing", size or None) as reach:
-            for number, line in enumerate(stream, start=1):
-                read += len(line)
-                if not await importer.take(number, line):
-                    break
-                if number % _LINES_BETWEEN == 0:
-                    reach(read, str(importer.done))
-            await importer.store()
-            reach(read, str(importer.done))
+        try:
+            with progress(terminal, "Importing", size or None) as reach:
+                for number, line in enumerate(stream, start=1):
+                    read += len(line)
+                    if not await importer.take(number, line):
+                        break
+                    if number % _LINES_BETWEEN == 0:
+                        reach(read, str(importer.done))
+                await importer.store()
+                reach(read, str(importer.done))
+        except (StoreError, asyncio.CancelledError):
+            terminal.note(f"Broken off: {importer.done}. Import the same again to go on; nothing is doubled.")
+            raise
     return importer.done
 
 
