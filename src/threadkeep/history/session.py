@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 PAGE_ROWS = 200
 LONGEST_PAGE = 10_000
-RECALL_SECONDS = 5.0
-RECALL_SECONDS_IN_AN_OUTAGE = 0.5
+PATIENCE_SECONDS = 5.0
+PATIENCE_SECONDS_IN_AN_OUTAGE = 0.5
 
 
 @dataclass(frozen=True)
@@ -139,10 +139,20 @@ class Session:
             for message in entry.turn.messages
         )
 
-    @property
-    def patience_seconds(self) -> float:
-        """How long somebody who answers people waits for a read: not long while the database is known to fail."""
-        return RECALL_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else RECALL_SECONDS
+    @asynccontextmanager
+    async def patience(self) -> AsyncIterator[None]:
+        """Wait for the database as long as somebody who answers people may, and not long once it is known to fail.
+
+        Raises:
+            TimeoutError: it did not answer in time. Whoever waits next is told so sooner.
+        """
+        seconds = PATIENCE_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else PATIENCE_SECONDS
+        try:
+            async with asyncio.timeout(seconds):
+                yield
+        except (StoreError, TimeoutError):
+            self._pending.database_fails = True
+            raise
 
     async def find(self, message_id: str) -> Message | None:
         """The message with an id, stored or waiting to be; None when the session has none."""
@@ -208,12 +218,11 @@ class Session:
         window: Window | None = None
         forgotten: frozenset[str] = frozenset()
         try:
-            async with asyncio.timeout(self.patience_seconds):
-                async with self._reading("fallback"):
-                    question = await self._transcripts.find(self.session_id, before_id) if before_id else None
-                    before = question.seq if question and question.seq else END
-                    window = await self._choose(limits, before)
-                    forgotten = await self._forgotten(window, known_ids)
+            async with self.patience(), self._reading("fallback"):
+                question = await self._transcripts.find(self.session_id, before_id) if before_id else None
+                before = question.seq if question and question.seq else END
+                window = await self._choose(limits, before)
+                forgotten = await self._forgotten(window, known_ids)
         except StoreClosed:
             raise
         except StoreError:

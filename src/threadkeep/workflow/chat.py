@@ -250,7 +250,7 @@ class Chat:
             return
         session = self._memory.session(turn.session_id)
         try:
-            async with asyncio.timeout(session.patience_seconds):
+            async with session.patience():
                 info = await session.info()
         except (SessionNotFound, StoreError, TimeoutError):
             return
@@ -287,7 +287,7 @@ class Chat:
                 await self._memory.runs.finish(turn.run_id, self._owner, status, result=result, error=error)
 
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._memory.session(turn.session_id).patience_seconds):
+            async with self._memory.session(turn.session_id).patience():
                 await self._memory.finish(record)
 
     async def _claim(self, turn: ChatTurn) -> tuple[Run | None, bool]:
@@ -296,7 +296,7 @@ class Chat:
         pause = _FIRST_POLL_SECONDS
         while True:
             try:
-                async with asyncio.timeout(self._memory.session(turn.session_id).patience_seconds):
+                async with self._memory.session(turn.session_id).patience():
                     run, mine = await self._memory.runs.claim(claim)
             except (StoreError, TimeoutError):
                 return None, True

@@ -209,7 +209,7 @@ class OpenTurn:
     async def _patiently[T](self, reading: Awaitable[T | None]) -> T | None:
         """What a read finds; where the database does not answer in time, the turn goes on as if it were nothing."""
         try:
-            async with asyncio.timeout(self.session.patience_seconds):
+            async with self.session.patience():
                 return await reading
         except StoreClosed:
             raise
