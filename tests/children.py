@@ -13,7 +13,19 @@ _PATIENCE_SECONDS = 60.0
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
-    ["pytest", "threadkeep.app", "threadkeep.store.sqlite", "threadkeep.store.postgres", "langchain_core.utils.uuid"]
+    [
+        "pytest",
+        "langchain_core.utils.uuid",
+        "langgraph.checkpoint.postgres.aio",
+        "langgraph.checkpoint.sqlite.aio",
+        "langgraph.graph",
+        "langgraph.store.postgres.aio",
+        "langgraph.store.sqlite.aio",
+        "threadkeep.app",
+        "threadkeep.settings",
+        "threadkeep.store.postgres",
+        "threadkeep.store.sqlite",
+    ]
 )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
 import time
@@ -38,11 +39,11 @@ async def open_graph_store(address: DatabaseAddress, options: StoreOptions) -> A
                     await postgres.setup()
                 yield postgres
         return
-    from langgraph.store.sqlite.aio import AsyncSqliteStore
-
+    from threadkeep.store.graph_store import SqliteGraphStore
     from threadkeep.store.sqlite import open_sqlite
 
-    async with open_sqlite(address.path, options) as raw, AsyncSqliteStore(raw) as store:
+    _make_folder(address.path)
+    async with open_sqlite(address.path, options) as raw, SqliteGraphStore(raw) as store:
         async with _one_at_a_time(address.path):
             await store.setup()
         yield store
@@ -66,12 +67,19 @@ async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> 
 
     from threadkeep.store.sqlite import open_sqlite
 
+    _make_folder(address.path)
     # The saver commits by itself and relies on transactions that begin by themselves.
     async with open_sqlite(address.path, options, autocommit=False) as raw:
         saver = AsyncSqliteSaver(raw)
         async with _one_at_a_time(address.path):
             await saver.setup()
         yield saver
+
+
+def _make_folder(path: Path | None) -> None:
+    if path is not None:
+        with contextlib.suppress(OSError):  # opening the file tells what is wrong, with the cure
+            path.parent.mkdir(parents=True, exist_ok=True)
 
 
 @asynccontextmanager

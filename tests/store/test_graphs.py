@@ -1,0 +1,200 @@
+"""LangGraph's own stores and checkpointers where the settings say: ready at once, for many processes."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
+from langgraph.store.postgres.aio import AsyncPostgresStore
+
+from tests.children import run_together
+from threadkeep import (
+    Message,
+    Settings,
+    StoreUnavailable,
+    create_checkpointer,
+    create_graph_store,
+    load_settings,
+    open_memory,
+)
+
+_PROCESSES = 8
+_ITEMS = 20
+
+
+def settings_of(url: str) -> Settings:
+    """Settings of a database that do not look at the environment's others."""
+    return load_settings(database_url=url, lock_timeout=30.0)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_url(request: pytest.FixtureRequest) -> str:
+    """A database of each engine without any table."""
+    return str(request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "empty_postgres_url"))
+
+
+async def test_a_store_keeps_what_it_was_given(empty_url: str) -> None:
+    """An item is there after the store was closed and opened again."""
+    settings = settings_of(empty_url)
+    async with create_graph_store(settings) as store:
+        await store.aput(("users", "ann"), "colour", {"value": "green"})
+    async with create_graph_store(settings) as store:
+        item = await store.aget(("users", "ann"), "colour")
+        assert item is not None
+        assert item.value == {"value": "green"}
+        assert [found.key for found in await store.asearch(("users",))] == ["colour"]
+
+
+async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> None:
+    """A graph goes on where it was, after everything was closed and opened again."""
+
+    def count(state: MessagesState) -> dict[str, list[AIMessage]]:
+        return {"messages": [AIMessage(str(len(state["messages"])))]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("count", count)
+    builder.add_edge(START, "count")
+    settings = settings_of(empty_url)
+    for expected in ("1", "3"):
+        async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
+            graph = builder.compile(checkpointer=checkpointer, store=store)
+            state = await graph.ainvoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "t"}})
+            assert state["messages"][-1].content == expected
+
+
+async def test_answers_are_in_the_order_of_what_was_asked(sqlite_url: str) -> None:
+    """Reads and writes of one moment: each gets its own answer, and reads see what was there before."""
+    async with create_graph_store(settings_of(sqlite_url)) as store:
+        await store.aput(("a",), "old", {"n": 0})
+        operations: list[Op] = [
+            PutOp(("a",), "new", {"n": 1}),
+            GetOp(("a",), "old"),
+            PutOp(("a",), "old", {"n": 2}),
+            SearchOp(("a",)),
+            GetOp(("a",), "nothing"),
+        ]
+        put, got, put_again, found, nothing = await store.abatch(operations)
+        assert put is put_again is nothing is None
+        assert isinstance(got, Item)
+        assert got.value == {"n": 0}
+        assert isinstance(found, list)
+        assert len(found) == 1
+        assert {item.key for item in await store.asearch(("a",))} == {"new", "old"}
+
+
+async def test_they_live_beside_the_transcripts(empty_url: str) -> None:
+    """All three in one database, opened in any order, each with its own tables."""
+    settings = settings_of(empty_url)
+    async with (
+        create_graph_store(settings) as store,
+        open_memory(empty_url) as memory,
+        create_checkpointer(settings),
+    ):
+        await memory.session("room:1").append([Message(role="user", content="hi")])
+        await store.aput(("a",), "b", {"c": 1})
+        assert await memory.session("room:1").count() == 1
+
+
+def test_eight_first_starts_at_once_on_an_empty_database(empty_url: str) -> None:
+    """Nobody fails in the set-up or in the work right after it, and every item is there."""
+    counts = run_together(start_and_work, [(empty_url, n) for n in range(_PROCESSES)])
+    assert counts == [_ITEMS] * _PROCESSES
+
+    async def all_items() -> int:
+        async with create_graph_store(settings_of(empty_url)) as store:
+            return len(await store.asearch(("items",), limit=1000))
+
+    assert asyncio.run(all_items()) == _PROCESSES * _ITEMS
+
+
+def start_and_work(url: str, number: int) -> int:
+    """What each of the processes does; answers how many of its items it finds."""
+
+    async def work() -> int:
+        settings = settings_of(url)
+        async with create_graph_store(settings) as store, create_checkpointer(settings):
+            await asyncio.gather(*(put_and_get(store, ("items", str(number)), str(n)) for n in range(_ITEMS)))
+            return len(await store.asearch(("items", str(number)), limit=1000))
+
+    return asyncio.run(work())
+
+
+async def put_and_get(store: BaseStore, namespace: tuple[str, ...], key: str) -> None:
+    """Read and write at one moment, which the store does in one transaction."""
+    await asyncio.gather(store.aget(namespace, "nothing"), store.aput(namespace, key, {"n": key}))
+    item = await store.aget(namespace, key)
+    assert item is not None
+
+
+async def test_sqlite_is_in_wal_mode(sqlite_url: str, tmp_path: Path) -> None:
+    """Readers and writers of other processes do not stop each other."""
+    settings = settings_of(sqlite_url)
+    for opened in (create_graph_store(settings), create_checkpointer(settings)):
+        async with opened:
+            with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection:
+                assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+async def test_sqlite_in_memory_is_one_of_its_own() -> None:
+    """For tests: nothing is kept, nothing is shared."""
+    settings = settings_of("sqlite://")
+    async with create_graph_store(settings) as store, create_checkpointer(settings) as checkpointer:
+        await store.aput(("a",), "b", {"c": 1})
+        assert isinstance(checkpointer, AsyncSqliteSaver)
+    async with create_graph_store(settings) as store:
+        assert await store.aget(("a",), "b") is None
+
+
+async def test_a_folder_that_is_not_there_yet_is_made(tmp_path: Path) -> None:
+    """The first thing that is opened on a new machine may be any of the three."""
+    for name, create in (("store", create_graph_store), ("checkpointer", create_checkpointer)):
+        async with create(settings_of(f"sqlite:///{tmp_path}/{name}/deep/threadkeep.db")):
+            assert (tmp_path / name / "deep" / "threadkeep.db").exists()
+
+
+async def test_a_graph_store_may_be_elsewhere(sqlite_url: str, empty_postgres_url: str, tmp_path: Path) -> None:
+    """Its own file, or its own PostgreSQL, whatever the transcripts are on."""
+    settings = load_settings(database_url=empty_postgres_url, graph_store_sqlite_path=str(tmp_path / "graph.db"))
+    async with create_graph_store(settings) as store:
+        await store.aput(("a",), "b", {"c": 1})
+    assert (tmp_path / "graph.db").exists()
+    settings = load_settings(database_url=sqlite_url, graph_store_backend="postgres", postgres_dsn=empty_postgres_url)
+    async with create_graph_store(settings) as store:
+        assert isinstance(store, AsyncPostgresStore)
+        await store.aput(("a",), "b", {"c": 1})
+        assert await store.aget(("a",), "b") is not None
+
+
+async def test_the_pool_is_as_big_as_the_settings_say(empty_postgres_url: str) -> None:
+    """Not one connection for all, which is what the library does when nobody says."""
+    settings = load_settings(database_url=empty_postgres_url, postgres_pool_min_size=2, postgres_pool_max_size=7)
+    for create in (create_graph_store, create_checkpointer):
+        async with create(settings) as opened:
+            pool = getattr(opened, "conn")  # noqa: B009  typed as a connection or a pool
+            assert (pool.min_size, pool.max_size) == (2, 7)
+
+
+@pytest.mark.parametrize("create", [create_graph_store, create_checkpointer])
+async def test_a_database_that_does_not_answer_is_said_so(
+    create: object, tmp_path: Path, empty_postgres_url: str
+) -> None:
+    """StoreUnavailable with a cure when it is entered, on both engines."""
+    assert callable(create)
+    (tmp_path / "file").touch()
+    nowhere = load_settings(database_url=f"sqlite:///{tmp_path}/file/threadkeep.db")
+    with pytest.raises(StoreUnavailable, match="folder"):
+        async with create(nowhere):
+            pytest.fail("it must not open")
+    silent = load_settings(
+        database_url=f"postgresql:///nothing?host={tmp_path}", postgres_pool_timeout=0.2, postgres_pool_max_size=1
+    )
+    with pytest.raises(StoreUnavailable, match="PostgreSQL"):
+        async with create(silent):
+            pytest.fail("it must not open")
