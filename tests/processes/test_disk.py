@@ -1,0 +1,189 @@
+"""Disks that are full and files that may not be written: a clear error, nothing acknowledged lost, and on it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import resource
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.children import Child
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.history.pending import PendingOptions
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+
+_NOBODY = 65534
+_TEXT = "x" * 30_000
+
+
+def says(words: str) -> list[Message]:
+    """A turn of one large message."""
+    return [Message(role="user", content=f"{words} {_TEXT}", id=words)]
+
+
+def options(folder: Path) -> MemoryOptions:
+    """A memory whose pending turns are beside its database."""
+    pending = PendingOptions(folder=folder / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
+    return MemoryOptions(background=False, pending=pending)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that every user of the machine can get to."""
+    folder = Path(tempfile.mkdtemp(prefix="threadkeep-disk-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def small_disk(open_folder: Path) -> Iterator[Path]:
+    """A disk of two megabytes."""
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "threadkeep-test", str(open_folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("this user may not mount a small disk; the test with a limit on the size of files runs everywhere")
+    try:
+        yield open_folder
+    finally:
+        subprocess.run(["umount", str(open_folder)], check=True)
+
+
+async def fill(memory: Memory, name: str) -> list[str]:
+    """Append until the disk is full, and check that the error names the cure; answers what was acknowledged."""
+    taken: list[str] = []
+    refused = ""
+    while not refused and len(taken) < 2000:
+        try:
+            await memory.session("room").append(says(f"{name}{len(taken)}"))
+            taken.append(f"{name}{len(taken)}")
+        except StoreUnavailable as error:
+            refused = str(error)
+    assert re.search("disk .*full; make room|check the disk and the free space", refused)
+    return taken
+
+
+async def ids(memory: Memory) -> list[str]:
+    """What is stored."""
+    page = await memory.session("room").page(limit=5000)
+    assert [message.seq for message in page.messages] == list(range(1, len(page.messages) + 1))
+    return [str(message.id) for message in page.messages]
+
+
+async def test_a_full_disk_loses_nothing_and_works_again_with_room(small_disk: Path) -> None:
+    """The error names the cure; what was acknowledged is read; what could not be kept anywhere waits in memory."""
+    events = RecordedEvents()
+    ballast = small_disk / "ballast"
+    await asyncio.to_thread(ballast.write_bytes, b"x" * 700_000)
+    url = f"sqlite:///{small_disk}/threadkeep.db"
+    async with open_memory(url, observers=[events], options=options(small_disk)) as memory:
+        taken = await fill(memory, "first")
+        assert await ids(memory) == taken
+        taken += await fill(memory, "second")
+        assert await memory.session("room").record(says("waits")) is None
+        assert await ids(memory) == taken
+        await asyncio.to_thread(ballast.unlink)
+        await events.until(lambda: not memory.pending.entries)
+        await memory.session("room").append(says("after"))
+        assert await ids(memory) == [*taken, "waits", "after"]
+    async with open_memory(url, options=options(small_disk)) as memory:
+        assert await ids(memory) == [*taken, "waits", "after"]
+
+
+def test_a_quota_loses_nothing_and_works_again_when_it_is_raised(open_folder: Path) -> None:
+    """The same with a limit on the size of files, in a process of its own."""
+    child: Child[None] = Child(reach_the_quota, open_folder)
+    child.result()
+
+
+def reach_the_quota(folder: Path) -> None:
+    """What the process does."""
+
+    async def reach() -> None:
+        url = f"sqlite:///{folder}/threadkeep.db"
+        async with open_memory(url, options=options(folder)) as memory:
+            await memory.session("room").append(says("first"))
+            _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, most))
+            taken = ["first", *await fill(memory, "more")]
+            assert await ids(memory) == taken
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+            await memory.session("room").append(says("after"))
+            assert await ids(memory) == [*taken, "after"]
+
+    asyncio.run(reach())
+
+
+@pytest.mark.parametrize("may_write_folder", [True, False])
+def test_a_read_only_database_is_read_and_says_why_it_takes_nothing(open_folder: Path, may_write_folder: bool) -> None:
+    """To a user who may only read it: reads work, an append names the cure, and nothing is changed.
+
+    Where the folder is read-only too, SQLite has no place for what its readers share: it says so when it is opened.
+    """
+    path = open_folder / "data" / "threadkeep.db"
+    path.parent.mkdir()
+    asyncio.run(prepare(path))
+    before = path.read_bytes()
+    path.chmod(0o444)
+    path.parent.chmod(0o777 if may_write_folder else 0o555)
+    child: Child[None] = Child(read_only if may_write_folder else find_it_closed, path)
+    child.result()
+    assert path.read_bytes() == before
+    path.parent.chmod(0o755)
+
+
+async def prepare(path: Path) -> None:
+    """A database with two messages, up to date and indexed."""
+    async with open_memory(f"sqlite:///{path}", options=options(path.parent.parent)) as memory:
+        await memory.session("room").append(
+            [Message(role="user", content="find me"), Message(role="user", content="2")]
+        )
+        await memory.search("find")
+
+
+def become_nobody() -> None:
+    """Give up the rights of root, to whom nothing is read-only."""
+    if os.geteuid() == 0:
+        os.setegid(_NOBODY)
+        os.seteuid(_NOBODY)
+
+
+def find_it_closed(path: Path) -> None:
+    """What the process does with a read-only folder."""
+    become_nobody()
+
+    async def read() -> None:
+        async with open_memory(f"sqlite:///{path}", options=options(path.parent)):
+            pass
+
+    with pytest.raises(StoreUnavailable, match="The file or its folder is read-only for this user"):
+        asyncio.run(read())
+
+
+def read_only(path: Path) -> None:
+    """What the process does with a read-only file."""
+    become_nobody()
+
+    async def read() -> None:
+        async with open_memory(f"sqlite:///{path}", options=options(path.parent)) as memory:
+            session = memory.session("room")
+            assert [message.content for message in await session.tail(5)] == ["find me", "2"]
+            assert len((await session.window()).messages) == 2
+            assert len(await memory.search("find")) == 1
+            with pytest.raises(StoreUnavailable, match="read-only for this user; change its permissions"):
+                await session.append(says("refused"))
+            with pytest.raises(StoreUnavailable, match="read-only for this user"):
+                await session.reset()
+            assert await session.count() == 2
+
+    asyncio.run(read())
