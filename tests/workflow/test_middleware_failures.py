@@ -11,6 +11,7 @@ from contextlib import aclosing
 import pytest
 from langchain.agents.middleware import AgentMiddleware, ModelRetryMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 
@@ -250,3 +251,11 @@ async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> No
     del agent, middleware
     gc.collect()
     assert gone() is None
+
+
+async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memory) -> None:
+    """The memory's own tasks begin with the first turn and outlive it: they take nothing of its run with them."""
+    await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)]), "hi")
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
+    assert tasks
+    assert all(task.get_context().get(var_child_runnable_config) is None for task in tasks)

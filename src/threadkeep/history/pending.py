@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -221,7 +222,10 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            self._task = asyncio.create_task(self._deliver_until_closed(), name="threadkeep-pending-writes")
+            # A context of its own: whoever comes first would be kept as long as the memory, with an agent's whole run.
+            self._task = asyncio.create_task(
+                self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
+            )
 
     async def _deliver_until_closed(self) -> None:
         while True:

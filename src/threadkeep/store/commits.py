@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
+from contextvars import Context
 from dataclasses import dataclass, field
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
@@ -49,7 +50,8 @@ class GroupCommit:
         if self._closed:
             raise StoreClosed("The memory was closed; append inside its `async with open_memory(...)` block.")
         if self._task is None:
-            self._task = asyncio.create_task(self._write_groups(), name="threadkeep-group-commit")
+            # A context of its own: whoever comes first would be kept as long as the memory, with an agent's whole run.
+            self._task = asyncio.create_task(self._write_groups(), context=Context(), name="threadkeep-group-commit")
         await self._queue.put(prepared)
         return await prepared.stored
 
