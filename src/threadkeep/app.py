@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from threadkeep.history.memory import Memory, MemoryOptions
@@ -96,7 +97,7 @@ class App:
     settings: Settings
     memory: Memory
     chat: Chat
-    metrics: PrometheusObserver
+    metrics: PrometheusObserver | None
 
 
 @asynccontextmanager
@@ -109,15 +110,15 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
         InvalidSettings: the model cannot be made.
         StoreUnavailable: the database does not answer.
     """
-    from threadkeep.observe.prometheus import PrometheusObserver
     from threadkeep.workflow.answering import ChatAgent, ChatOptions
     from threadkeep.workflow.chat import Chat
     from threadkeep.workflow.models import make_model
 
     model = make_model(settings.model)
-    metrics = PrometheusObserver(backend=settings.database.backend)
+    metrics = _metrics(settings)
+    measured = [metrics] if metrics is not None else []
     url = settings.database_url.get_secret_value()
-    async with open_memory(url, observers=[metrics, *observers], options=settings.memory_options()) as memory:
+    async with open_memory(url, observers=[*measured, *observers], options=settings.memory_options()) as memory:
         options = ChatOptions(
             system_prompt=settings.system_prompt,
             max_messages=settings.history_max_messages if settings.history_enabled else 0,
@@ -129,6 +130,15 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
             yield App(settings, memory, chat, metrics)
         finally:
             await chat.close(settings.shutdown_timeout)
+
+
+def _metrics(settings: Settings) -> PrometheusObserver | None:
+    """What counts and times the events, where the extra `metrics` is installed."""
+    if find_spec("prometheus_client") is None:
+        return None
+    from threadkeep.observe.prometheus import PrometheusObserver
+
+    return PrometheusObserver(backend=settings.database.backend)
 
 
 def create_graph_store(settings: Settings) -> AbstractAsyncContextManager[BaseStore]:

@@ -42,9 +42,12 @@ async def readyz(app: AppInUse) -> Readiness:
     return state
 
 
-@router.get("/metrics", summary="What is counted", response_class=PlainTextResponse)
+@router.get("/metrics", summary="What is counted", response_class=PlainTextResponse, responses=documented(404))
 async def metrics(app: AppInUse) -> Response:
     """All metrics in the text format of Prometheus."""
+    if app.metrics is None:
+        sentence = "Nothing is measured here: pip install 'threadkeep[metrics]', and start the service again."
+        raise ProblemRaised(make_problem(404, "not-measured", sentence))
     return Response(app.metrics.render(), media_type=app.metrics.content_type)
 
 
