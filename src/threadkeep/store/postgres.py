@@ -113,16 +113,8 @@ class PostgresDriver:
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[PostgresConnection]:
         """A connection inside a write transaction."""
-        with _translated():
-            async with AsyncExitStack() as stack:
-                raw = await self._lend(stack)
-                try:
-                    async with raw.transaction():
-                        yield PostgresConnection(raw)
-                except psycopg.OperationalError:
-                    self._used.clear()
-                    raise
-                self._used[raw] = time.monotonic()
+        async with self._working() as raw, raw.transaction():
+            yield PostgresConnection(raw)
 
     async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
         """Store a group of new turns: one statement, which is a transaction of its own."""
@@ -130,12 +122,25 @@ class PostgresDriver:
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
         }
-        async with self.reading() as connection:
-            return await connection.fetch(self._sql["append"], parameters)
+        async with self._working() as raw:
+            return await PostgresConnection(raw).fetch(self._sql["append"], parameters)
 
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.close()
+
+    @asynccontextmanager
+    async def _working(self) -> AsyncIterator[RawConnection]:
+        """A connection to write with; when it breaks no other is trusted, and the caller decides what to do again."""
+        with _translated():
+            async with AsyncExitStack() as stack:
+                raw = await self._lend(stack)
+                try:
+                    yield raw
+                except psycopg.OperationalError:
+                    self._used.clear()
+                    raise
+                self._used[raw] = time.monotonic()
 
     async def _lend(self, stack: AsyncExitStack) -> RawConnection:
         """A connection that lives; one that worked a moment ago is not asked, since the question costs a round trip."""
