@@ -1,0 +1,155 @@
+"""What is looked for: the terms of a new input, whom it speaks of, which days, and what kind of answer it wants."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from threadkeep.context.recall.stems import stem
+from threadkeep.context.recall.words import is_stop_word, terms_of, words_of
+
+type Kind = Literal["when", "number", "who", "where", "why", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+
+_READ_CHARACTERS = 8_000
+_RECENT_CHARACTERS = 1_500
+_FIRST_PERSON = frozenset(("i", "my", "me", "mine", "i'm", "i've", "i'd", "we", "our", "us", "myself"))
+_BACK = "it its that this these those they them their he him his she her there one ones"
+_BACK_WORDS = frozenset(_BACK.split())
+_BACK_CHARACTERS = re.compile("[它他她这那]")
+_SAYING = "recommend|suggest|said|told|gave|mention|wrote|explain|list|provide|advise|propose"
+_TO_THE_OTHER = re.compile(
+    rf"\b(?:did|have|had) you\b|\byou (?:\w+ )?(?:{_SAYING})"
+    r"|\byour (?:answer|advice|suggestion|recommendation|list)|[你您].{0,3}(?:推荐|建议|说|告诉|提到|给)",
+    re.IGNORECASE,
+)
+_HAN_FIRST_PERSON = "我"
+_CAPITALS = re.compile(r"(?<=[a-z0-9,'’s] )[A-Z]\w+")
+_ROLES = frozenset(("user", "assistant"))
+_PLACES = frozenset(("city", "country", "place", "state", "town", "address"))
+_TIMES = frozenset(("date", "day", "year", "month", "time"))
+_AMOUNTS = frozenset(("many", "much", "long", "often", "old", "far", "big", "tall"))
+_HAN_KINDS: tuple[tuple[re.Pattern[str], Kind], ...] = (
+    (re.compile("什么时候|何时|哪天|几号|哪年"), "when"),
+    (re.compile("多少|几[个次天年]|多久|多长"), "number"),
+    (re.compile("谁"), "who"),
+    (re.compile("哪里|哪儿|在哪|什么地方|哪个城市|哪家"), "where"),
+    (re.compile("为什么|为何|怎么会"), "why"),
+)
+_DATE_WORDS = """
+january february march april may june july august september october november december monday tuesday wednesday thursday
+friday saturday sunday week month year yesterday today weekend ago last spring summer autumn fall winter day
+"""
+_DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
+# Words of a date are looked for as days, so they say less as words; a name with a capital says more.
+_DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
+_FEW_TERMS = 2
+_RECENT_TERMS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A new input, read: the share of each term, the speakers it is about, and the kind of answer that it wants."""
+
+    terms: Mapping[str, float]
+    speakers: frozenset[str]
+    kind: Kind
+
+
+def read(
+    text: str, *, names: Mapping[str, str], asker: str | None, recent: Sequence[str] = (), dated: bool = False
+) -> Query:
+    """Read an input.
+
+    Args:
+        text: The new input.
+        names: Each word of a speaker's name in small letters, with the speaker.
+        asker: The speaker who says it, if that is one of them.
+        recent: The last turns, oldest first, for inputs that point back with "it" and "that".
+        dated: Whether days were found in it.
+    """
+    text = text[:_READ_CHARACTERS]
+    words = words_of(text)
+    speakers, content = _named(words, names)
+    if not speakers and asker is not None:
+        speakers = _persons(text, words, asker, frozenset(names.values()))
+    terms = dict.fromkeys(terms_of(content), 1.0) or {stem(word): 1.0 for word in content}
+    _weigh(terms, text, dated)
+    if recent and (len(terms) <= _FEW_TERMS or _points_back(text, words)):
+        for term in _recent_terms(recent):
+            terms.setdefault(term, _RECENT_SHARE)
+    return Query(terms, speakers, _kind(text, words))
+
+
+def _named(words: Sequence[str], names: Mapping[str, str]) -> tuple[frozenset[str], list[str]]:
+    """The speakers that are named, in full or by the beginning of their names, and the words that are left."""
+    found: set[str] = set()
+    left: list[str] = []
+    for word in words:
+        bare = word.removesuffix("'s")
+        speaker = names.get(bare) or _nicknamed(bare, names)
+        if speaker is None or speaker in _ROLES:
+            left.append(word)
+        else:
+            found.add(speaker)
+    return frozenset(found), left
+
+
+def _nicknamed(word: str, names: Mapping[str, str]) -> str | None:
+    if len(word) < 3 or is_stop_word(word):
+        return None
+    for name, speaker in names.items():
+        if name.startswith(word) or (word.startswith(name) and len(word) - len(name) == 1):
+            return speaker
+    return None
+
+
+def _persons(text: str, words: Sequence[str], asker: str, speakers: frozenset[str]) -> frozenset[str]:
+    """Whom "I" and "you" mean when this speaker says them."""
+    if _TO_THE_OTHER.search(text):
+        return speakers - {asker}
+    if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:
+        return frozenset((asker,))
+    return frozenset()
+
+
+def _weigh(terms: dict[str, float], text: str, dated: bool) -> None:
+    capitals = {stem(found.lower().removesuffix("'s")) for found in _CAPITALS.findall(text)}
+    for term in terms:
+        if dated and (term in _DATE_TERMS or (term.isdecimal() and len(term) in (1, 2, 4))):
+            terms[term] = _DATE_SHARE
+        elif term in capitals:
+            terms[term] = _CAPITAL_SHARE
+
+
+def _points_back(text: str, words: Sequence[str]) -> bool:
+    return not _BACK_WORDS.isdisjoint(words) or _BACK_CHARACTERS.search(text) is not None
+
+
+def _recent_terms(recent: Sequence[str]) -> list[str]:
+    """Terms of the last turns, newest turn first."""
+    found: dict[str, None] = {}
+    for text in reversed(recent):
+        found.update(dict.fromkeys(terms_of(words_of(text[:_RECENT_CHARACTERS]))))
+        if len(found) >= _RECENT_TERMS:
+            break
+    return list(found)[:_RECENT_TERMS]
+
+
+def _kind(text: str, words: Sequence[str]) -> Kind:
+    for pattern, kind in _HAN_KINDS:
+        if pattern.search(text):
+            return kind
+    first, second = [*words[:2], "", ""][:2]
+    opening, every = words[:4], frozenset(words)
+    if "when" in opening[:3] or (first in {"what", "which"} and not _TIMES.isdisjoint(every)):
+        return "when"
+    if first == "how" and second in _AMOUNTS:
+        return "number"
+    if not {"who", "whom", "whose"}.isdisjoint(opening):
+        return "who"
+    if "where" in opening or (first in {"which", "what", "in"} and not _PLACES.isdisjoint(every)):
+        return "where"
+    return "why" if "why" in opening else "other"

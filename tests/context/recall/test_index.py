@@ -1,0 +1,189 @@
+"""The index of turns: what it finds, for whom, when, and how it stays cheap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, select
+from threadkeep.context.recall import weights as fitted
+
+BEGIN = datetime(2024, 3, 4, 9, tzinfo=UTC)
+SMALL_TALK = ("Good morning!", "How are things?", "All fine over here.", "Nice to hear.", "The sky is grey again.")
+
+
+def index_of(*sessions: Sequence[tuple[str, str]], days: int = 7) -> RecallIndex:
+    """An index of sessions of (speaker, text), some days apart; turn 2 of session 1 has the id 1.2."""
+    index = RecallIndex()
+    for number, session in enumerate(sessions):
+        for place, (speaker, text) in enumerate(session):
+            time = BEGIN + timedelta(days=days * number, minutes=place)
+            index.add(IndexedTurn(f"{number}.{place}", text, speaker, time, f"s{number}"))
+    return index
+
+
+def chatter(*said: tuple[str, str]) -> list[tuple[str, str]]:
+    """What was said, with small talk before and after it."""
+    talk = [("Ann" if place % 2 else "Ben", text) for place, text in enumerate(SMALL_TALK)]
+    return [*talk, *said, *talk]
+
+
+def best(ranked: Sequence[Ranked]) -> str:
+    """The id of the turn that is ranked first."""
+    return ranked[0].id
+
+
+def test_a_turn_is_found_by_other_forms_of_its_words() -> None:
+    """Stems meet: adopted and adoption, ran and running."""
+    index = index_of(chatter(("Ann", "We adopted a greyhound.")), chatter(("Ben", "I ran ten kilometres.")))
+    assert best(index.rank("When was the adoption of the greyhound?")) == "0.5"
+    assert best(index.rank("How was the running?")) == "1.5"
+
+
+def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
+    """Who asks for pets finds the turn that names one."""
+    index = index_of(chatter(("Ann", "My brother lent me his ladder.")), chatter(("Ann", "Our kitten sleeps all day.")))
+    assert best(index.rank("Which pets does she keep?")) == "1.5"
+
+
+def test_the_speaker_who_is_named_comes_first() -> None:
+    """Of two turns alike, that of the speaker in question is ranked higher."""
+    index = index_of(chatter(("Ann", "I play the cello."), ("Ben", "I play the cello.")))
+    assert best(index.rank("Does Ann play the cello?")) == "0.5"
+    assert best(index.rank("Does Ben play the cello?")) == "0.6"
+
+
+def test_i_and_you_mean_the_user_and_the_assistant() -> None:
+    """In a chat with an assistant the asker is the user, and "did you" asks for what the assistant said."""
+    turns = [("user", "The Miramar hotel in Porto."), ("assistant", "The Miramar hotel in Porto.")]
+    index = index_of(turns)
+    assert best(index.rank("Which hotel in Porto did I choose, my Miramar?")) == "0.0"
+    assert best(index.rank("Which hotel did you recommend in Porto?")) == "0.1"
+
+
+def test_the_answer_to_a_question_comes_along_with_it() -> None:
+    """A turn without any word of the query is found beside the one that asks."""
+    index = index_of(chatter(("Ben", "What is your violin teacher called?"), ("Ann", "Ms Okafor.")))
+    assert "0.6" in [entry.id for entry in index.rank("Who teaches Ann the violin?")[:3]]
+
+
+@pytest.mark.parametrize(
+    "asked", ["What did we talk about on 18 March 2024?", "What happened last week?", "上周怎么样？"]
+)
+def test_days_are_found_without_any_word_in_common(asked: str) -> None:
+    """A date, in full or told from today, leads to the turns of that day."""
+    index = index_of(*[chatter(("Ann", f"Lunch number {number}.")) for number in range(5)])
+    ranked = index.rank(asked, now=BEGIN + timedelta(days=21))
+    assert best(ranked).startswith("2.")
+
+
+def test_chinese_is_found_by_its_characters() -> None:
+    """No spaces are needed."""
+    index = index_of([("user", "我养了一只橘猫，叫团子。"), ("assistant", "真可爱！"), ("user", "今天写了报告。")])
+    assert best(index.rank("我的猫叫什么名字？")) == "0.0"
+
+
+def test_a_remark_finds_what_it_touches() -> None:
+    """No question is needed."""
+    index = index_of(chatter(("Ann", "I am allergic to walnuts.")), chatter(("Ben", "The bus was late.")))
+    assert best(index.rank("Tonight there is walnut cake.")) == "0.5"
+
+
+def test_an_input_that_points_back_is_read_with_the_last_turns() -> None:
+    """How long does it take? It is what the last turns were about."""
+    index = index_of(chatter(("Ann", "The ferry to Skye takes an hour.")), chatter(("Ann", "The roast takes an hour.")))
+    assert best(index.rank("How long does it take?", recent=["I will take the ferry to Skye."])) == "0.5"
+    assert best(index.rank("How long does it take?", recent=["I will make a roast."])) == "1.5"
+
+
+def test_what_has_nothing_in_common_ranks_nothing() -> None:
+    """Nothing is dragged along for its own sake."""
+    index = index_of(chatter(("Ann", "We adopted a greyhound.")))
+    assert index.rank("quantum chromodynamics") == []
+    assert index.rank("") == []
+    assert RecallIndex().rank("Anything there yesterday?") == []
+
+
+def test_what_is_excluded_does_not_come_back() -> None:
+    """The turns of the window are left to the window."""
+    index = index_of(chatter(("Ann", "We adopted a greyhound.")))
+    assert "0.5" not in [entry.id for entry in index.rank("the greyhound", exclude={"0.5"})]
+
+
+def test_an_embedding_adds_what_words_do_not_find() -> None:
+    """A turn that only the caller's likeness knows is ranked, and says so."""
+    index = index_of(chatter(("Ann", "We adopted a greyhound."), ("Ben", "Feeling blue today.")))
+    ranked = index.rank("greyhound", semantic={"0.6": 3.0, "unknown": 1.0})
+    assert best(ranked) == "0.6"
+    assert "0.5" in [entry.id for entry in ranked]
+
+
+def test_the_same_id_twice_is_one_turn() -> None:
+    """Adding again changes nothing."""
+    index = index_of([("Ann", "A greyhound.")])
+    index.add(IndexedTurn("0.0", "Something else."))
+    assert len(index) == 1
+    assert best(index.rank("greyhound")) == "0.0"
+
+
+def test_why_names_signals_that_have_weights() -> None:
+    """Each reason is a signal of the table of weights."""
+    index = index_of(chatter(("Ann", "We adopted a greyhound.")))
+    why = index.rank("Ann's greyhound")[0].why
+    assert why
+    assert set(why) <= set(fitted.MATCH)
+
+
+def test_no_time_no_speaker_no_session_is_needed() -> None:
+    """A bare list of texts is enough."""
+    index = RecallIndex()
+    for number in range(200):
+        index.add(IndexedTurn(str(number), "The red tractor." if number == 77 else f"Row {number} of beans."))
+    assert best(index.rank("Where is the tractor? Was it there last May?")) == "77"
+
+
+def test_the_score_is_the_sum_of_its_signals() -> None:
+    """The quick way and the explained way of counting agree."""
+    index = index_of(*[chatter(("Ann", f"My cat saw {number} geese in May.")) for number in range(4)])
+    for entry in index.rank("When did Ann's pet see geese, on 11 March 2024?"):
+        signals = entry.matching.signals(entry.place)
+        matched = sum(fitted.MATCH[name] * signal for name, signal in signals.items())
+        assert entry.score == pytest.approx(matched + entry.matching.prior(entry.place))
+
+
+TEXTS = st.lists(
+    st.text(max_size=80) | st.sampled_from([*SMALL_TALK, "", "🎉🎉", "猫" * 500, "x" * 5_000]), max_size=40
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(TEXTS, st.text(max_size=60), st.integers(0, 300))
+def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], asked: str, budget: int) -> None:
+    """Empty, huge, emoji, any script: no failure, no turn twice, nothing over the budget, always the same."""
+    index = RecallIndex()
+    for number, text in enumerate(texts):
+        index.add(IndexedTurn(str(number), text, ("Ann", "Ben", "")[number % 3]))
+    ranked = index.rank(asked)
+    assert [(entry.id, entry.score) for entry in ranked] == [(entry.id, entry.score) for entry in index.rank(asked)]
+    taken = [entry.id for entry in select(ranked, lambda turn: len(texts[int(turn)]) + 4, budget)]
+    assert len(set(taken)) == len(taken)
+    assert sum(len(texts[int(turn)]) + 4 for turn in taken) <= budget
+
+
+def test_a_long_talk_is_looked_through_in_bounded_steps() -> None:
+    """However often the words were said, a bounded number of turns is looked at; the telling one is among them."""
+    index = RecallIndex()
+    for number in range(6_000):
+        text = (
+            "Tell me of the garden gnome and the fountain."
+            if number == 1_234
+            else f"The garden needs water {number % 7}."
+        )
+        index.add(IndexedTurn(str(number), text, "Ann", BEGIN + timedelta(hours=number)))
+    ranked = index.rank("Did the garden gnome need water?", limit=10_000)
+    assert best(ranked) == "1234"
+    assert len(ranked) < 600

@@ -1,0 +1,47 @@
+"""Words and stems: what meets and what does not."""
+
+from __future__ import annotations
+
+import pytest
+
+from threadkeep.context.recall.stems import stem
+from threadkeep.context.recall.words import terms_of, words_of
+
+
+@pytest.mark.parametrize(
+    "forms",
+    [
+        "adopt adopts adopted adopting adoption", "run runs ran running runner", "hike hikes hiking hiked",
+        "create created creating creation creative", "story stories", "music musician musical",
+        "child children",
+        "organize organized organizing organization", "photo photos photography photographer",
+        "happy happily happiness",
+        "class classes", "write wrote written writing",
+    ],
+)  # fmt: skip
+def test_forms_of_a_word_have_one_stem(forms: str) -> None:
+    """Inflected, derived and irregular forms meet."""
+    assert len({stem(form) for form in forms.split()}) == 1
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("bus", "busy"), ("news", "new"), ("king", "kin"), ("sing", "sin"), ("red", "r")]
+)
+def test_different_words_keep_different_stems(one: str, other: str) -> None:
+    """Short words are not cut to pieces."""
+    assert stem(one) != stem(other)
+
+
+def test_stop_words_and_marks_are_no_terms() -> None:
+    """What is everywhere tells nothing."""
+    assert list(terms_of(words_of("I've been to the Château’s party, haven't you?"))) == ["chateau", "parti"]
+
+
+def test_unspaced_scripts_give_characters_and_pairs() -> None:
+    """Characters, and pairs of those that stand together; function characters divide."""
+    assert list(terms_of(words_of("我的橘猫"))) == ["橘", "猫", "橘猫"]
+
+
+def test_full_width_and_accents_are_made_plain() -> None:
+    """The same word in another dress is the same."""
+    assert words_of("ＡＢＣ Crème") == ["abc", "creme"]
