@@ -30,7 +30,7 @@ from tests.workflow.talking import (
     stream,
     tokens,
 )
-from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
 from threadkeep.observe import ModelFailed
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -198,6 +198,28 @@ async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
         assert await kept(memory) == [("user", "count"), ("assistant", "one two")]
 
 
+async def test_an_answer_whose_reader_left_is_kept_after_a_while(
+    small_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears of the run again: its answer is kept by itself, and the next turn sees it."""
+    monkeypatch.setattr("threadkeep.workflow.middleware._ABANDONED_SECONDS", 0.0)
+
+    class Failing(AgentMiddleware):
+        async def aafter_model(self, state: object, runtime: object) -> None:
+            raise RuntimeError("broken")
+
+    middleware = SessionMemory(small_memory)
+    with pytest.raises(RuntimeError, match="broken"):
+        await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()]), "hi")
+    async with asyncio.timeout(10):
+        while len(await kept(small_memory)) < 2:
+            pass
+    assert middleware.open_runs == 0
+    model = ScriptedModel(["fine"])
+    await ask(make_agent(model, [middleware]), "and now?")
+    assert [text for _, text in seen(model.calls[0])] == ["hi", "hello", "and now?"]
+
+
 async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(
     sqlite_url: str, memory_options: MemoryOptions
 ) -> None:
@@ -234,13 +256,16 @@ async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch
 
 
 async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
-    """Answered, repeated, failed or refused: the middleware holds no turn when nothing runs."""
+    """Answered, repeated or refused: the middleware holds no turn when nothing runs."""
     middleware = SessionMemory(small_memory)
     model = ScriptedModel([adding(), "3", "two"])
     agent = make_agent(model, [middleware], [add])
     await ask(agent, "1 + 2?", message_id="telegram:1")
     await ask(agent, "1 + 2?", message_id="telegram:1")
     await ask(agent, "and 1 + 1?")
+    await small_memory.session("telegram:2", user_id="ann").append([Message(role="user", content="hi")])
+    with pytest.raises(WrongUser):
+        await agent.ainvoke(input_of("hi"), config_of("telegram:2", user_id="bob"))
     assert middleware.open_runs == 0
 
 
