@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 import threadkeep
-from tests.docs.pages import all_pages, page
+from tests.docs.pages import ROOT, all_pages, page
 from tests.docs.service import opened_service
 from tests.docs.tables import code_in, row_of, section, table_rows
 from threadkeep.errors import ThreadkeepError
@@ -222,3 +222,13 @@ def test_every_request_that_is_shown_is_one_of_the_openapi_document(document: di
         # The longest: what stands literally in a path goes before a parameter.
         path = max((p for p, pattern in patterns.items() if re.fullmatch(pattern, target.partition("?")[0])), key=len)
         assert response.text.split()[1] in document["paths"][path][method.lower()]["responses"], request.text
+
+
+def test_every_kind_of_problem_is_described() -> None:
+    """With its status, as it stands in the code of the HTTP face."""
+    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "src/threadkeep/web").rglob("*.py")]
+    named = re.compile(r'\b([45]\d\d)[,:]\s*\(?"([a-z]+(?:-[a-z]+)*)"(?!:)')
+    there = {found for source in sources for found in named.findall(source)}
+    rows = [(row[0], code_in(row[1])[0]) for row in table_rows(HTTP) if row[0].isdigit()]
+    assert len(there) > 10
+    assert set(rows) == there
