@@ -9,6 +9,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
+from langchain_core.utils.uuid import uuid7
+
 from threadkeep.records import Json, Message, SessionInfo, Turn, dump_json
 from threadkeep.store.driver import Row
 
@@ -80,6 +82,15 @@ def clean_message(message: Message) -> Message:
     if content is message.content and metadata is message.metadata and original is message.original:
         return message
     return replace(message, content=content, metadata=metadata, original=original)
+
+
+def identified(message: Message) -> Message:
+    """The message with an id: its own, or a new one. What it holds was checked when it was made."""
+    if message.id is not None:
+        return message
+    copy = _new(Message)
+    _set(copy, "__dict__", {**message.__dict__, "id": str(uuid7())})
+    return copy
 
 
 def message_parameters(message: Message, *, count: Counter, now: str) -> dict[str, object]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
 from datetime import datetime
-
-from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, dump_json
@@ -16,6 +13,7 @@ from threadkeep.store.codec import (
     clean_json,
     clean_message,
     clean_text,
+    identified,
     message_of,
     message_parameters,
     session_of,
@@ -157,9 +155,9 @@ class TableTranscripts:
         messages: list[Message] = []
         cleaned: list[str] = []
         for given in turn.messages:
-            identified = given if given.id is not None else replace(given, id=str(uuid7()))
-            message = clean_message(identified)
-            if message is not identified:
+            kept = identified(given)
+            message = clean_message(kept)
+            if message is not kept:
                 cleaned.append(str(message.id))
             messages.append(message)
         columns = [message_parameters(message, count=self._count, now=now) for message in messages]
