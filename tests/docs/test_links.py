@@ -1,0 +1,44 @@
+"""Every link inside of the repository leads somewhere."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.docs.pages import DOCS, ROOT, Page, all_pages, linked_pages
+from tests.docs.tables import code_in
+
+# `make bench` writes it; the pages may speak of it before it was run here.
+GENERATED = {DOCS / "benchmarks.md"}
+
+
+@pytest.mark.parametrize("page", linked_pages(), ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Page) -> None:
+    """Files are there, and so are the headings that are linked to."""
+    pages = {one.path: one for one in linked_pages()}
+    broken = []
+    for link in page.links():
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        target, _, anchor = link.partition("#")
+        path = (page.path.parent / target).resolve() if target else page.path
+        if path in GENERATED and not path.exists():
+            continue
+        if not path.exists() or ROOT not in path.parents or (anchor and anchor not in pages[path].anchors()):
+            broken.append(link)
+    assert not broken
+
+
+def test_every_page_is_linked_from_the_index() -> None:
+    """Whoever begins at docs/index.md finds every page."""
+    [index] = [one for one in all_pages() if one.path == DOCS / "index.md"]
+    linked = {(index.path.parent / link.partition("#")[0]).resolve() for link in index.links()}
+    missing = [one.name for one in all_pages() if DOCS in one.path.parents and one.path not in {*linked, index.path}]
+    assert not missing
+
+
+def test_the_laws_name_tests_that_are_there() -> None:
+    """Each file that the page about the laws names."""
+    [laws] = [one for one in all_pages() if one.name == "docs/explanation/laws.md"]
+    files = {code for code in code_in(laws.prose) if code.endswith(".py")}
+    assert len(files) > 10
+    assert not {file for file in files if not (ROOT / file).is_file()}
