@@ -39,10 +39,8 @@ settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
-@pytest.fixture(scope="session", autouse=True)
-def runtime_folder() -> Iterator[None]:
+def pytest_unconfigure() -> None:
     """Take the runtime folder of above away again."""
-    yield
     if _RUNTIME_FOLDER:
         shutil.rmtree(_RUNTIME_FOLDER, ignore_errors=True)
 

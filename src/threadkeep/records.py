@@ -64,11 +64,7 @@ class Message:
             _check_time(name, getattr(self, name))
         for name in ("seq", "tokens"):
             _check_count(name, getattr(self, name))
-        if self.confidence is not None and (
-            isinstance(self.confidence, bool)
-            or not isinstance(self.confidence, int | float)
-            or not math.isfinite(self.confidence)
-        ):
+        if self.confidence is not None and not _is_finite(self.confidence):
             raise InvalidMessage("A message's confidence is a finite number or None.")
         if not isinstance(self.escalated, bool):
             raise InvalidMessage("A message's escalated is True or False.")
@@ -229,6 +225,18 @@ def _check_time(name: str, value: object) -> None:
         return
     if not isinstance(value, datetime) or value.tzinfo is None:
         raise InvalidMessage(f"A message's {name} is a datetime with a time zone, or None.")
+    if not 1 < value.year < 9999:
+        try:
+            value.astimezone(UTC)
+        except OverflowError:
+            raise InvalidMessage(f"A message's {name} is before the year 1 or after the year 9999 in UTC.") from None
+
+
+def _is_finite(value: object) -> bool:
+    try:
+        return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    except OverflowError:  # a whole number beyond any float
+        return False
 
 
 def _check_count(name: str, value: object) -> None:

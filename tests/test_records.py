@@ -1,0 +1,126 @@
+"""Messages: what is refused at once, and that JSON gives back what it was made of."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep import InvalidMessage, Message
+from threadkeep.records import dump_json
+
+_TEXT = st.text(st.characters(exclude_categories=["Cs"]))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=8,
+)
+_IDS = st.none() | st.from_regex(r"[a-zA-Z0-9:._\-]{1,40}", fullmatch=True)
+_TIMES = st.none() | st.datetimes(
+    datetime.min + timedelta(days=1),
+    datetime.max - timedelta(days=1),
+    timezones=st.sampled_from([UTC, timezone(timedelta(hours=8))]),
+)
+_COUNTS = st.none() | st.integers(0, 2**53 - 1)
+_MESSAGES = st.builds(
+    Message,
+    role=st.sampled_from(["user", "assistant", "system"]),
+    content=st.text(st.characters()),
+    id=_IDS,
+    seq=_COUNTS,
+    sent_at=_TIMES,
+    created_at=_TIMES,
+    tokens=_COUNTS,
+    status=st.sampled_from(["complete", "interrupted", "failed"]),
+    confidence=st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    escalated=st.booleans(),
+    run_id=_IDS,
+    metadata=st.dictionaries(_TEXT, _JSON, max_size=3),
+    original=_JSON,
+)
+
+
+@given(_MESSAGES)
+def test_a_message_is_the_same_after_json(message: Message) -> None:
+    """Every field, whatever its value."""
+    assert Message.from_json(message.to_json()) == message
+    assert Message.from_dict(json.loads(message.to_json())) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"role": "tool"}, "role is one of user, assistant, system"),
+        ({"content": None}, "content is text"),
+        ({"content": [{"type": "text"}]}, "content is text"),
+        ({"status": "done"}, "status is one of"),
+        ({"id": ""}, "id is text of 1 to 512"),
+        ({"id": "x" * 513}, "id is text of 1 to 512"),
+        ({"id": 42}, "id is text"),
+        ({"id": "a\nb"}, "id has characters that cannot be printed"),
+        ({"run_id": "a\x00"}, "run_id has characters that cannot be printed"),
+        ({"sent_at": datetime(2026, 1, 1)}, "sent_at is a datetime with a time zone"),  # noqa: DTZ001
+        ({"created_at": "2026-01-01"}, "created_at is a datetime with a time zone"),
+        ({"sent_at": datetime.min.replace(tzinfo=timezone(timedelta(hours=8)))}, "sent_at"),
+        ({"sent_at": datetime.max.replace(tzinfo=timezone(timedelta(hours=-8)))}, "sent_at"),
+        ({"seq": -1}, "seq is a whole number"),
+        ({"tokens": 2**53}, "tokens is a whole number"),
+        ({"tokens": True}, "tokens is a whole number"),
+        ({"confidence": float("nan")}, "confidence is a finite number"),
+        ({"confidence": 10**400}, "confidence is a finite number"),
+        ({"confidence": "high"}, "confidence is a finite number"),
+        ({"escalated": 1}, "escalated is True or False"),
+        ({"metadata": ["a"]}, "metadata is a mapping"),
+    ],
+)
+def test_what_could_not_be_stored_is_refused_at_once(fields: dict[str, Any], says: str) -> None:
+    """The sentence names the field."""
+    with pytest.raises(InvalidMessage, match=says):
+        Message(**{"role": "user", "content": "hi", **fields})
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        ({"a": float("inf")}, "finite numbers"),
+        ({"a": b"bytes"}, "no bytes"),
+        ({1: "a"}, "text keys"),
+        ({"a": {"b": [{2: None}]}}, "text keys"),
+        ({"a": {1, 2}}, "must be JSON"),
+    ],
+)
+def test_what_is_no_json_is_refused(value: object, says: str) -> None:
+    """Keys that are numbers would come back as other keys."""
+    with pytest.raises(InvalidMessage, match=says):
+        dump_json(value)
+
+
+def test_json_that_is_too_deep_is_refused() -> None:
+    """Before it could be stored and never be read again."""
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    with pytest.raises(InvalidMessage, match="not too deep"):
+        dump_json(deep)
+
+
+@pytest.mark.parametrize(
+    ("read", "says"),
+    [
+        (lambda: Message.from_json("{"), "is not JSON"),
+        (lambda: Message.from_json("[]"), "one object, not a list"),
+        (lambda: Message.from_json('{"role": "user"}'), "needs the field 'content'"),
+        (lambda: Message.from_json('{"role": "user", "content": "", "mood": 1}'), "no field 'mood'"),
+        (lambda: Message.from_json('{"role": "user", "content": "", "sent_at": "noon"}'), "ISO 8601"),
+        (lambda: Message.from_json('{"role": "user", "content": "", "sent_at": "2026-01-01T00:00"}'), "time zone"),
+    ],
+)
+def test_json_that_is_no_message_is_refused(read: Callable[[], Message], says: str) -> None:
+    """With what is wrong about it."""
+    with pytest.raises(InvalidMessage, match=says):
+        read()
