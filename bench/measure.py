@@ -58,6 +58,7 @@ async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane],
             tell(f"{engine}: {measure}, round {number + 1} of {plan.rounds}")
         for track in order.sample(tracks, len(tracks)):
             await track.run(measure, number, plan, texts)
+    gc.unfreeze()
     return [
         Cell.of(engine, track.lane.entry.name, measure, stored=track.stored, values=track.times) for track in tracks
     ]

@@ -46,10 +46,11 @@ def aim_sheet(aims: Sequence[Aim]) -> Sheet:
             f"{'≤' if aim.at_most else '≥'} {aim.bound:g}",
             f"{aim.found:.2f}",
             aim.verdict,
+            _NOTHING if aim.raw is None else f"{aim.raw:.2f}",
         )
         for aim in aims
     )
-    return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict"), rows)
+    return Sheet("Aims", ("engine", "aim", "bound", "found", "verdict", "raw SQL there"), rows)
 
 
 def print_results(results: Results, console: Console) -> None:
