@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import aclosing
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware, ModelRetryMiddleware
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.tools import tool
@@ -71,37 +71,6 @@ async def test_another_question_after_a_failure(small_memory: Memory) -> None:
         await ask(agent, "are you there?", thread_id=thread)
         assert seen(model.calls[1]) == [("human", "hi"), ("human", "are you there?")]
         assert len(await kept(small_memory, thread)) == 3
-
-
-@pytest.mark.parametrize("outside", [True, False])
-async def test_model_calls_may_be_tried_again(small_memory: Memory, outside: bool) -> None:
-    """A retry around the memory or behind it: one question, one answer, the same context at each try."""
-    retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
-    model = ScriptedModel(["hello", ["half ", DOWN], DOWN, "fine"])
-    remembering = SessionMemory(small_memory)
-    agent = make_agent(model, [retry, remembering] if outside else [remembering, retry])
-    await ask(agent, "hi")
-    await stream(agent, "and now?")
-    assert len(model.calls) == 4
-    assert model.calls[1] == model.calls[2] == model.calls[3]
-    assert await kept_with_status(small_memory) == [
-        ("user", "hi", "complete"),
-        ("assistant", "hello", "complete"),
-        ("user", "and now?", "complete"),
-        ("assistant", "fine", "complete"),
-    ]
-
-
-async def test_of_several_tries_the_last_is_kept_when_it_is_cut_off(small_memory: Memory) -> None:
-    """What failed tries had said is not put together with what the last one said."""
-    retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
-    gate = Gate()
-    model = ScriptedModel([["first ", DOWN], ["second ", "half ", gate, "never"]])
-    task = asyncio.create_task(stream(make_agent(model, [SessionMemory(small_memory), retry]), "hi"))
-    await gate.reached()
-    task.cancel()
-    await asyncio.wait([task])
-    assert (await kept_with_status(small_memory))[1] == ("assistant", "second half ", "interrupted")
 
 
 async def test_words_before_a_failure_are_kept_as_failed(sqlite_url: str, memory_options: MemoryOptions) -> None:

@@ -52,6 +52,11 @@ class _Unsettled:
         if self.timer is not None:
             self.timer.cancel()
 
+    def let_go(self) -> None:
+        """What was said before counts no more: the run goes on."""
+        self.stop_waiting()
+        self.text, self.status = "", "interrupted"
+
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     """Gives an agent the memory of its session: `create_agent(model, tools, middleware=[SessionMemory(memory)])`.
@@ -140,6 +145,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         final = response.result[-1] if response.result else None
         if isinstance(final, AIMessage) and not final.tool_calls:
             self._hold(unsettled, final, "interrupted")
+        else:
+            unsettled.let_go()
         return response
 
     async def awrap_tool_call(
@@ -161,19 +168,23 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer."""
+        """Store the final answer; not what another middleware says in the place of a model that failed."""
         unsettled = await self._turn_of(state["messages"], get_config())
-        await self._end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
+        if unsettled.status == "failed":
+            await self._settle(unsettled)
+        else:
+            await self._end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
         return None
 
     async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> _Unsettled:
         """The turn that a hook belongs to; one that began in another process (or before an interrupt) is taken up."""
         session = session_for(self._memory, self._options, config)
-        for message in reversed(messages):
+        question = question_before(messages)
+        for message in reversed(messages) if question else ():
             # Not simply the newest: a tool may have put a human message (an image, say) after the question.
             if message.type == "human" and (known := self._unsettled.get((session.session_id, message.id))):
                 return known
-        turn = OpenTurn(self._memory, session, self._options, question_before(messages))
+        turn = OpenTurn(self._memory, session, self._options, question)
         await turn.go_on()
         return self._enter(turn)
 
@@ -183,8 +194,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         unsettled = self._unsettled.pop(key, None) or _Unsettled(turn)
         unsettled.turn = turn
         if unsettled.status == "failed":
-            unsettled.stop_waiting()
-            unsettled.text, unsettled.status = "", "interrupted"
+            unsettled.let_go()
         self._unsettled[key] = unsettled
         if len(self._unsettled) > _MOST_RUNS:
             del self._unsettled[next(iter(self._unsettled))]
