@@ -150,6 +150,12 @@ async def test_all_sessions_come_page_by_page(memory: Memory, clock: SettableClo
     assert [info.session_id async for info in memory.sessions(query="topic 3")] == ["room:3"]
 
 
+async def test_a_page_of_no_sessions_is_refused(memory: Memory) -> None:
+    """It would never come to an end."""
+    with pytest.raises(InvalidInput, match="at least one"):
+        [info async for info in memory.sessions(page_size=0)]
+
+
 async def test_sessions_of_one_moment_come_each_once(memory: Memory) -> None:
     """Also when the clock stands still."""
     for number in range(5):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from threadkeep.context.tokens import TokenCounter, estimate
-from threadkeep.errors import StoreError, WrongUser
+from threadkeep.errors import InvalidInput, StoreError, WrongUser
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
@@ -113,6 +113,8 @@ class Memory:
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
         """One page of sessions, and the cursor of the next (None at the end)."""
+        if query.limit < 1:
+            raise InvalidInput("A page of sessions has at least one.")
         found = await self._transcripts.sessions(replace(query, limit=query.limit + 1))
         if len(found) <= query.limit:
             return found, None

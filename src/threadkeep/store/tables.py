@@ -55,7 +55,7 @@ class TableTranscripts:
         """The newest messages before a `seq`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        parameters = {"session_id": session_id, "user_id": user_id, "before": before, "limit": limit}
+        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest" if user_id is None else "newest_of_user"], parameters)
         messages = tuple([message_of(row) for row in reversed(rows)])
@@ -65,7 +65,7 @@ class TableTranscripts:
 
     async def recent(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Recent:
         """The raw material of a window."""
-        parameters = {"session_id": session_id, "user_id": user_id, "before": before, "limit": limit}
+        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["recent"], parameters)
             if not rows:

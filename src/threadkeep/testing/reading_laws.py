@@ -40,6 +40,15 @@ class ReadingLaws(TranscriptSource):
             assert found == list(range(1, 11))
             assert places((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
+    async def test_a_place_beyond_every_message_is_the_end(self) -> None:
+        """However large the number; and before the first message there is nothing."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 3)
+            assert places((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
+            assert places((await transcripts.recent("room:1", limit=5, before=10**30)).messages) == [3, 2, 1]
+            assert (await transcripts.newest("room:1", limit=5, before=1)).messages == ()
+            assert (await transcripts.newest("room:1", limit=5, before=-7)).messages == ()
+
     async def test_a_limit_of_0_is_none(self) -> None:
         """Not everything."""
         async with self.open_transcripts() as transcripts:
