@@ -61,7 +61,7 @@ async def test_a_repeat_gets_the_first_answer(memory: Memory) -> None:
 async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory) -> None:
     """On every database: both callers follow one turn."""
     gate = Gate()
-    model = ScriptedModel([["hel", gate, "lo"]])
+    model = ScriptedModel([["hell", gate, "o"]])
     chat = make_chat(memory, model)
     first = chat.begin(said("hi", ID))
     await gate.reached()
@@ -133,7 +133,7 @@ async def test_another_process_gives_the_same_answer(processes: Processes) -> No
 async def test_two_processes_at_once_answer_once(processes: Processes) -> None:
     """The second waits for the first, whose answer it gives."""
     gate = Gate()
-    first, memory = await processes.start(ScriptedModel([["hel", gate, "lo"]]))
+    first, memory = await processes.start(ScriptedModel([["hell", gate, "o"]]))
     model = ScriptedModel(["never"])
     second, _ = await processes.start(model)
     turn = first.begin(said("hi", ID))
@@ -200,7 +200,7 @@ async def test_a_living_process_is_not_taken_over(processes: Processes, clock: S
 async def test_another_user_does_not_get_the_answer(memory: Memory) -> None:
     """On every database: knowing the ids is not enough, while the turn runs and after it."""
     gate = Gate()
-    model = ScriptedModel([["hel", gate, "lo"]])
+    model = ScriptedModel([["hell", gate, "o"]])
     chat = make_chat(memory, model)
     turn = chat.begin(said("hi", ID, user_id="ann"))
     await gate.reached()

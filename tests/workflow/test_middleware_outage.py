@@ -109,7 +109,7 @@ async def test_an_agent_without_its_database_answers(
 async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postgres: Postgres) -> None:
     """The question was stored, the answer waits: it is kept once, behind its question, with the run of both."""
     gate = Gate()
-    agent = make_agent(ScriptedModel([["hel", gate, "lo"]]), [SessionMemory(failing)])
+    agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
     task = asyncio.create_task(ask(agent, "hi", message_id="telegram:1"))
     await gate.reached()
     unsteady_postgres.stop("immediate")
@@ -128,7 +128,7 @@ async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory,
     """Law 2 has no exceptions: also the half of an answer waits for its place."""
     unsteady_postgres.stop()
     gate = Gate()
-    agent = make_agent(ScriptedModel([["hel", gate, "lo"]]), [SessionMemory(failing)])
+    agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
 
     async def read() -> None:
         async for _ in agent.astream(input_of("hi"), config_of(), stream_mode="messages"):
@@ -140,7 +140,7 @@ async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory,
     await asyncio.wait([task])
     unsteady_postgres.start()
     await recover(failing)
-    assert await kept_with_status(failing) == [("user", "hi", "complete"), ("assistant", "hel", "interrupted")]
+    assert await kept_with_status(failing) == [("user", "hi", "complete"), ("assistant", "hell", "interrupted")]
 
 
 async def test_another_users_waiting_words_are_not_shown(failing: Memory, unsteady_postgres: Postgres) -> None:

@@ -45,7 +45,7 @@ async def test_the_same_message_id_twice_at_once_is_one_turn(
 ) -> None:
     """On every database: both callers are answered; one question and one answer are kept, of one run."""
     gates = [Gate(), Gate()]
-    model = ScriptedModel([["hel", gates[0], "lo"], ["hel", gates[1], "lo"]])
+    model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     middlewares = [SessionMemory(memory)] * 2 if one_middleware else [SessionMemory(memory), SessionMemory(memory)]
     saver = InMemorySaver() if checkpointed else None
     agents = [make_agent(model, [middleware], checkpointer=saver) for middleware in middlewares]

@@ -182,7 +182,7 @@ async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Nod
 async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
     """On every database: two runs, one question and one answer in the transcript."""
     gates = [Gate(), Gate()]
-    model = ScriptedModel([["hel", gates[0], "lo"], ["hel", gates[1], "lo"]])
+    model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
     graph = graph_of(talking(memory, model))
     tasks: list[asyncio.Task[str]] = []
     for gate in gates:
