@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -19,10 +20,10 @@ from pathlib import Path
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.errors import InvalidMessage, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
+from threadkeep.errors import InvalidMessage, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
-from threadkeep.records import Message, Receipt, Turn
+from threadkeep.records import Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
 from threadkeep.store.transcripts import Transcripts
@@ -59,8 +60,11 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """Whether the newest write found no database: others need not wait long to find the same."""
+        """Whether the newest call found no database: others need not wait long to find the same."""
         self._kept: list[KeptTurn] = []
+        self._recording: set[asyncio.Task[Receipt | None]] = set()
+        self._withheld: set[str] = set()
+        self._delivering = asyncio.Lock()
         self._file: SpoolFile | None = None
         self._adopted: list[SpoolFile] = []
         self._disk = asyncio.Lock()
@@ -71,10 +75,6 @@ class PendingTurns:
     def entries(self) -> tuple[KeptTurn, ...]:
         """What waits, oldest first."""
         return tuple(self._kept)
-
-    def messages(self, session_id: str) -> tuple[Message, ...]:
-        """The messages of a session that wait, in order; they have no `seq` yet."""
-        return tuple(m for entry in self._kept if entry.turn.session_id == session_id for m in entry.turn.messages)
 
     async def start(self) -> None:
         """Take over what dead processes kept, and begin to deliver."""
@@ -88,12 +88,23 @@ class PendingTurns:
             self._ensure_delivery()
 
     async def record(self, turn: Turn) -> Receipt | None:
-        """Store a turn, or keep it: None says that it waits.
+        """Store a turn, or keep it: None says that it waits. A caller that is cancelled does not stop it half-way.
 
         Raises:
             InvalidMessage: the turn can never be stored.
             WrongUser: the session is somebody else's.
         """
+        task = asyncio.create_task(self._record(turn), name="threadkeep-record")
+        self._recording.add(task)
+        task.add_done_callback(self._recorded)
+        return await asyncio.shield(task)
+
+    def _recorded(self, task: asyncio.Task[Receipt | None]) -> None:
+        self._recording.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller who was cancelled does not ask for it
+
+    async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(
             turn, messages=tuple(m if m.id is not None else replace(m, id=str(uuid7())) for m in turn.messages)
         )
@@ -122,45 +133,73 @@ class PendingTurns:
                 return True
         return False
 
-    async def drop_session(self, session_id: str) -> None:
-        """Forget what waits for a session that is deleted."""
-        for entry in [entry for entry in self._kept if entry.turn.session_id == session_id]:
-            await self._forget(entry)
+    @asynccontextmanager
+    async def withheld(self, session_id: str) -> AsyncIterator[None]:
+        """While a session is being deleted nothing of it is delivered; what waits goes with it, if it went."""
+        async with self._delivering:
+            self._withheld.add(session_id)
+        try:
+            yield
+            for entry in [entry for entry in self._kept if entry.turn.session_id == session_id]:
+                await self.drop(entry.entry_id)
+        finally:
+            self._withheld.discard(session_id)
 
-    async def deliver(self) -> bool:
-        """Try all that waits, once, in order; True when nothing is left."""
+    async def deliver(self, session_id: str | None = None) -> bool:
+        """Try all that waits (of one session or of all), once, in order; True when nothing of it is left."""
+        await self._spool_the_rest()
         blocked: set[str] = set()
-        for entry in list(self._kept):
-            if entry not in self._kept or entry.turn.session_id in blocked:
+        timeouts = 0
+        wanted = [entry for entry in self._kept if session_id in (None, entry.turn.session_id)]
+        for entry in wanted:
+            if entry.turn.session_id in blocked:
                 continue
             entry.tries += 1
             try:
-                await self._transcripts.append(entry.turn)
+                delivered = await self._deliver(entry)
             except StoreUnavailable as error:
                 await self._note_failure(entry, error)
                 return False
-            except WrongUser as error:
-                # Not a matter of time: it stays visible until a person drops it, and holds nobody up.
+            except TimeoutError as error:
+                # One session may be locked by somebody; when a second one does not come through, it is the database.
                 await self._note_failure(entry, error)
-                continue
-            except ThreadkeepError as error:
-                await self._note_failure(entry, error)
+                timeouts += 1
+                if timeouts > 1:
+                    return False
                 blocked.add(entry.turn.session_id)
-                continue
-            await self._forget(entry)
-            self._observer.notify(
-                WriteRecovered(
-                    backend=self._transcripts.backend,
-                    channel=channel_of(entry.turn.session_id),
-                    tries=entry.tries,
-                    session_id=entry.turn.session_id,
-                )
+            except Exception as error:  # noqa: BLE001 - whatever a turn's own trouble is, it holds up its session only
+                await self._note_failure(entry, error)
+                if not entry.refused:
+                    blocked.add(entry.turn.session_id)
+            else:
+                self.database_fails = self.database_fails and not delivered
+        if not self._kept:
+            self.database_fails = False
+        return not any(entry in self._kept for entry in wanted)
+
+    async def _deliver(self, entry: KeptTurn) -> bool:
+        """Write one turn that waits; False when it waits no more, or must not be written now."""
+        async with self._delivering:
+            if entry not in self._kept or entry.turn.session_id in self._withheld:
+                return False
+            async with asyncio.timeout(self._options.write_timeout_seconds):
+                await self._transcripts.append(entry.turn)
+        await self._forget(entry)
+        self._observer.notify(
+            WriteRecovered(
+                backend=self._transcripts.backend,
+                channel=channel_of(entry.turn.session_id),
+                tries=entry.tries,
+                session_id=entry.turn.session_id,
             )
-        self.database_fails = False
-        return not self._kept
+        )
+        return True
 
     async def close(self) -> None:
-        """Stop delivering. What still waits stays on disk for the next start."""
+        """Finish what is being recorded, stop delivering. What still waits stays on disk for the next start."""
+        while self._recording:
+            await asyncio.gather(*self._recording, return_exceptions=True)
+        await self._spool_the_rest()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -170,21 +209,13 @@ class PendingTurns:
 
     def _waits(self, session_id: str) -> bool:
         """Whether the session has turns that others have to wait behind."""
-        return any(e.turn.session_id == session_id and e.error != WrongUser.__name__ for e in self._kept)
+        return any(entry.turn.session_id == session_id and not entry.refused for entry in self._kept)
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)
         entry = KeptTurn(str(uuid7()), turn, self._clock())
         self._kept.append(entry)
-        if self._options.folder is not None:
-            try:
-                async with self._disk:
-                    if self._file is None:
-                        self._file = await asyncio.to_thread(SpoolFile.create, self._options.folder)
-                    await asyncio.to_thread(self._file.keep, entry)
-            except OSError as error:
-                # Neither database nor disk: it waits in memory, which is told as a failure of its own.
-                self._tell_failure(turn, error)
+        await self._spool_the_rest()
         channel = channel_of(turn.session_id)
         self._observer.notify(
             WriteDeferred(
@@ -196,6 +227,20 @@ class PendingTurns:
         )
         self._tell_count()
         self._ensure_delivery()
+
+    async def _spool_the_rest(self) -> None:
+        """Put on disk what is not there yet. Without a disk too it waits in memory, told as a failure of its own."""
+        if self._options.folder is None:
+            return
+        async with self._disk:
+            for entry in [entry for entry in self._kept if entry.file is None]:
+                try:
+                    if self._file is None:
+                        self._file = await asyncio.to_thread(SpoolFile.create, self._options.folder)
+                    await asyncio.to_thread(self._file.keep, entry)
+                except OSError as error:
+                    self._tell_failure(entry.turn, error)
+                    return
 
     async def _note_failure(self, entry: KeptTurn, error: Exception) -> None:
         """Tell that a turn still waits; on disk too, once for each kind of error."""
@@ -237,7 +282,7 @@ class PendingTurns:
                 pause = min(pause * 2, self._options.longest_pause_seconds)
                 try:
                     await self.deliver()
-                except Exception as error:  # noqa: BLE001 - the loop outlives what it delivers; it is kept
+                except Exception as error:  # noqa: BLE001 - the loop outlives a disk that fails; the turns are kept
                     for entry in self._kept[:1]:
                         self._tell_failure(entry.turn, error)
 

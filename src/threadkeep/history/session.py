@@ -135,7 +135,9 @@ class Session:
         return tuple(
             message
             for entry in self._pending.entries
-            if entry.turn.session_id == self.session_id and self.user_id in (None, entry.turn.user_id)
+            if entry.turn.session_id == self.session_id
+            and not entry.refused
+            and self.user_id in (None, entry.turn.user_id)
             for message in entry.turn.messages
         )
 
@@ -270,16 +272,18 @@ class Session:
     async def reset(self) -> None:
         """Let later windows start after what is there now; the transcript stays.
 
-        Resetting a session that is not there does nothing.
+        What waits to be written is written first, so that it is before the reset. Resetting a session that is not
+        there does nothing.
         """
+        await self._pending.deliver(self.session_id)
         await self._transcripts.reset(self.session_id, user_id=self.user_id)
 
     async def delete(self) -> bool:
         """Delete the session with all its messages; False when it was not there (or not this user's)."""
         if self.user_id is not None and await self._info() is None:
             return False
-        await self._pending.drop_session(self.session_id)
-        return await self._transcripts.delete(self.session_id)
+        async with self._pending.withheld(self.session_id):
+            return await self._transcripts.delete(self.session_id)
 
     async def _info(self) -> SessionInfo | None:
         async with self._reading():

@@ -17,7 +17,7 @@ from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import ThreadkeepError
+from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
 
 _SUFFIX = ".pending.jsonl"
@@ -33,6 +33,11 @@ class KeptTurn:
     tries: int = 0
     error: str | None = None
     file: SpoolFile | None = field(default=None, repr=False)
+
+    @property
+    def refused(self) -> bool:
+        """Whether time cannot help, as the session is another user's: a person has to drop it, nobody waits behind it."""
+        return self.error == WrongUser.__name__
 
 
 class SpoolFile:
