@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.context.budget import input_budget as input_budget
     from threadkeep.context.manifest import Window as Window
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
+    from threadkeep.errors import Interrupted as Interrupted
     from threadkeep.errors import InvalidInput as InvalidInput
     from threadkeep.errors import InvalidKey as InvalidKey
     from threadkeep.errors import InvalidMessage as InvalidMessage
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from threadkeep.errors import ModelCallFailed as ModelCallFailed
     from threadkeep.errors import SchemaTooNew as SchemaTooNew
     from threadkeep.errors import SessionNotFound as SessionNotFound
+    from threadkeep.errors import StoreClosed as StoreClosed
     from threadkeep.errors import StoreError as StoreError
     from threadkeep.errors import StoreUnavailable as StoreUnavailable
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
     from threadkeep.history.keys import unescape_key as unescape_key
     from threadkeep.history.memory import Memory as Memory
     from threadkeep.history.memory import MemoryOptions as MemoryOptions
+    from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.session import Session as Session
     from threadkeep.records import Message as Message
     from threadkeep.records import Page as Page
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
     from threadkeep.records import SessionInfo as SessionInfo
     from threadkeep.settings import Settings as Settings
     from threadkeep.settings import load_settings as load_settings
+    from threadkeep.store.driver import StoreOptions as StoreOptions
     from threadkeep.version import __version__ as __version__
     from threadkeep.workflow.middleware import SessionMemory as SessionMemory
     from threadkeep.workflow.nodes import memory_node as memory_node
@@ -69,6 +73,7 @@ _HOMES = {
     "threadkeep.context.manifest": ("Window",),
     "threadkeep.errors": (
         "BudgetTooSmall",
+        "Interrupted",
         "InvalidInput",
         "InvalidKey",
         "InvalidMessage",
@@ -76,6 +81,7 @@ _HOMES = {
         "ModelCallFailed",
         "SchemaTooNew",
         "SessionNotFound",
+        "StoreClosed",
         "StoreError",
         "StoreUnavailable",
         "ThreadkeepError",
@@ -92,6 +98,7 @@ _HOMES = {
         "Memory",
         "MemoryOptions",
     ),
+    "threadkeep.history.pending": ("PendingOptions",),
     "threadkeep.history.session": ("Session",),
     "threadkeep.records": (
         "Message",
@@ -104,6 +111,7 @@ _HOMES = {
         "Settings",
         "load_settings",
     ),
+    "threadkeep.store.driver": ("StoreOptions",),
     "threadkeep.version": ("__version__",),
     "threadkeep.workflow.middleware": ("SessionMemory",),
     "threadkeep.workflow.nodes": (

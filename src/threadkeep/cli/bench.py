@@ -44,14 +44,14 @@ def bench(
     Appends turns to a session of its own, reads them, and deletes the session at the end.
     """
     terminal = Terminal(as_json=as_json)
-    backend, results = run(_bench(terminal, turns))
+    database, results = run(_bench(terminal, turns))
     if as_json:
         rows = [{"name": r.name, "median_ms": r.median_ms, "p95_ms": r.p95_ms, "rounds": r.rounds} for r in results]
-        terminal.json({"backend": backend, "results": rows})
+        terminal.json({"database": database, "results": rows})
         return
     cells = [(r.name, f"{r.median_ms:.2f}", f"{r.p95_ms:.2f}", f"{r.rounds:,}") for r in results]
     terminal.table(["operation", "median ms", "p95 ms", "rounds"], cells, right=["median ms", "p95 ms", "rounds"])
-    terminal.note(f"On {backend}, one caller at a time; the session is deleted again.")
+    terminal.note(f"On {database}, one caller at a time; the session is deleted again.")
 
 
 async def _bench(terminal: Terminal, turns: int) -> tuple[str, list[Measured]]:
