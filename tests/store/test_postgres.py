@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import traceback
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import psycopg
@@ -155,13 +156,108 @@ async def test_a_closed_memory_says_that_it_is_closed(postgres_url: str, memory_
             await attempt
 
 
-async def end_connections(url: str, only: str = "TRUE") -> None:
-    """Let the server end all other connections to a database."""
-    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
-        those = f"pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {only}"
-        await other.execute(f"SELECT pg_terminate_backend(pid) FROM {those}".encode())
+async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: str) -> None:
+    """Somebody's open transaction has its row: the turns of others are stored, its own wait, and keep their order."""
+    await asyncio.gather(*(memory.session(name).append(says("first")) for name in ("locked", "free")))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        await other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'locked' FOR UPDATE")
+        waiting = [asyncio.ensure_future(memory.session("locked").append(says("second")))]
+        async with asyncio.timeout(5):
+            for round_ in range(3):
+                waiting.append(asyncio.ensure_future(memory.session("locked").append(says(f"more {round_}"))))
+                await asyncio.gather(memory.session("free").append(says("x")), memory.session("new").append(says("y")))
+        assert not any(task.done() for task in waiting)
+        await other.rollback()
+    receipts = await asyncio.gather(*waiting)
+    assert [receipt.first_seq for receipt in receipts] == [2, 3, 4, 5]
+    assert [m.content for m in await memory.session("locked").tail(5)] == [
+        "first",
+        "second",
+        "more 0",
+        "more 1",
+        "more 2",
+    ]
+
+
+async def test_a_row_locked_too_long_is_told_and_forgotten(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """Every way of writing to it fails with the cure when the timeout is over, and closing ends; later it works."""
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        async with asyncio.timeout(10), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
+            session = memory.session("room")
+            await session.append(says("hi"))
+            await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+            for attempt in (session.append(says("more")), session.reset(), session.delete()):
+                with pytest.raises(StoreUnavailable, match="THREADKEEP_LOCK_TIMEOUT"):
+                    await attempt
+            repeated = [Message(role="user", content="one", id="1"), Message(role="user", content="two", id="2")]
+            results = await asyncio.gather(
+                session.append(repeated), memory.session("other").append(repeated), return_exceptions=True
+            )
+            assert isinstance(results[0], StoreUnavailable)
+            assert not isinstance(results[1], BaseException)
+            abandoned = asyncio.ensure_future(session.append(says("never stored")))
+            await asyncio.sleep(0)
+            abandoned.cancel()
+        await other.rollback()
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        assert (await memory.session("room").append(says("again"))).first_seq == 2
+
+
+async def test_a_locked_table_is_told_to_all(postgres_url: str, memory_options: MemoryOptions) -> None:
+    """However many sessions want it, none waits for each of the others."""
+    async with (
+        await psycopg.AsyncConnection.connect(postgres_url) as other,
+        open_memory(postgres_url, options=_hasty(memory_options)) as memory,
+    ):
+        await other.execute("LOCK TABLE chat_sessions IN SHARE MODE")
+        turns = [memory.session(f"room:{number}").append(says("hi")) for number in range(200)]
         async with asyncio.timeout(10):
-            while await (await other.execute(f"SELECT pg_stat_clear_snapshot() FROM {those}".encode())).fetchone():
+            results = await asyncio.gather(*turns, return_exceptions=True)
+        assert all(isinstance(result, StoreUnavailable) for result in results)
+
+
+async def test_a_locked_session_does_not_stop_the_search(memory: Memory, postgres_url: str) -> None:
+    """It cannot be indexed for now; what others said is found."""
+    await memory.session("locked").append(says("refund"))
+    async with await psycopg.AsyncConnection.connect(postgres_url) as other:
+        await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
+        await memory.session("of:another").append(says("refund"))
+        async with asyncio.timeout(5):
+            assert "of:another" in [hit.session_id for hit in await memory.search("refund")]
+
+
+async def test_who_waits_for_another_to_migrate_waits_as_long_as_it_takes(
+    empty_postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """The lock timeout is for rows: a migration of a big database takes longer."""
+    async with await psycopg.AsyncConnection.connect(empty_postgres_url, autocommit=True) as other:
+        await other.execute("SELECT pg_advisory_lock(7310865112)")
+        opening = asyncio.ensure_future(_open_and_write(empty_postgres_url, _hasty(memory_options)))
+        for _ in range(3):
+            await other.execute("SELECT pg_sleep(0.2)")
+        await until_somebody_waits(other)
+        await other.execute("SELECT pg_advisory_unlock(7310865112)")
+        await opening
+
+
+async def _open_and_write(url: str, options: MemoryOptions) -> None:
+    async with open_memory(url, options=options) as memory:
+        await memory.session("room").append(says("hi"))
+
+
+def _hasty(options: MemoryOptions) -> MemoryOptions:
+    return replace(options, store=StoreOptions(lock_timeout_seconds=0.2))
+
+
+async def end_connections(url: str, only: str = "TRUE") -> None:
+    """Let the server end all other connections that a database has now, and wait until they are gone."""
+    others = f"pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() AND {only}"
+    left = "SELECT pg_stat_clear_snapshot() FROM pg_stat_activity WHERE pid = ANY(%s)"
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
+        ended = await (await other.execute(f"SELECT pid, pg_terminate_backend(pid) FROM {others}".encode())).fetchall()
+        pids = [pid for pid, _ in ended]
+        async with asyncio.timeout(10):
+            while await (await other.execute(left, [pids])).fetchone():
                 pass
 
 

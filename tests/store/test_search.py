@@ -224,12 +224,12 @@ class BeforeWriting:
         self.close = driver.close
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[Connection]:
+    async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[Connection]:
         """As the driver's, later."""
         happens, self._happens = self._happens, None
         if happens:
             await happens()
-        async with self._driver.writing() as connection:
+        async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             yield connection
 
 

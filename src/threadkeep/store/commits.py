@@ -11,11 +11,15 @@ from dataclasses import dataclass, field
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import session_parameters
-from threadkeep.store.driver import Connection, Driver, DuplicateRow
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, DuplicateRow, RowLocked
 from threadkeep.store.statements import load_statements
 
 _QUEUE_TURNS = 10_000
 _GROUP_TURNS = 512
+# Each one that waits for a lock has a connection meanwhile, which others lack.
+_WAITING_SESSIONS = 2
+# When so many sessions of a group are locked it is the table, and there is no use in asking for the rest.
+_MOST_LOCKED = 4
 
 
 @dataclass
@@ -36,6 +40,9 @@ class GroupCommit:
     Most turns are new, so a group is first handed to the driver as a whole, without looking for their ids. When the
     database finds one that is there already, or two users claim one session, nothing of the group is stored and it is
     written again turn by turn, with a look at each id, in one transaction.
+
+    A session whose row somebody else has locked gets a task of its own, which waits for the lock: its later turns go
+    behind it, and the turns of all other sessions are stored meanwhile.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -43,6 +50,9 @@ class GroupCommit:
         self._sql = load_statements("transcripts.sql")
         self._queue: asyncio.Queue[PreparedTurn] = asyncio.Queue(_QUEUE_TURNS)
         self._task: asyncio.Task[None] | None = None
+        self._locked: dict[str, list[PreparedTurn]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+        self._waiting_slots = asyncio.Semaphore(_WAITING_SESSIONS)
         self._closed = False
 
     async def append(self, prepared: PreparedTurn) -> Receipt:
@@ -61,6 +71,8 @@ class GroupCommit:
         if self._task is None:
             return
         await self._queue.join()
+        while self._waiting:
+            await asyncio.gather(*self._waiting)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
@@ -71,15 +83,73 @@ class GroupCommit:
             while len(group) < _GROUP_TURNS and not self._queue.empty():
                 group.append(self._queue.get_nowait())
             try:
-                await self._write_group(group)
-            except StoreUnavailable as error:
-                for prepared in group:
-                    _fail(prepared, error)
-            except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
-                await self._write_alone(group, error)
+                await self._write_free(group)
             finally:
                 for _ in group:
                     self._queue.task_done()
+
+    async def _write_free(self, group: list[PreparedTurn]) -> None:
+        """Write the turns of a group, but for those of sessions that wait for a lock: these go behind what waits."""
+        free: list[PreparedTurn] = []
+        for prepared in group:
+            self._locked.get(prepared.turn.session_id, free).append(prepared)
+        if not free:
+            return
+        try:
+            await self._write_group(free)
+        except RowLocked as error:
+            await self._write_apart(free, error)
+        except StoreUnavailable as error:
+            _fail_all(free, error)
+        except Exception as error:  # noqa: BLE001 - the writer outlives any failure; each caller gets it
+            await self._write_alone(free, error)
+
+    async def _write_apart(self, group: list[PreparedTurn], error: RowLocked) -> None:
+        """After a row was found locked: each session by itself, so that only those wait whose rows they are."""
+        of_session = _by_session(group)
+        if len(of_session) == 1:
+            self._wait_for_lock(group)
+            return
+        locked: list[list[PreparedTurn]] = []
+        for turns in of_session.values():
+            if len(locked) >= _MOST_LOCKED:
+                _fail_all(turns, error)
+                continue
+            try:
+                await self._write_group(turns)
+            except RowLocked:
+                locked.append(turns)
+            except StoreUnavailable as its_own:
+                _fail_all(turns, its_own)
+            except Exception as its_own:  # noqa: BLE001 - as above
+                await self._write_alone(turns, its_own)
+        for turns in locked:
+            self._wait_for_lock(turns)
+
+    def _wait_for_lock(self, turns: list[PreparedTurn]) -> None:
+        session_id = turns[0].turn.session_id
+        self._locked[session_id] = turns
+        task = asyncio.create_task(self._write_locked(session_id), context=Context(), name="threadkeep-locked-session")
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+    async def _write_locked(self, session_id: str) -> None:
+        """Write the turns of a session whose row is locked, and those that come meanwhile, with all patience."""
+        turns = self._locked[session_id]
+        begun = 0
+        async with self._waiting_slots:
+            try:
+                while begun < len(turns):
+                    group, begun = turns[begun:], len(turns)
+                    # Who closes the memory does not wait for one lock after the other.
+                    seconds = GROUP_LOCK_SECONDS if self._closed else None
+                    _settle(group, await self._store_each(group, lock_timeout_seconds=seconds))
+            except StoreUnavailable as error:
+                _fail_all(turns, error)
+            except Exception as error:  # noqa: BLE001 - as above
+                await self._write_alone(turns, error)
+            finally:
+                del self._locked[session_id]
 
     async def _write_group(self, group: list[PreparedTurn]) -> None:
         try:
@@ -91,11 +161,7 @@ class GroupCommit:
                 raise
             # The commit may have happened before the connection broke: look at each id.
             receipts = await self._store_each(group)
-        for prepared, receipt in zip(group, receipts, strict=True):
-            if isinstance(receipt, ThreadkeepError):
-                _fail(prepared, receipt)
-            elif not prepared.stored.done():
-                prepared.stored.set_result(receipt)
+        _settle(group, receipts)
 
     async def _write_alone(self, group: list[PreparedTurn], error: Exception) -> None:
         """After the database refused something of a group: each turn by itself, so that only the refused one fails."""
@@ -110,14 +176,11 @@ class GroupCommit:
 
     async def _store_new(self, group: Sequence[PreparedTurn]) -> list[Receipt | StoreError | WrongUser]:
         """All turns at once, with none of their ids looked for."""
-        of_session: dict[str, list[PreparedTurn]] = {}
-        for prepared in group:
-            of_session.setdefault(prepared.turn.session_id, []).append(prepared)
         sessions: list[dict[str, object]] = []
         rows: list[dict[str, object]] = []
         behind: dict[int, int] = {}
         # In one order everywhere, so that two processes never wait for each other's rows in a circle.
-        for session_id, turns in sorted(of_session.items()):
+        for session_id, turns in _by_session(group).items():
             if len({prepared.turn.user_id for prepared in turns}) > 1:
                 raise WrongUser(session_id)
             messages = [message for prepared in turns for message in prepared.messages]
@@ -136,10 +199,12 @@ class GroupCommit:
             for prepared in group
         ]
 
-    async def _store_each(self, group: Sequence[PreparedTurn]) -> list[Receipt | StoreError | WrongUser]:
+    async def _store_each(
+        self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
+    ) -> list[Receipt | StoreError | WrongUser]:
         """Turn by turn in one transaction, leaving out the messages that are there already."""
         receipts: dict[int, Receipt | StoreError | WrongUser] = {}
-        async with self._driver.writing() as connection:
+        async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
                 try:
                     receipts[place] = await self._store_one(connection, prepared)
@@ -183,6 +248,27 @@ def _receipt(prepared: PreparedTurn, first_seq: int, count: int, there: dict[str
         cleaned=prepared.cleaned,
         ids=tuple(str(message.id) for message in prepared.messages),
     )
+
+
+def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
+    """The turns of each session, the sessions in their order."""
+    of_session: dict[str, list[PreparedTurn]] = {}
+    for prepared in group:
+        of_session.setdefault(prepared.turn.session_id, []).append(prepared)
+    return dict(sorted(of_session.items()))
+
+
+def _settle(group: Sequence[PreparedTurn], receipts: Sequence[Receipt | StoreError | WrongUser]) -> None:
+    for prepared, receipt in zip(group, receipts, strict=True):
+        if isinstance(receipt, ThreadkeepError):
+            _fail(prepared, receipt)
+        elif not prepared.stored.done():
+            prepared.stored.set_result(receipt)
+
+
+def _fail_all(group: Sequence[PreparedTurn], error: Exception) -> None:
+    for prepared in group:
+        _fail(prepared, error)
 
 
 def _fail(prepared: PreparedTurn, error: Exception) -> None:

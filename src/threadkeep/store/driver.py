@@ -7,15 +7,23 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, StoreUnavailable
 
 type Backend = Literal["sqlite", "postgres"]
 type Parameters = Mapping[str, object]
 type Row = tuple[Any, ...]
 
 
+GROUP_LOCK_SECONDS = 0.5
+"""How long what concerns many sessions waits for a row that somebody else has locked."""
+
+
 class DuplicateRow(StoreError):
     """A unique constraint refused a row; the transaction is rolled back."""
+
+
+class RowLocked(StoreUnavailable):
+    """Somebody else's transaction kept a row locked for too long; others' rows may be free."""
 
 
 class Connection(Protocol):
@@ -42,7 +50,8 @@ class Driver(Protocol):
     """A database, open.
 
     `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
-    write lock at once, is durable when the block ends, and rolled back when the block raises.
+    write lock at once, is durable when the block ends, and rolled back when the block raises. On PostgreSQL it raises
+    `RowLocked` after `lock_timeout_seconds` of waiting for one lock: those of the options if it is None, 0 is for ever.
     """
 
     @property
@@ -54,7 +63,7 @@ class Driver(Protocol):
         """A connection to read from."""
         ...
 
-    def writing(self) -> AbstractAsyncContextManager[Connection]:
+    def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """A connection inside a write transaction."""
         ...
 
@@ -67,7 +76,8 @@ class Driver(Protocol):
                 in this group follow a message.
 
         Answers `session_id` and the new `last_seq` of each session; another user's session is left out, with its
-        messages. When a message's id is there already, `DuplicateRow` is raised and nothing is stored.
+        messages. When a message's id is there already, `DuplicateRow` is raised and nothing is stored; and so is
+        `RowLocked`, soon, when somebody else has locked one of the sessions.
         """
         ...
 

@@ -50,7 +50,8 @@ async def migrate(driver: Driver, now: datetime) -> list[int]:
         raise SchemaTooNew(found=found, known=newest)
     if found == newest:
         return []
-    async with driver.writing() as connection:
+    # A big database takes its time, and those who start meanwhile wait for it.
+    async with driver.writing(lock_timeout_seconds=0) as connection:
         if driver.backend == "postgres":
             await connection.fetch(_LOCK, {})
         found = await _version(connection, driver.backend)

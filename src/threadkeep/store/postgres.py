@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from functools import partial
 from typing import LiteralString, Self
@@ -17,7 +17,7 @@ from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
 
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, DuplicateRow, Parameters, Row, RowLocked, StoreOptions
 from threadkeep.store.statements import for_psycopg, load_statements
 
 type RawConnection = psycopg.AsyncConnection[Row]
@@ -67,6 +67,7 @@ class PostgresDriver:
 
     def __init__(self, dsn: str, options: StoreOptions) -> None:
         self._sql = load_statements("postgres/append.sql")
+        self._group_lock = _timeout_text(min(GROUP_LOCK_SECONDS, options.lock_timeout_seconds))
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
             dsn,
@@ -76,7 +77,7 @@ class PostgresDriver:
             timeout=options.pool_timeout_seconds,
             max_idle=options.pool_max_idle_seconds,
             reconnect_timeout=_RECONNECT_SECONDS,
-            configure=_configure,
+            configure=partial(_configure, lock_timeout_seconds=options.lock_timeout_seconds),
             open=False,
         )
 
@@ -111,9 +112,11 @@ class PostgresDriver:
                 self._used[connection.raw] = time.monotonic()
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[PostgresConnection]:
+    async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
         """A connection inside a write transaction."""
         async with self._working() as raw, raw.transaction():
+            if lock_timeout_seconds is not None:
+                await raw.execute("SELECT set_config('lock_timeout', %s, TRUE)", [_timeout_text(lock_timeout_seconds)])
             yield PostgresConnection(raw)
 
     async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
@@ -121,6 +124,7 @@ class PostgresDriver:
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
+            "lock_timeout": self._group_lock,
         }
         async with self._working() as raw:
             return await PostgresConnection(raw).fetch(self._sql["append"], parameters)
@@ -219,12 +223,30 @@ def _query(sql: str) -> LiteralString:
     return for_psycopg(sql)
 
 
-async def _configure(raw: RawConnection) -> None:
+async def _configure(raw: RawConnection, *, lock_timeout_seconds: float) -> None:
     """Read times in UTC, and JSON columns as the text they are: one codec for both engines parses it."""
-    # Not an option of the connection, which would replace those of the DSN.
-    await raw.execute("SET TIME ZONE 'UTC'")
+    # Not options of the connection, which would replace those of the DSN.
+    settings = "SELECT set_config('TimeZone', 'UTC', FALSE), set_config('lock_timeout', %s, FALSE)"
+    await raw.execute(settings, [_timeout_text(lock_timeout_seconds)])
     for name in ("json", "jsonb"):
         raw.adapters.register_loader(name, TextLoader)
+
+
+def _timeout_text(seconds: float) -> str:
+    """Seconds as PostgreSQL's settings take them; 0 turns a timeout off, so nothing else becomes 0."""
+    return f"{max(1, round(seconds * 1000))}ms" if seconds > 0 else "0"
+
+
+_CURES: Mapping[type[BaseException], str] = {
+    psycopg.errors.ReadOnlySqlTransaction: (
+        "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
+    ),
+    psycopg.errors.DiskFull: "PostgreSQL's disk is full; make room on the server.",
+    psycopg.errors.QueryCanceled: (
+        "PostgreSQL ended this call before it was done: somebody cancelled it, or the statement_timeout of its user is "
+        "too short."
+    ),
+}
 
 
 @contextmanager
@@ -240,12 +262,13 @@ def _translated() -> Iterator[None]:
         ) from error
     except PoolClosed as error:
         raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-    except psycopg.errors.ReadOnlySqlTransaction as error:
-        raise StoreUnavailable(
-            "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
+    except psycopg.errors.LockNotAvailable as error:
+        raise RowLocked(
+            "Another transaction has locked what this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
+            "see `threadkeep doctor` for who has one open, and end it."
         ) from error
-    except psycopg.errors.DiskFull as error:
-        raise StoreUnavailable("PostgreSQL's disk is full; make room on the server.") from error
+    except tuple(_CURES) as error:
+        raise StoreUnavailable(_CURES[type(error)]) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if (error.sqlstate or "").startswith("54"):
             # A limit of the server is exceeded, which time does not change.

@@ -8,6 +8,7 @@ for any other: each session says how far its index has come, and a step is taken
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import Iterable, Iterator
@@ -15,7 +16,7 @@ from itertools import pairwise
 
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
-from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Row, RowLocked
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
@@ -44,21 +45,37 @@ class SearchIndex:
         self._turn = asyncio.Lock()
 
     async def catch_up(self, *, seconds: float | None = None) -> bool:
-        """Index what is not indexed yet, for at most some seconds; True when nothing is left."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+        """Index what is not indexed yet, for at most some seconds; True when nothing is left.
+
+        A session whose row somebody has locked is left for the next time.
+        """
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        locked: set[str] = set()
         while True:
             async with self._driver.reading() as connection:
                 behind = await connection.fetch(self._sql["to_index"], {"limit": _SESSIONS})
+            behind = [row for row in behind if row[0] not in locked]
             if not behind:
-                return True
+                return not locked
             for session_id, after, last_seq in behind:
-                position = after
-                while position is not None and position < last_seq:
-                    # Step by step: a search does not wait until all of an import is indexed by another task.
-                    async with self._turn:
-                        position = await self._step(session_id, position, last_seq)
-                    if deadline is not None and time.monotonic() > deadline:
+                try:
+                    if not await self._index(session_id, after, last_seq, deadline=deadline):
                         return False
+                except RowLocked:
+                    locked.add(session_id)
+                    if time.monotonic() > deadline:
+                        return False
+
+    async def _index(self, session_id: str, after: int, last_seq: int, *, deadline: float) -> bool:
+        """Index the messages of a session step by step; False when the time is over."""
+        position: int | None = after
+        while position is not None and position < last_seq:
+            # A search does not wait until all of an import is indexed by another task.
+            async with self._turn:
+                position = await self._step(session_id, position, last_seq)
+            if time.monotonic() > deadline:
+                return False
+        return True
 
     async def search(self, query: str, *, limit: int, user_id: str | None = None) -> list[SearchHit]:
         """Messages with all the words of a query, best first."""
@@ -98,7 +115,7 @@ class SearchIndex:
         # What was read last must still be there: the session may have been deleted and begun anew since.
         seq, id_ = texts[kept - 1][:2] if texts else (None, None)
         place = {"session_id": session_id, "after": after, "upto": upto}
-        async with self._driver.writing() as connection:
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await connection.execute(self._sql["advance"], {**place, "seq": seq, "id": id_}):
                 return None
             if self._driver.backend == "postgres":

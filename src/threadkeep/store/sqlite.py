@@ -116,8 +116,8 @@ class SqliteDriver:
                     self._readers.append(connection)
 
     @asynccontextmanager
-    async def writing(self) -> AsyncIterator[SqliteConnection]:
-        """A connection inside a write transaction."""
+    async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
+        """A connection inside a write transaction; the lock is the whole file's, its timeout that of the options."""
         async with self._write_lock:
             connection = await self._writing_connection()
             try:
