@@ -247,5 +247,5 @@ def test_a_user_message_read_apart_gives_the_same_window(
     """Bounded reads: only the newest rows and the newest user message beside them."""
     limits = Limits(max_messages, max_tokens, len)
     newest = next((row for row in rows if row.role == "user"), None)
-    read = rows if max_messages is None else rows[:max_messages]
+    read = rows if max_messages is None else rows[: max(max_messages, 1)]
     assert choose(read, limits, newest_user=newest) == choose(rows, limits)

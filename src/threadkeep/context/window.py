@@ -178,7 +178,8 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            self._stop = (_seq(row), "over_limit")
+            # As if this row had not been read: how far one reads must not show.
+            self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
         if budget is None or self._used + tokens <= budget:

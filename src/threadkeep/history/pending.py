@@ -21,8 +21,8 @@ from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
 from threadkeep.errors import InvalidMessage, StoreClosed, StoreError, StoreUnavailable
-from threadkeep.history.keys import channel_of
-from threadkeep.observe import Observer, PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
+from threadkeep.history.session_events import SessionEvents
+from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
@@ -125,11 +125,7 @@ class PendingTurns:
         for entry in self._kept:
             if entry.entry_id == entry_id:
                 await self._forget(entry)
-                channel = channel_of(entry.turn.session_id)
-                session_id = entry.turn.session_id
-                self._observer.notify(
-                    WriteDropped(backend=self._transcripts.backend, channel=channel, session_id=session_id)
-                )
+                self._events(entry.turn).dropped()
                 return True
         return False
 
@@ -185,14 +181,7 @@ class PendingTurns:
             async with asyncio.timeout(self._options.write_timeout_seconds):
                 await self._transcripts.append(entry.turn)
         await self._forget(entry)
-        self._observer.notify(
-            WriteRecovered(
-                backend=self._transcripts.backend,
-                channel=channel_of(entry.turn.session_id),
-                tries=entry.tries,
-                session_id=entry.turn.session_id,
-            )
-        )
+        self._events(entry.turn).recovered(entry.tries)
         return True
 
     async def close(self) -> None:
@@ -216,15 +205,7 @@ class PendingTurns:
         entry = KeptTurn(str(uuid7()), turn, self._clock())
         self._kept.append(entry)
         await self._spool_the_rest()
-        channel = channel_of(turn.session_id)
-        self._observer.notify(
-            WriteDeferred(
-                backend=self._transcripts.backend,
-                channel=channel,
-                messages=len(turn.messages),
-                session_id=turn.session_id,
-            )
-        )
+        self._events(turn).deferred(len(turn.messages))
         self._tell_count()
         self._ensure_delivery()
 
@@ -287,15 +268,10 @@ class PendingTurns:
                         self._tell_failure(entry.turn, error)
 
     def _tell_failure(self, turn: Turn, error: Exception) -> None:
-        self._observer.notify(
-            WriteFailed(
-                backend=self._transcripts.backend,
-                channel=channel_of(turn.session_id),
-                outcome="fallback",
-                error=type(error).__name__,
-                session_id=turn.session_id,
-            )
-        )
+        self._events(turn).write_failed(error, "fallback")
+
+    def _events(self, turn: Turn) -> SessionEvents:
+        return SessionEvents(self._observer, self._transcripts.backend, turn.session_id)
 
     def _tell_count(self) -> None:
         self._observer.notify(PendingWrites(backend=self._transcripts.backend, count=len(self._kept)))

@@ -14,8 +14,9 @@ from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Extent, Limits, WindowChooser
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
-from threadkeep.history.keys import channel_of, check_key
-from threadkeep.observe import HistoryTruncated, Observer, Outcome, ReadFailed, StoreRead, StoreWrite, WriteFailed
+from threadkeep.history.keys import check_key
+from threadkeep.history.session_events import SessionEvents
+from threadkeep.observe import Observer, Outcome
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
 from threadkeep.store.transcripts import END, SessionChanges, Transcripts
 
@@ -66,8 +67,7 @@ class Session:
         self.user_id = user_id
         self._transcripts = transcripts
         self._pending = pending
-        self._observer = observer
-        self._channel = channel_of(session_id)
+        self._events = SessionEvents(observer, transcripts.backend, session_id)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r})"
@@ -87,17 +87,10 @@ class Session:
         try:
             receipt = await self._transcripts.append(turn)
         except StoreError as error:
-            self._tell_write(started, "error")
-            self._observer.notify(
-                WriteFailed(
-                    backend=self._transcripts.backend,
-                    channel=self._channel,
-                    error=type(error).__name__,
-                    session_id=self.session_id,
-                )
-            )
+            self._events.written(started, "error")
+            self._events.write_failed(error, "error")
             raise
-        self._tell_write(started, "ok")
+        self._events.written(started, "ok")
         return receipt
 
     async def record(self, messages: Sequence[Message]) -> Receipt | None:
@@ -110,7 +103,7 @@ class Session:
         """
         started = time.perf_counter()
         receipt = await self._pending.record(self.turn(messages))
-        self._tell_write(started, "ok" if receipt else "fallback")
+        self._events.written(started, "ok" if receipt else "fallback")
         return receipt
 
     def turn(self, messages: Sequence[Message]) -> Turn:
@@ -230,7 +223,7 @@ class Session:
         except StoreError:
             pass  # told where it was raised
         except TimeoutError as error:
-            self._tell_read_failure(error, "fallback")
+            self._events.read_failed(error, "fallback")
         stored = window.messages if window else ()
         there = {message.id for message in stored}
         messages = (*stored, *(message for message in waiting if message.id not in there))
@@ -313,15 +306,7 @@ class Session:
             rows = older.messages
             chooser.add(rows)
         window = chooser.window(Extent(reset_seq=recent.reset_seq))
-        if window.manifest.dropped or window.manifest.cuts:
-            self._observer.notify(
-                HistoryTruncated(
-                    channel=self._channel,
-                    dropped=window.manifest.dropped,
-                    cut=bool(window.manifest.cuts),
-                    session_id=self.session_id,
-                )
-            )
+        self._events.truncated(window.manifest)
         return window
 
     @asynccontextmanager
@@ -331,41 +316,8 @@ class Session:
         try:
             yield
         except (StoreError, asyncio.CancelledError) as error:
-            self._tell_read(started, on_failure)
+            self._events.read(started, on_failure)
             if isinstance(error, StoreError):
-                self._tell_read_failure(error, on_failure)
+                self._events.read_failed(error, on_failure)
             raise
-        self._tell_read(started, "ok")
-
-    def _tell_read_failure(self, error: Exception, outcome: Outcome) -> None:
-        self._observer.notify(
-            ReadFailed(
-                backend=self._transcripts.backend,
-                channel=self._channel,
-                outcome=outcome,
-                error=type(error).__name__,
-                session_id=self.session_id,
-            )
-        )
-
-    def _tell_read(self, started: float, outcome: Outcome) -> None:
-        self._observer.notify(
-            StoreRead(
-                backend=self._transcripts.backend,
-                channel=self._channel,
-                outcome=outcome,
-                milliseconds=(time.perf_counter() - started) * 1000,
-                session_id=self.session_id,
-            )
-        )
-
-    def _tell_write(self, started: float, outcome: Outcome) -> None:
-        self._observer.notify(
-            StoreWrite(
-                backend=self._transcripts.backend,
-                channel=self._channel,
-                outcome=outcome,
-                milliseconds=(time.perf_counter() - started) * 1000,
-                session_id=self.session_id,
-            )
-        )
+        self._events.read(started, "ok")
