@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from tests.children import run_together
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
@@ -23,6 +23,7 @@ from threadkeep.store.migrations import migrate
 from threadkeep.store.postgres import PostgresDriver
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.sqlite import SqliteDriver
+from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.testing import SettableClock
 
@@ -192,6 +193,66 @@ async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(data
         assert [hit.message.content for hit in await index.search("old", limit=5)] == []
         assert len(await index.search("words", limit=5)) == 2
         await transcripts.close()
+
+
+_ENDLESS = {
+    "sqlite": "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n WHERE x < 0",
+    "postgres": "SELECT pg_sleep(60)",
+}
+
+
+def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
+    """An index of a database so big that no search comes to an end."""
+    index = SearchIndex(driver)
+    names = ("match", "match_short", "match_short_of_user")
+    statements = load_statements(f"{driver.backend}/search.sql")
+    monkeypatch.setattr(index, "_sql", {**statements, **dict.fromkeys(names, _ENDLESS[driver.backend])})
+    return index
+
+
+async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for what takes for ever: chats read on, and the searches end with the cure."""
+    async with opened(shared_url) as driver, asyncio.timeout(20):
+        index = endless(driver, monkeypatch)
+        searches = [asyncio.ensure_future(index.search("a", limit=5, user_id=user)) for user in [None, "u1"] * 5]
+        for _ in range(5):
+            async with driver.reading() as one, driver.reading() as another:
+                assert await one.fetch("SELECT 1", {}) == await another.fetch("SELECT 1", {}) == [(1,)]
+        assert not any(search.done() for search in searches)
+        for search in searches:
+            search.cancel()
+        await asyncio.gather(*searches, return_exceptions=True)
+        monkeypatch.setattr("threadkeep.store.search._SEARCH_SECONDS", 0.1)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="ask for a longer"):
+                await index.search("a", limit=5)
+        assert await SearchIndex(driver).search("a", limit=5) == []
+
+
+async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads next gets the connection at once, whenever the search before was given up."""
+    async with opened(shared_url) as driver, asyncio.timeout(20):
+        index = endless(driver, monkeypatch)
+        for steps in range(20):
+            search = asyncio.ensure_future(index.search("a", limit=5))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                await asyncio.to_thread(int)
+            search.cancel()
+            await asyncio.gather(search, return_exceptions=True)
+        assert await SearchIndex(driver).search("a", limit=5) == []
+
+
+@pytest.mark.parametrize("name", ["match", "match_short_of_user"])
+async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: str, name: str) -> None:
+    """On SQLite: whose a text is comes before the text, in the engine's own plan."""
+    parameters = {"user_id": "u1", "expression": '"refund"', "patterns": "[]", "limit": 10}
+    async with opened(sqlite_url) as driver, driver.reading() as connection:
+        sql = load_statements("sqlite/search.sql")[name]
+        steps = [row[3] for row in await connection.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+    order = [step.split()[1] for step in steps if step.startswith(("SCAN", "SEARCH"))]
+    assert order.index("s") < order.index("m"), steps
+    assert name == "match" or "idx_chat_sessions_user_id" in steps[0]
 
 
 async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -> None:

@@ -14,12 +14,16 @@ import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
 
+from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Row, RowLocked
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
+_SEARCH_SECONDS = 5.0
+# Fewer than an engine has connections: chats read beside the searches.
+_SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
@@ -43,6 +47,7 @@ class SearchIndex:
         self._driver = driver
         self._sql = load_statements(f"{driver.backend}/search.sql")
         self._turn = asyncio.Lock()
+        self._searches = asyncio.Semaphore(_SEARCHES)
 
     async def catch_up(self, *, seconds: float | None = None) -> bool:
         """Index what is not indexed yet, for at most some seconds; True when nothing is left.
@@ -78,16 +83,25 @@ class SearchIndex:
         return True
 
     async def search(self, query: str, *, limit: int, user_id: str | None = None) -> list[SearchHit]:
-        """Messages with all the words of a query, best first."""
+        """Messages with all the words of a query, best first.
+
+        Raises:
+            StoreUnavailable: it takes too long, with whoever else is searching.
+        """
         words = clean_text(query).split()
         if not words or limit <= 0:
             return []
-        async with self._driver.reading() as connection:
-            if self._driver.backend == "postgres":
-                parameters = {"terms": " ".join(search_terms(query)), "user_id": user_id, "limit": limit}
-                rows = await connection.fetch(self._sql["match"], parameters)
-            else:
-                rows = await self._search_trigrams(connection, words, limit=limit, user_id=user_id)
+        try:
+            async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
+                if self._driver.backend == "postgres":
+                    parameters = {"terms": " ".join(search_terms(query)), "user_id": user_id, "limit": limit}
+                    rows = await connection.fetch(self._sql["match"], parameters)
+                else:
+                    rows = await self._search_trigrams(connection, words, limit=limit, user_id=user_id)
+        except TimeoutError:
+            raise StoreUnavailable(
+                f"The search took longer than {_SEARCH_SECONDS:g} seconds; ask for a longer or a rarer word."
+            ) from None
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
     async def _search_trigrams(
@@ -97,7 +111,8 @@ class SearchIndex:
         trigrams = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _TRIGRAM)
         patterns = [like_pattern(word) for word in words if len(word) < _TRIGRAM]
         parameters = {"expression": trigrams, "patterns": dump_json(patterns), "user_id": user_id, "limit": limit}
-        return await connection.fetch(self._sql["match" if trigrams else "match_short"], parameters)
+        short = "match_short" if user_id is None else "match_short_of_user"
+        return await connection.fetch(self._sql["match" if trigrams else short], parameters)
 
     async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
         """Index the next messages of a session; None when it is not as it was: another process was at it."""

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import sqlite3
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -17,6 +17,7 @@ from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, Stor
 from threadkeep.store.statements import load_statements
 
 _READERS = 4
+_STOP_SECONDS = 0.01
 
 # aiosqlite's debug log has the parameters of every statement: what people said. No level may show it.
 logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
@@ -98,22 +99,28 @@ class SqliteDriver:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[SqliteConnection]:
-        """A connection to read from."""
+        """A connection to read from; when its user is cancelled, what it reads is stopped."""
         if self._path is None:
             async with self._write_lock:
-                yield await self._writing_connection()
+                connection = await self._writing_connection()
+                try:
+                    yield connection
+                except asyncio.CancelledError:
+                    await asyncio.shield(_stop(connection.raw))
+                    raise
             return
         async with self._reader_slots:
             self._check_open()
             connection = self._readers.pop() if self._readers else await self._connect()
+            stop = False
             try:
                 yield connection
+            except asyncio.CancelledError:
+                stop = True
+                raise
             finally:
-                # A reader whose statement was cancelled is still good: its thread finishes the statement first.
-                if self._closed:
-                    await connection.raw.close()
-                else:
-                    self._readers.append(connection)
+                taking = self._take_back(connection, stop=stop)
+                await (asyncio.shield(taking) if stop else taking)
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
@@ -150,6 +157,14 @@ class SqliteDriver:
                 self._writer = None
         while self._readers:
             await self._readers.pop().raw.close()
+
+    async def _take_back(self, connection: SqliteConnection, *, stop: bool = False) -> None:
+        if stop:
+            await _stop(connection.raw)
+        if self._closed:
+            await connection.raw.close()
+        else:
+            self._readers.append(connection)
 
     def _check_open(self) -> None:
         if self._closed:
@@ -225,6 +240,17 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         # Its thread has a last word for this event loop, which may be closed a moment later.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
+
+
+async def _stop(raw: aiosqlite.Connection) -> None:
+    """End the statement that nobody waits for any more, so that the next one does not stand behind it."""
+    # Again and again: the statement may still be in the queue of the connection's thread. This one goes behind it.
+    behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
+    while not behind.done():
+        with suppress(ValueError, sqlite3.Error):
+            await raw.interrupt()
+        await asyncio.wait([behind], timeout=_STOP_SECONDS)
+    behind.exception()  # it may have been stopped itself
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:

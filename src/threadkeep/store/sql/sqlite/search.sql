@@ -36,14 +36,15 @@ WHERE d.session_id = :session_id
 DELETE FROM chat_search_documents WHERE session_id = :session_id
 
 -- name: match
--- Best first by bm25, which SQLite answers as a negative number. Words too short for a trigram are patterns.
+-- Best first by bm25, which SQLite answers as a negative number. Words too short for a trigram are patterns. CROSS JOIN
+-- keeps this order: whose a text is comes before the text.
 SELECT
     d.session_id, -f.rank, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at
 FROM (SELECT rowid, rank FROM chat_search WHERE chat_search MATCH :expression) f
-JOIN chat_search_documents d ON d.document = f.rowid
-JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
-JOIN chat_sessions s ON s.session_id = d.session_id
+CROSS JOIN chat_search_documents d ON d.document = f.rowid
+CROSS JOIN chat_sessions s ON s.session_id = d.session_id
+CROSS JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
 WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY f.rank, m.created_at DESC
@@ -54,8 +55,17 @@ LIMIT :limit
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at
-FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
-WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) 
+FROM chat_messages m
+WHERE NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+ORDER BY m.created_at DESC
+LIMIT :limit
+
+-- name: match_short_of_user
+SELECT
+    m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+    m.metadata, m.original, m.sent_at, m.created_at
+FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id
+WHERE s.user_id = :user_id
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC
 LIMIT :limit
