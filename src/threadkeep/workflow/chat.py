@@ -18,7 +18,15 @@ from weakref import WeakValueDictionary
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import Interrupted, ModelCallFailed, SessionNotFound, StoreError, ThreadkeepError, WrongUser
+from threadkeep.errors import (
+    Interrupted,
+    ModelCallFailed,
+    SessionNotFound,
+    StoreError,
+    StoreUnavailable,
+    ThreadkeepError,
+    WrongUser,
+)
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ContextBuilt, Event, TurnFinished, TurnStatus
@@ -111,6 +119,7 @@ class ChatTurn:
         self.message_id = request.message_id or str(uuid7())
         self.run_id = str(uuid7())
         self.task: asyncio.Task[ChatAnswer] | None = None
+        self.context: ContextBuilt | None = None
         self._events: list[ChatStarted | ChatToken] = []
         self._changed = asyncio.Event()
 
@@ -118,6 +127,15 @@ class ChatTurn:
         """Name the task that carries the turn out."""
         self.task = task
         task.add_done_callback(lambda _: self._signal())
+
+    def note(self, built: ContextBuilt) -> None:
+        """Remember what a model call was given.
+
+        It may be told under another run's id, that of the run which stored the question first; one with the turn's own
+        is not given up for such a one, which may as well be an agent's beside the chat.
+        """
+        if self.context is None or self.context.run_id != self.run_id or built.run_id == self.run_id:
+            self.context = built
 
     def tell(self, event: ChatStarted | ChatToken) -> None:
         """Pass an event to all followers."""
@@ -167,7 +185,7 @@ class Chat:
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._contexts: dict[str, ContextBuilt] = {}
+        self._at_work: dict[str, ChatTurn] = {}
         memory.observers.add(self)
 
     @property
@@ -176,9 +194,9 @@ class Chat:
         return len(self._turns)
 
     def notify(self, event: Event, /) -> None:
-        """Remember what the model calls of running turns were given."""
-        if isinstance(event, ContextBuilt) and event.run_id is not None:
-            self._contexts[event.run_id] = event
+        """Remember what the model calls of the turns at work were given; of a session that is one at a time."""
+        if isinstance(event, ContextBuilt) and event.session_id in self._at_work:
+            self._at_work[event.session_id].note(event)
 
     def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
         """Start a turn, or join the one that answers this message already.
@@ -233,16 +251,17 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
         del self._turns[key]
-        self._contexts.pop(turn.run_id, None)
         if turn.task is not None and not turn.task.cancelled():
             turn.task.exception()  # a caller who went away does not ask for it
 
     async def _run(self, turn: ChatTurn) -> ChatAnswer:
         async with self.in_turn(turn.session_id):
             await self._check_owner(turn)
-            if turn.request.message_id is None:
-                return await self._answer(turn)
-            return await self._answer_once(turn)
+            self._at_work[turn.session_id] = turn
+            try:
+                return await (self._answer(turn) if turn.request.message_id is None else self._answer_once(turn))
+            finally:
+                del self._at_work[turn.session_id]
 
     async def _check_owner(self, turn: ChatTurn) -> None:
         """Another user's session is not there. If the database cannot tell now, the turn's own write will."""
@@ -257,12 +276,34 @@ class Chat:
         if info.user_id != turn.request.user_id:
             raise SessionNotFound(turn.session_id)
 
+    async def _check_owner_of_result(self, turn: ChatTurn, run: Run) -> None:
+        """An answer that is stored is given to its session's user, and to nobody while that cannot be told.
+
+        Asked again, and not taken from before: the session may have been made while its run was waited for.
+        """
+        if turn.request.user_id is None or turn.request.session_id is None:
+            return
+        own = self._memory.session(turn.session_id, user_id=turn.request.user_id)
+        if any(message.run_id == run.run_id for message in own.waiting()):
+            return
+        try:
+            async with own.patience():
+                info = await self._memory.session(turn.session_id).info()
+        except (SessionNotFound, StoreError, TimeoutError) as error:
+            # A session that is not there waits to be written, perhaps in another process.
+            raise StoreUnavailable(
+                "The database cannot tell now whose answer this is; send the message again, with its message_id."
+            ) from error
+        if info.user_id != turn.request.user_id:
+            raise SessionNotFound(turn.session_id)
+
     async def _answer_once(self, turn: ChatTurn) -> ChatAnswer:
         """Answer a message that has an id: by whichever process claims it first."""
         run, mine = await self._claim(turn)
         if run is not None:
             turn.run_id = run.run_id
         if not mine and run is not None and run.result is not None:
+            await self._check_owner_of_result(turn, run)
             return ChatAnswer.from_dict(run.result)
         beating = asyncio.create_task(self._keep_alive(turn.run_id))
         try:
@@ -349,7 +390,7 @@ class Chat:
         return self._with_context(turn, reply)
 
     def _with_context(self, turn: ChatTurn, reply: Reply) -> ChatAnswer:
-        built = self._contexts.get(turn.run_id) or ContextBuilt(messages=0, tokens=0)
+        built = turn.context or ContextBuilt(messages=0, tokens=0)
         return ChatAnswer(
             session_id=turn.session_id,
             run_id=turn.run_id,
