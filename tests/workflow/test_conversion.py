@@ -110,9 +110,20 @@ def test_what_the_workflow_thinks_of_its_answer_is_stored_with_it(
     assert (stored.confidence, stored.escalated) == opinion
 
 
-def test_an_id_that_cannot_be_stored_is_left_out() -> None:
-    """The store gives it another."""
-    assert from_langchain(HumanMessage("hi", id="a\nb")).id is None
+@pytest.mark.parametrize("bad_id", ["a\nb", "ab\u200bc", "half \ud83d", "x" * 513])
+def test_an_id_that_cannot_be_stored_makes_another(bad_id: str) -> None:
+    """Always the same from the same, so that a message that is delivered again is known; and it counts when merging."""
+    stored = from_langchain(HumanMessage("hi", id=bad_id))
+    assert stored.id == from_langchain(HumanMessage("hello", id=bad_id)).id
+    assert stored.id != from_langchain(HumanMessage("hi", id=f"{bad_id}!")).id
+    in_state = HumanMessage("hi", id=bad_id)
+    assert merge([to_langchain(stored)], [in_state]) == [in_state]
+
+
+def test_a_message_without_an_id_gets_it_from_the_store() -> None:
+    """An empty one is none."""
+    assert from_langchain(HumanMessage("hi", id="")).id is None
+    assert from_langchain(HumanMessage("hi")).id is None
 
 
 def test_what_is_no_utterance_is_refused() -> None:

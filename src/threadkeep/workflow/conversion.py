@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from langchain_core.messages import (
     AIMessage,
@@ -33,6 +34,19 @@ _CHAT_ROLES: dict[str, Role] = {
     "system": "system",
     "developer": "system",
 }
+
+
+def id_of(message: BaseMessage) -> str | None:
+    """The id under which a message is stored, looked for and merged: its own, or one made of an id that cannot be kept.
+
+    The same bad id (too long, or with characters that cannot be printed) always makes the same, so that a message which
+    is delivered again under it is known.
+    """
+    if not message.id:
+        return None
+    if len(message.id) <= MAX_ID_CHARACTERS and message.id.isprintable():
+        return message.id
+    return f"sha256-{sha256(message.id.encode('utf-8', 'surrogatepass')).hexdigest()}"
 
 
 def text_of(message: BaseMessage) -> str:
@@ -82,7 +96,6 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
     Raises:
         InvalidMessage: a tool's result, or anything else that is not an utterance of user, assistant or system.
     """
-    known_id = message.id if message.id and len(message.id) <= MAX_ID_CHARACTERS and message.id.isprintable() else None
     original: Json = None
     if full:
         whole = message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
@@ -96,7 +109,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
     return Message(
         role=role,
         content=text_of(message),
-        id=known_id,
+        id=id_of(message),
         confidence=confidence,
         escalated=escalated,
         original=original,
@@ -109,25 +122,26 @@ def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[
     A message that only history has stands right after the one that it follows there; if it follows none that state has,
     before the state's first message (but after the system messages that the state begins with).
     """
-    in_state = {message.id for message in state if message.id is not None}
+    in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
     anchor: str | None = None
     seen: set[str] = set()
     for message in history:
-        if message.id is not None and message.id in in_state:
-            anchor = message.id
-        elif message.id is None or message.id not in seen:
+        message_id = id_of(message)
+        if message_id is not None and message_id in in_state:
+            anchor = message_id
+        elif message_id is None or message_id not in seen:
             after.setdefault(anchor, []).append(message)
-        if message.id is not None:
-            seen.add(message.id)
+        if message_id is not None:
+            seen.add(message_id)
     opening = next((place for place, m in enumerate(state) if not isinstance(m, SystemMessage)), len(state))
     merged: list[BaseMessage] = []
     for place, message in enumerate(state):
         if place == opening:
             merged += after.pop(None, [])
         merged.append(message)
-        if message.id is not None:
-            merged += after.pop(message.id, [])
+        if (message_id := id_of(message)) is not None:
+            merged += after.pop(message_id, [])
     return merged + after.pop(None, [])
 
 
