@@ -171,7 +171,7 @@ async def test_an_answer_whose_reader_left_is_kept_after_a_while(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody hears of the run again: its answer is kept by itself, and the next turn sees it."""
-    monkeypatch.setattr("threadkeep.workflow.middleware._ABANDONED_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.workflow.unsettled.ABANDONED_SECONDS", 0.0)
 
     class Failing(AgentMiddleware):
         async def aafter_model(self, state: object, runtime: object) -> None:

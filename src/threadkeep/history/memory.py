@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any, Protocol
+from weakref import WeakSet
 
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
@@ -44,6 +46,14 @@ class MemoryOptions:
     background: bool = True
 
 
+class LastWords(Protocol):
+    """Somebody who has something to store before the memory closes."""
+
+    async def settle_all(self) -> None:
+        """Store it."""
+        ...
+
+
 class Memory:
     """The sessions of one database. Made by `threadkeep.open_memory`, which also closes it."""
 
@@ -65,30 +75,36 @@ class Memory:
         self.pending = pending
         self.observers = observers
         self.clock = clock
-        self._unfinished: set[asyncio.Task[None]] = set()
-        self._closing: list[Callable[[], Awaitable[None]]] = []
+        self._unfinished: set[asyncio.Task[Any]] = set()
+        self._speakers: WeakSet[LastWords] = WeakSet()
 
-    async def finish[**P](self, work: Callable[P, Awaitable[None]], *arguments: P.args, **named: P.kwargs) -> None:
+    async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
         """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
 
-        async def working() -> None:
-            await work(*arguments, **named)
+        async def working() -> T:
+            return await work(*arguments, **named)
 
         task = asyncio.create_task(working())
         self._unfinished.add(task)
-        task.add_done_callback(self._unfinished.discard)
-        await asyncio.shield(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
 
-    def before_closing(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Have work done before the memory closes: the last words of those who use it."""
-        self._closing.append(work)
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(task)
+        if not task.cancelled():
+            task.exception()  # a caller who was cancelled does not ask for it
+
+    def before_closing(self, speaker: LastWords) -> None:
+        """Let somebody store last words when the memory closes; whoever is not there any more then has none."""
+        self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Do what was left for the end, and wait for what is unfinished."""
-        for work in self._closing:
-            await work()
+        """Do what was left for the end, and wait for what is unfinished; the first error is raised after all of it."""
+        results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.gather(*self._unfinished, return_exceptions=True)
+        for error in filter(None, results):
+            raise error
 
     def session(self, session_id: str, *, user_id: str | None = None) -> Session:
         """The session with an id; nothing is read or written yet.

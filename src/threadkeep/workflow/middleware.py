@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
@@ -25,37 +23,14 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
-from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.conversion import id_of, text_of
 from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
 from threadkeep.workflow.turns import IdOf, OpenTurn, TurnOptions
-
-_ABANDONED_SECONDS = 5.0
-"""How long an answer waits for its run to end before it is stored all the same."""
+from threadkeep.workflow.unsettled import Unsettled
 
 _MOST_RUNS = 1_000
 """How many runs are remembered; one that is forgotten (interrupted, say) is taken up again from the transcript."""
-
-
-@dataclass(eq=False)
-class _Unsettled:
-    """A turn in this process, and what it has said that is not stored yet."""
-
-    turn: OpenTurn
-    text: BaseMessage | str = ""
-    status: Status = "interrupted"
-    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
-    direct_calls: set[str] = field(default_factory=set)
-
-    def stop_waiting(self) -> None:
-        """Somebody else takes care of what was said."""
-        if self.timer is not None:
-            self.timer.cancel()
-
-    def let_go(self) -> None:
-        """What was said before counts no more: the run goes on."""
-        self.stop_waiting()
-        self.text, self.status = "", "interrupted"
 
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
@@ -93,8 +68,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             user_id=user_id,
             keep_originals=keep_originals,
         )
-        self._unsettled: dict[tuple[str, str | None], _Unsettled] = {}
-        memory.before_closing(_settling(weakref.ref(self)))
+        self._unsettled: dict[tuple[str, str | None], Unsettled] = {}
+        memory.before_closing(self)
 
     @property
     def open_runs(self) -> int:
@@ -111,10 +86,11 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         if not question:
             return await self._answered_already(session, messages)
         turn = OpenTurn(self._memory, session, self._options, question)
+        await self._settle_what_is_over(turn)
         await turn.begin(run_id_of(config), metadata_of(config))
         if turn.answered is not None:
             return {"messages": [turn.answered], "jump_to": "end"}
-        self._enter(turn)
+        self._enter(turn).begun_by(runtime)
         return None
 
     async def awrap_model_call(
@@ -125,6 +101,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         """Send the model what the session remembers, and keep what it says in case the run does not end well."""
         config = get_config()
         unsettled = await self._turn_of(request.messages, config)
+        unsettled.stop_waiting()
         turn = unsettled.turn
         messages = await turn.context(request.messages, request.system_message)
         partial = PartialAnswer()
@@ -138,13 +115,13 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             raise
         except Exception as error:
             self._tell_model_failure(turn, error)
-            self._hold(unsettled, partial.text, "failed")
+            self._hold(unsettled, partial.text, "failed", request.runtime)
             raise
         finally:
             var_child_runnable_config.reset(token)
         final = response.result[-1] if response.result else None
         if isinstance(final, AIMessage) and not final.tool_calls:
-            self._hold(unsettled, final, "interrupted")
+            self._hold(unsettled, final, "interrupted", request.runtime)
         else:
             unsettled.let_go()
         return response
@@ -156,6 +133,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     ) -> ToolMessage | Command[Any]:
         """When a run is cancelled in a tool, what the assistant had said before it is kept as interrupted."""
         messages = request.state["messages"]
+        if known := self._known(messages, session_for(self._memory, self._options, get_config())):
+            known.stop_waiting()
         try:
             result = await handler(request)
         except asyncio.CancelledError:
@@ -176,22 +155,26 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             await self._end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
         return None
 
-    async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> _Unsettled:
+    async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> Unsettled:
         """The turn that a hook belongs to; one that began in another process (or before an interrupt) is taken up."""
         session = session_for(self._memory, self._options, config)
-        question = question_before(messages)
-        for message in reversed(messages) if question else ():
-            # Not simply the newest: a tool may have put a human message (an image, say) after the question.
-            if message.type == "human" and (known := self._unsettled.get((session.session_id, message.id))):
-                return known
-        turn = OpenTurn(self._memory, session, self._options, question)
+        if known := self._known(messages, session):
+            return known
+        turn = OpenTurn(self._memory, session, self._options, question_before(messages))
         await turn.go_on()
         return self._enter(turn)
 
-    def _enter(self, turn: OpenTurn) -> _Unsettled:
+    def _known(self, messages: list[Any], session: Session) -> Unsettled | None:
+        for message in reversed(messages) if question_before(messages) else ():
+            # Not simply the newest: a tool may have put a human message (an image, say) after the question.
+            if message.type == "human" and (known := self._unsettled.get((session.session_id, id_of(message)))):
+                return known
+        return None
+
+    def _enter(self, turn: OpenTurn) -> Unsettled:
         """Remember the turn of a run. A question that is asked again takes the place of its run that failed."""
         key = (turn.session.session_id, turn.question_id)
-        unsettled = self._unsettled.pop(key, None) or _Unsettled(turn)
+        unsettled = self._unsettled.pop(key, None) or Unsettled(turn)
         unsettled.turn = turn
         if unsettled.status == "failed":
             unsettled.let_go()
@@ -209,17 +192,36 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             return {"jump_to": "end"} if turn.answered or await turn.is_stored(last) else None
         return {"messages": [turn.answered], "jump_to": "end"} if turn.answered else None
 
-    def _hold(self, unsettled: _Unsettled, said: BaseMessage | str, status: Status) -> None:
+    def _hold(self, unsettled: Unsettled, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Remember what was said until the run ends; a run that is never heard of again has it stored by the timer."""
-        unsettled.stop_waiting()
-        unsettled.text, unsettled.status = said, status
-        loop = asyncio.get_running_loop()
-        unsettled.timer = loop.call_later(_ABANDONED_SECONDS, lambda: loop.create_task(self._settle(unsettled)))
+        unsettled.hold(said, status, runtime)
+        unsettled.wait(lambda: self._settle_abandoned(unsettled))
 
-    async def _settle(self, unsettled: _Unsettled) -> None:
+    async def _settle_what_is_over(self, new: OpenTurn) -> None:
+        """Store what was said by runs of a session that were cut off, before its next turn; a run that may live stays.
+
+        What the same question was answered is left to its second try.
+        """
+        for (session_id, question_id), unsettled in list(self._unsettled.items()):
+            if session_id == new.session.session_id and question_id != new.question_id and unsettled.is_over:
+                await self._settle(unsettled)
+
+    async def _settle_abandoned(self, unsettled: Unsettled) -> None:
+        """Store what was said by a run that is not heard of.
+
+        Nobody can tell for certain that it is over: if it ends well all the same, its answer must not be taken for one
+        that is there already. So what is stored now has an id of its own. Then both are in the transcript, one of them
+        marked; without it a question would stand there as never answered, and be answered anew when it is repeated.
+        """
+        said = unsettled.text
+        if not unsettled.is_over and isinstance(said, AIMessage):
+            said = text_of(said)
+        await self._end(unsettled, said, unsettled.status)
+
+    async def _settle(self, unsettled: Unsettled) -> None:
         await self._end(unsettled, unsettled.text, unsettled.status)
 
-    async def _end(self, unsettled: _Unsettled, said: BaseMessage | str, status: Status) -> None:
+    async def _end(self, unsettled: Unsettled, said: BaseMessage | str, status: Status) -> None:
         """The run is over for this turn."""
         unsettled.stop_waiting()
         key = (unsettled.turn.session.session_id, unsettled.turn.question_id)
@@ -229,8 +231,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     async def settle_all(self) -> None:
         """Store what was said by runs that did not end; the memory asks for it when it closes."""
+        errors: list[Exception] = []
         for unsettled in list(self._unsettled.values()):
-            await self._settle(unsettled)
+            try:
+                await self._settle(unsettled)
+            except Exception as error:  # noqa: BLE001 - one turn's trouble keeps no other from being stored
+                errors.append(error)
+        for first in errors:
+            raise first
 
     def _tell_model_failure(self, turn: OpenTurn, error: Exception) -> None:
         self._memory.observers.notify(
@@ -241,16 +249,6 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
                 session_id=turn.session.session_id,
             )
         )
-
-
-def _settling(middleware: weakref.ref[SessionMemory]) -> Callable[[], Awaitable[None]]:
-    """The last work of a middleware that need not be there any more: some make an agent for each request."""
-
-    async def settle() -> None:
-        if (here := middleware()) is not None:
-            await here.settle_all()
-
-    return settle
 
 
 def _final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> BaseMessage | str | None:

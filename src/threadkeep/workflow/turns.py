@@ -10,6 +10,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -23,8 +24,11 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Recollection, Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import SPEAKERS, Json, Message, Status
-from threadkeep.workflow.conversion import from_langchain, merge, plain, repair, role_of, text_of, to_langchain
+from threadkeep.workflow.conversion import from_langchain, id_of, merge, plain, repair, role_of, text_of, to_langchain
 from threadkeep.workflow.trimming import count_tokens, trim
+
+_LONG_TURN = timedelta(seconds=10)
+"""How long a turn lasts before somebody else may have taken its question for abandoned, and answered it."""
 
 type IdOf = Callable[[RunnableConfig], str | None]
 
@@ -73,6 +77,7 @@ class OpenTurn:
         self._memory = memory
         self._options = options
         self._repeated = False
+        self._began = memory.clock()
         self._recollection: Recollection | None = None
         self._truncation_told = False
         self._closing = _Closing()
@@ -82,8 +87,8 @@ class OpenTurn:
 
     @property
     def question_id(self) -> str | None:
-        """The id of the newest message of the question, which is the turn's own id."""
-        return self.question[-1].id if self.question else None
+        """The stored id of the newest message of the question, which is the turn's own id."""
+        return id_of(self.question[-1]) if self.question else None
 
     async def begin(self, run_id: str | None = None, metadata: Mapping[str, Json] | None = None) -> None:
         """Store the question, with what the caller knows about it; find out whether it was asked before.
@@ -97,7 +102,7 @@ class OpenTurn:
         question = [self._stored(message, "complete").with_fields(metadata=metadata or {}) for message in self.question]
         self._repeated = any(message.id == self.question_id for message in self.session.waiting())
         if not self._repeated:
-            receipt = await self.session.record(question)
+            receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
         if self._repeated:
             self.answered = await self._stored_answer()
@@ -134,11 +139,13 @@ class OpenTurn:
 
     async def is_stored(self, message: BaseMessage) -> bool:
         """Whether the session has a message already."""
-        return await self._find(message.id) is not None
+        return await self._find(id_of(message)) is not None
 
     async def _close(self, message: BaseMessage, status: Status) -> None:
         async with self._closing.lock:
-            if self._closing.done or (self._repeated and await self._stored_answer() is not None):
+            # A turn that was quick has its question for itself, and is spared the read.
+            doubtful = self._repeated or self._memory.clock() - self._began >= _LONG_TURN
+            if self._closing.done or (doubtful and await self._stored_answer() is not None):
                 return
             await self.session.record([self._stored(message, status)])
             self._closing.done = status == "complete"
@@ -154,7 +161,7 @@ class OpenTurn:
             self._options.max_tokens,
             counter=self._options.counter,
             before_id=self.question_id,
-            known_ids={message.id for message in before if message.id is not None},
+            known_ids={message_id for message in before if (message_id := id_of(message)) is not None},
         )
 
     def _fitting(self, everything: list[BaseMessage]) -> list[BaseMessage]:
@@ -175,7 +182,7 @@ class OpenTurn:
     ) -> None:
         in_window = {message.id for message in recollection.messages}
         # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
-        again = sum(1 for message in before if is_utterance(message) and message.id not in in_window)
+        again = sum(1 for message in before if is_utterance(message) and id_of(message) not in in_window)
         self._memory.observers.notify(
             ContextBuilt(
                 run_id=self.run_id,
@@ -228,7 +235,7 @@ def is_utterance(message: BaseMessage) -> bool:
 
 def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     """The earlier turns of a checkpoint without those that were forgotten by a reset; system messages stay."""
-    place = max((place for place, message in enumerate(before, start=1) if message.id in forgotten), default=0)
+    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1
     return [*(message for message in before[:place] if isinstance(message, SystemMessage)), *before[place:]]

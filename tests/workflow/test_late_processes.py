@@ -1,0 +1,30 @@
+"""Processes that stall in a turn and go on when another one has taken it over."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from tests.workflow.chatting import ROOM, make_chat, said
+from tests.workflow.talking import kept
+from threadkeep import MemoryOptions, open_memory
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
+
+ID = "telegram:42"
+
+
+async def test_a_process_that_wakes_up_late_stores_no_second_answer(
+    shared_url: str, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """On every database: it stalled, another took its message over and answered; then it goes on."""
+    async with AsyncExitStack() as stack:
+        memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
+        gate = Gate()
+        stalled = make_chat(memories[0], ScriptedModel([["hello from ", gate, "the late one"]]))
+        turn = stalled.begin(said("hi", ID))
+        await gate.reached()
+        clock.advance(16)
+        other = make_chat(memories[1], ScriptedModel(["hello"]))
+        assert (await other.ask(said("hi", ID))).response == "hello"
+        gate.open()
+        await turn.answer()
+        assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", "hello")]
