@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep import InvalidMessage, Message
-from threadkeep.records import dump_json
+from threadkeep.records import Json, dump_json
 
 _TEXT = st.text(st.characters(exclude_categories=["Cs"]))
 _JSON = st.recursive(
@@ -74,12 +76,50 @@ def test_a_message_is_the_same_after_json(message: Message) -> None:
         ({"confidence": "high"}, "confidence is a finite number"),
         ({"escalated": 1}, "escalated is True or False"),
         ({"metadata": ["a"]}, "metadata is a mapping"),
+        ({"metadata": {"score": float("nan")}}, "finite numbers"),
+        ({"metadata": {"a": {"b": [b"bytes"]}}}, "no bytes"),
+        ({"metadata": {1: "a"}}, "text keys"),
+        ({"metadata": {"a": {0: "b"}}}, "text keys"),
+        ({"original": {"logprob": float("-inf")}}, "finite numbers"),
+        ({"original": {"a": {1, 2}}}, "must be JSON"),
+        ({"original": object()}, "must be JSON"),
     ],
 )
 def test_what_could_not_be_stored_is_refused_at_once(fields: dict[str, Any], says: str) -> None:
     """The sentence names the field."""
     with pytest.raises(InvalidMessage, match=says):
         Message(**{"role": "user", "content": "hi", **fields})
+
+
+def test_other_sequences_and_mappings_become_those_of_json() -> None:
+    """So that a message is equal to what comes back from its JSON, and nobody changes it from outside."""
+    inner: dict[str, Json] = {"b": (1, (2, 3))}
+    message = Message(role="user", content="hi", metadata=MappingProxyType({"a": inner}), original=({"c": ()},))
+    inner["b"] = ()
+    assert message.metadata == {"a": {"b": [1, [2, 3]]}}
+    assert message.original == [{"c": []}]
+    assert Message.from_json(message.to_json()) == message
+
+
+def test_a_refusal_never_quotes_what_was_read() -> None:
+    """Neither in its sentence nor in what is printed above it: what cannot be read is somebody's words."""
+    secret = "canary"
+    good = {"role": "user", "content": "hi"}
+    wrong: list[dict[str, Any]] = [
+        {**good, secret: 1},
+        {**good, "sent_at": secret},
+        {**good, "role": secret},
+        {**good, "metadata": {"a": {secret}}},
+        {**good, "original": {secret: float("nan")}},
+    ]
+    reads: list[Callable[[], Message]] = [partial(Message.from_dict, values) for values in wrong]
+    reads.append(partial(Message.from_json, f'{{"{secret}'))
+    for read in reads:
+        with pytest.raises(InvalidMessage) as refused:
+            read()
+        error = refused.value
+        assert error.__suppress_context__ or error.__context__ is None
+        assert secret not in str(error)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +153,7 @@ def test_json_that_is_too_deep_is_refused() -> None:
         (lambda: Message.from_json("{"), "is not JSON"),
         (lambda: Message.from_json("[]"), "one object, not a list"),
         (lambda: Message.from_json('{"role": "user"}'), "needs the field 'content'"),
-        (lambda: Message.from_json('{"role": "user", "content": "", "mood": 1}'), "no field 'mood'"),
+        (lambda: Message.from_json('{"role": "user", "content": "", "mood": 1}'), "has no other fields"),
         (lambda: Message.from_json('{"role": "user", "content": "", "sent_at": "noon"}'), "ISO 8601"),
         (lambda: Message.from_json('{"role": "user", "content": "", "sent_at": "2026-01-01T00:00"}'), "time zone"),
     ],

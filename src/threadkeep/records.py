@@ -22,6 +22,8 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 
 MAX_ID_CHARACTERS = 512
 
+_NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
+
 
 @dataclass(frozen=True)
 class Message:
@@ -68,8 +70,15 @@ class Message:
             raise InvalidMessage("A message's confidence is a finite number or None.")
         if not isinstance(self.escalated, bool):
             raise InvalidMessage("A message's escalated is True or False.")
+        self._take_json()
+
+    def _take_json(self) -> None:
         if not isinstance(self.metadata, Mapping):
             raise InvalidMessage("A message's metadata is a mapping with text keys.")
+        if self.metadata:
+            object.__setattr__(self, "metadata", _as_json(self.metadata))
+        if self.original is not None:
+            object.__setattr__(self, "original", _as_json(self.original))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; times in ISO 8601, in UTC."""
@@ -81,11 +90,7 @@ class Message:
         return values
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` turns into an equal message.
-
-        Raises:
-            InvalidMessage: metadata or original hold something that JSON does not have.
-        """
+        """One line of JSON that `from_json` turns into an equal message."""
         return dump_json(self.to_dict())
 
     @classmethod
@@ -96,8 +101,9 @@ class Message:
             InvalidMessage: a field is missing, unknown or of the wrong type.
         """
         known = {f.name for f in fields(cls)}
-        if unknown := sorted(set(values) - known):
-            raise InvalidMessage(f"A message has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+        if set(values) - known:
+            # Not which: what stands in a field's place may be what somebody said.
+            raise InvalidMessage(f"A message has no other fields than {', '.join(sorted(known))}.")
         if missing := {"role", "content"} - set(values):
             raise InvalidMessage(f"A message needs the field {min(missing)!r}.")
         given = dict(values)
@@ -115,8 +121,9 @@ class Message:
         """
         try:
             values = json.loads(line)
-        except ValueError as error:
-            raise InvalidMessage("A message in JSON is one object; this is not JSON.") from error
+        except (ValueError, RecursionError):
+            # From None: the error has the whole text.
+            raise InvalidMessage("A message in JSON is one object; this is not JSON.") from None
         if not isinstance(values, dict):
             raise InvalidMessage(f"A message in JSON is one object, not a {type(values).__name__}.")
         return cls.from_dict(values)
@@ -194,10 +201,32 @@ def dump_json(value: Any) -> str:
     try:
         _check_keys(value)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidMessage(
-            "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
-        ) from error
+    except (TypeError, ValueError, RecursionError):
+        # From None: what the error says of a value may quote it.
+        raise InvalidMessage(_NO_JSON) from None
+
+
+def _as_json(value: Any) -> Json:
+    """A copy of a value in the types that JSON is read into, so that it is equal to what comes back from a store.
+
+    Raises:
+        InvalidMessage: the value has something that JSON does not.
+    """
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise InvalidMessage(_NO_JSON) from None
+
+
+def _copied(value: Any) -> Json:
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _copied(inner) for key, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        return [_copied(inner) for inner in value]
+    raise InvalidMessage(_NO_JSON)
 
 
 def _check_keys(value: Any) -> None:
@@ -249,5 +278,5 @@ def _check_count(name: str, value: object) -> None:
 def _parse_time(name: str, text: str) -> datetime:
     try:
         return datetime.fromisoformat(text)
-    except ValueError as error:
-        raise InvalidMessage(f"A message's {name} is a time in ISO 8601 with a time zone.") from error
+    except ValueError:
+        raise InvalidMessage(f"A message's {name} is a time in ISO 8601 with a time zone.") from None

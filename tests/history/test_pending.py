@@ -277,9 +277,8 @@ async def test_what_can_never_be_stored_is_refused_and_not_kept(memory: Memory, 
     """Also in an outage: it would wait for ever."""
     async with outage():
         await memory.session("room").record(says("finds out"))
-        for bad in ([], [Message(role="user", content="hi", metadata={"score": float("nan")})]):
-            with pytest.raises(InvalidMessage):
-                await memory.session("other").record(bad)
+        with pytest.raises(InvalidMessage):
+            await memory.session("other").record([])
         assert len(memory.pending.entries) == 1
 
 
