@@ -52,6 +52,19 @@ def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
     assert "→ Set THREADKEEP_HISTORY_ENABLED=true" in cli("doctor").out
 
 
+def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
+    """The service would not start, and says why in the same words."""
+    cli.set(THREADKEEP_SYSTEM_PROMPT="Be kind. " * 99, THREADKEEP_HISTORY_MAX_TOKENS="50")
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "settings")
+    assert (finding["level"], "THREADKEEP_SYSTEM_PROMPT" in finding["detail"]) == ("fail", True)
+    assert "THREADKEEP_HISTORY_MAX_TOKENS" in finding["cure"]
+    refused = cli("serve", "--port", "0")
+    assert refused.exit_code == 1
+    assert finding["detail"] in " ".join(refused.err.split())
+
+
 def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:
     """And looking does not make it."""
     outcome = cli("doctor", "--json")

@@ -113,7 +113,38 @@ async def test_a_database_that_does_not_answer_is_a_503_to_be_tried_again(
     assert "inside" not in response.text
 
 
-@pytest.mark.parametrize("error", [ThreadkeepError("inside"), BudgetTooSmall("inside"), KeyError("inside")])
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RuntimeError(CANARY), "internal-error"),
+        (ThreadkeepError(CANARY), "internal-error"),
+        (BudgetTooSmall(CANARY), "context-too-small"),
+    ],
+)
+async def test_a_500_is_logged_by_class_and_place(
+    app: App,
+    client: httpx2.AsyncClient,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    error: Exception,
+    kind: str,
+) -> None:
+    """Whoever runs the service finds it; the sentence may quote people and is in neither."""
+
+    async def broken(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(app.memory, "sessions_page", broken)
+    response = await client.get("/api/v1/sessions")
+    check_problem(response, 500, kind)
+    [record] = [record for record in caplog.records if record.name == "threadkeep.web"]
+    assert type(error).__name__ in record.getMessage()
+    assert "test_problems.py:" in record.getMessage()
+    assert CANARY not in caplog.text
+    assert CANARY not in response.text
+
+
+@pytest.mark.parametrize("error", [ThreadkeepError("inside"), KeyError("inside")])
 def test_an_error_without_a_place_in_the_table_is_internal(error: Exception) -> None:
     """Its sentence was not written for callers."""
     problem = problem_of(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Sequence
 
 import pytest
@@ -22,7 +23,7 @@ from threadkeep import (
     SessionNotFound,
     count_tokens,
 )
-from threadkeep.errors import Interrupted
+from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflow.answering import ChatOptions
@@ -194,11 +195,21 @@ async def test_a_failure_that_nobody_waits_for_makes_no_noise(small_memory: Memo
     assert chat.running == 0
 
 
+def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(small_memory: Memory) -> None:
+    """Not at each message: no message could be answered. The cure is a number that works."""
+    prompt = "be kind " * 99
+    with pytest.raises(InvalidSettings, match="raise it to") as refused:
+        make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=50))
+    assert refused.value.variable == "THREADKEEP_HISTORY_MAX_TOKENS"
+    needed = int(re.findall(r"raise it to (\d+)", str(refused.value))[0])
+    make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=needed))
+    make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=0))
+
+
 async def test_a_budget_that_is_too_small_is_said_as_such(small_memory: Memory) -> None:
     """A mistake in the settings is no failure of the model."""
-    chat = make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt="be kind " * 99, max_tokens=50))
     with pytest.raises(BudgetTooSmall):
-        await chat.ask(said("hi"))
+        await make_chat(small_memory, ScriptedModel(), ChatOptions(max_tokens=1)).ask(said("one two three four five"))
 
 
 async def test_another_users_session_is_not_there(memory: Memory) -> None:

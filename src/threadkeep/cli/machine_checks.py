@@ -28,8 +28,22 @@ def check_settings(settings: Settings) -> list[Finding]:
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
     if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
         cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
-        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure)]
+        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure), *_prompt(settings)]
+    if trouble := _prompt(settings):
+        return trouble
     return [Finding("settings", "ok", f"{history}; service on {settings.host}:{settings.port}, {access}.")]
+
+
+def _prompt(settings: Settings) -> list[Finding]:
+    """What is wrong with the system prompt: a service does not start with one that leaves no room for a question."""
+    from threadkeep.workflow.answering import ChatOptions
+
+    try:
+        ChatOptions(settings.system_prompt, max_tokens=settings.history_max_tokens).check_room()
+    except InvalidSettings as error:
+        cure = f"Raise {error.variable}, or shorten THREADKEEP_SYSTEM_PROMPT."
+        return [Finding("settings", "fail", str(error), cure)]
+    return []
 
 
 def check_disk(settings: Settings) -> list[Finding]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -13,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 
 from threadkeep.errors import (
+    BudgetTooSmall,
     Interrupted,
     InvalidInput,
     InvalidKey,
@@ -25,6 +28,8 @@ from threadkeep.errors import (
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_SECONDS = 5
+
+_logger = logging.getLogger("threadkeep.web")
 
 # For each status the last part of the type, and a sentence; without one the error brings its own.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
@@ -58,6 +63,15 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         503,
         "interrupted",
         "The service stopped before the answer was complete; send the message again, with its message_id.",
+    ),
+    (
+        (BudgetTooSmall,),
+        500,
+        "context-too-small",
+        (
+            "The message does not fit beside the service's system prompt; whoever runs the service must raise "
+            "THREADKEEP_HISTORY_MAX_TOKENS or shorten THREADKEEP_SYSTEM_PROMPT."
+        ),
     ),
     (
         (StoreError,),
@@ -156,7 +170,16 @@ def answer_errors_with_problems(service: FastAPI) -> None:
 
 async def _respond(request: Request, error: Exception) -> JSONResponse:
     headers = error.headers if isinstance(error, HTTPException) else None
-    return problem_response(problem_of(error), headers)
+    problem = problem_of(error)
+    if problem.status == 500:
+        # Not its sentence: that of a foreign error may quote what people said.
+        _logger.error("a request failed: %s at %s", type(error).__name__, _place(error))
+    return problem_response(problem, headers)
+
+
+def _place(error: Exception) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
 
 
 def _threadkeep_problem(error: ThreadkeepError) -> Problem:
