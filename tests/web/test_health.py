@@ -18,6 +18,14 @@ async def test_the_process_is_alive(client: httpx2.AsyncClient) -> None:
     assert (await client.get("/healthz")).json() == {"status": "ok"}
 
 
+@pytest.mark.parametrize("path", ["/healthz", "/readyz"])
+async def test_load_balancers_may_ask_for_the_head_alone(client: httpx2.AsyncClient, path: str) -> None:
+    """Many do so by default; the answer is that to GET, without its body."""
+    head, whole = await client.head(path), await client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == whole.headers["content-type"]
+
+
 async def test_the_service_is_ready_when_its_database_answers(client: httpx2.AsyncClient) -> None:
     """With the engine, the schema, and what waits to be written."""
     ready = await client.get("/readyz")

@@ -19,12 +19,14 @@ router = APIRouter(tags=["health"])
 PATIENCE_SECONDS = 2.0
 
 
+@router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Is the service alive?")
 async def healthz() -> Health:
     """The process answers. Open to all."""
     return Health()
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Can the service work?", responses=documented(503))
 async def readyz(app: AppInUse) -> Readiness:
     """Whether the database answers within two seconds. If not (503), chat goes on without history, and turns wait."""
