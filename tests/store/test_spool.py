@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.children import Child
 from threadkeep import InvalidMessage, Message
 from threadkeep.records import Turn
-from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, spool_files
+from threadkeep.store.spool import KeptTurn, SpoolFile, in_use, read_entries, spool_files
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -113,6 +113,34 @@ def test_the_file_of_a_living_process_is_left_alone_and_that_of_a_killed_one_tak
     assert [kept.entry_id for kept in taken.entries()] == ["first", "second"]
     assert SpoolFile.take_over(path) is None
     taken.close()
+
+
+def test_who_looks_from_outside_keeps_nobody_from_taking_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that starts while somebody asks whether the owner lives gets the file a moment later."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(entry("first"))
+    assert in_use(file.path)
+    file.close()
+    looker = os.open(file.path, os.O_RDONLY)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: os.close(looker))
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    assert in_use(file.path)
+    taken.close()
+    assert not in_use(file.path)
+
+
+def test_who_looks_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that was stopped half-way keeps its lock; the service starts without the file."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(entry("first"))
+    file.close()
+    looker = os.open(file.path, os.O_RDONLY)
+    fcntl.flock(looker, fcntl.LOCK_SH)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert SpoolFile.take_over(file.path) is None
+    os.close(looker)
 
 
 def keep_and_wait(folder: str) -> None:

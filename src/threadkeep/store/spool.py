@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,6 +22,8 @@ from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
 
 _SUFFIX = ".pending.jsonl"
+_LOOKS = 100
+_LOOK_SECONDS = 0.005
 
 
 @dataclass(eq=False)
@@ -36,7 +39,7 @@ class KeptTurn:
 
     @property
     def refused(self) -> bool:
-        """Whether time cannot help, as the session is another user's: a person has to drop it, nobody waits behind it."""
+        """Whether time cannot help, as the session is another user's: a person drops it, and nobody waits behind it."""
         return self.error == WrongUser.__name__
 
 
@@ -69,9 +72,7 @@ class SpoolFile:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
             return None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _own(descriptor):
             os.close(descriptor)
             return None
         size = os.fstat(descriptor).st_size
@@ -142,18 +143,38 @@ def spool_files(folder: Path) -> list[Path]:
 
 
 def in_use(path: Path) -> bool:
-    """Whether the process that writes a file, or one that took it over, still lives."""
+    """Whether the process that writes a file, or one that took it over, still lives.
+
+    Asking takes a shared lock for a moment, which `take_over` waits out.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _locked(descriptor, fcntl.LOCK_SH)
     finally:
         os.close(descriptor)
+
+
+def _own(descriptor: int) -> bool:
+    """Lock a file for its owner, once those have gone who only look whether there is one."""
+    for _ in range(_LOOKS):
+        if _locked(descriptor, fcntl.LOCK_EX):
+            return True
+        if not _locked(descriptor, fcntl.LOCK_SH):
+            return False
+        # Those who look share the lock, an owner does not: it was one of them.
+        time.sleep(_LOOK_SECONDS)
     return False
+
+
+def _locked(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def read_entries(path: Path) -> list[KeptTurn]:
