@@ -104,8 +104,39 @@ def test_different_databases_have_different_fingerprints() -> None:
         "postgresql:///chat?host=/run/b&port=5433",
         "postgresql:///?host=/run/b&dbname=other",
         "postgresql://db/chat?options=-csearch_path%3Dtenant",
+        "postgresql://db/?user=alice",
+        "postgresql://db/?user=bob",
+        "postgresql://a,b/chat",
+        "postgresql://a:5433,b/chat",
+        "postgresql://a:5433,b:5433/chat",
     ]
     assert len({parse_address(url).fingerprint for url in urls}) == len(urls)
+
+
+@pytest.mark.parametrize(
+    "urls",
+    [
+        ["postgresql://db/chat", "postgresql://db:5432/chat", "postgres://DB/chat", "postgresql:///chat?host=db"],
+        ["postgresql:///chat?host=db", "postgresql:///?host=db&dbname=chat", "postgresql://db?dbname=chat&port=5432"],
+        ["postgresql://db/chat", "postgresql://db/%63hat", "postgresql://elsewhere/other?host=db&dbname=chat"],
+        ["postgresql://me@db/chat", "postgresql://db/chat?user=me", "postgresql://db/chat?user=me&password=x"],
+        ["postgresql://me@db/me", "postgresql://me@db", "postgresql://me@db/", "postgresql://db/?user=me"],
+        ["postgresql://a,b/chat", "postgresql://a:5432,b:5432/chat", "postgresql:///chat?host=a,b&port=5432,5432"],
+        ["postgresql://[::1]/chat", "postgresql://[::1]:5432/chat"],
+        ["postgresql://", "postgresql:///"],
+    ],
+)
+def test_a_database_has_one_fingerprint_however_it_is_written(urls: list[str]) -> None:
+    """What libpq puts in for what is left out counts like what is written."""
+    assert len({parse_address(url).fingerprint for url in urls}) == 1
+
+
+def test_several_hosts_are_taken_and_shown() -> None:
+    """libpq tries them in turn; a wrong port among them is refused."""
+    address = parse_address(f"postgresql://me:{_SECRET}@h1:5432,[::1]:5433,h3/chat?target_session_attrs=read-write")
+    assert str(address) == "postgresql://me@h1:5432,[::1]:5433,h3/chat"
+    with pytest.raises(InvalidSettings, match="has a port that is not a number"):
+        parse_address("postgresql://h1:5432,h2:port/chat")
 
 
 def test_a_new_password_leaves_the_fingerprint_as_it_is() -> None:

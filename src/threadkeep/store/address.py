@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
 
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."
 
-# The parameters of a DSN that say which database it is: `postgresql:///chat?host=/run/postgresql`.
-_NAMING = frozenset({"host", "hostaddr", "port", "dbname", "service", "options"})
+# What of a DSN's query says which database it is, beside the host, port, user and name that may also stand before it.
+_NAMING = ("hostaddr", "service", "options")
+_DEFAULT_PORT = "5432"
+_DSN = re.compile(
+    r"postgresql://(?:(?P<account>[^/?#]*)@)?(?P<hosts>[^/?#@]*)(?:/(?P<name>[^?#]*))?(?:\?(?P<query>.*))?.*", re.DOTALL
+)
+_HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 
 
 @dataclass(frozen=True)
@@ -37,18 +43,16 @@ class DatabaseAddress:
     def shown(self) -> str:
         """The address without its secrets."""
         if self.dsn is not None:
-            parts = urlsplit(self.dsn)
-            host = parts.hostname or ""
-            port = f":{parts.port}" if parts.port else ""
-            user = f"{parts.username}@" if parts.username else ""
-            return f"postgresql://{user}{host}{port}{parts.path}"
+            parts = _parts(self.dsn)
+            user = parts["account"].partition(":")[0]
+            name = f"/{parts['name']}" if parts["name"] else ""
+            return f"postgresql://{user}{'@' if user else ''}{parts['hosts']}{name}"
         return f"sqlite:///{self.path}" if self.path else "sqlite://"
 
     @property
     def fingerprint(self) -> str:
         """A short name that is the same for the same database, for files that belong to it."""
-        named = [pair for pair in parse_qsl(urlsplit(self.dsn or "").query) if pair[0] in _NAMING]
-        whole = f"{self.shown}?{urlencode(named)}" if named else self.shown
+        whole = self.shown if self.dsn is None else urlencode(_identity(self.dsn))
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
@@ -62,15 +66,14 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if not separator:
         raise InvalidSettings(f"{variable} is not a database URL. {_FORMS}", variable=variable)
     if scheme in ("postgresql", "postgres"):
-        try:
-            urlsplit(url).port  # noqa: B018  reading it checks it
-        except ValueError:
-            # From None: what stands in the port's place may be half of a password.
+        address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
+        if not all(_is_host(host) for host in _parts(f"postgresql://{rest}")["hosts"].split(",")):
+            # Without it: what stands in the port's place may be half of a password.
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
                 variable=variable,
-            ) from None
-        return DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
+            )
+        return address
     if scheme != "sqlite":
         raise InvalidSettings(
             f"{variable} starts with {scheme}://, which is not known here. {_FORMS}", variable=variable
@@ -84,3 +87,34 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
             variable=variable,
         )
     return DatabaseAddress("sqlite", path=path)
+
+
+def _parts(dsn: str) -> dict[str, str]:
+    """The parts of a DSN as they are written; `hosts` may be several, as libpq takes them."""
+    match = _DSN.fullmatch(dsn)
+    return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
+
+
+def _is_host(text: str) -> bool:
+    match = _HOST.fullmatch(text)
+    return match is not None and int(match["port"] or 0) <= 65535
+
+
+def _identity(dsn: str) -> list[tuple[str, str]]:
+    """Which database libpq finds by a DSN, with what it puts in for what is left out; without any secret."""
+    parts = _parts(dsn)
+    given = dict(parse_qsl(parts["query"]))
+    written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]
+    hosts = given["host"].split(",") if "host" in given else [unquote(match["host"]) for match in written]
+    ports = given["port"].split(",") if "port" in given else [match["port"] or "" for match in written]
+    # One port is that of all hosts.
+    ports = ports * len(hosts) if len(ports) == 1 else ports
+    user = given.get("user") or unquote(parts["account"].partition(":")[0])
+    return [
+        # Names of hosts are the same in capitals; folders of sockets are not.
+        ("host", ",".join(host if host.startswith(("/", "@")) else host.strip("[]").lower() for host in hosts)),
+        ("port", ",".join(port or _DEFAULT_PORT for port in ports)),
+        ("user", user),
+        ("dbname", given.get("dbname") or unquote(parts["name"]) or user),
+        *((name, given[name]) for name in _NAMING if name in given),
+    ]
