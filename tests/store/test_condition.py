@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -58,7 +59,8 @@ async def test_an_empty_database_stays_empty(tmp_path: Path) -> None:
     async with open_database(parse_address(f"sqlite:///{path}"), _IMPATIENT) as driver:
         condition = await read_condition(driver)
     assert (condition.schema, condition.sessions) == (0, None)
-    assert sqlite3.connect(path).execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    with closing(sqlite3.connect(path)) as other:
+        assert other.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
 
 
 async def test_a_database_of_the_future_is_looked_at_without_counting(driver: Driver) -> None:

@@ -255,6 +255,17 @@ async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: st
     assert name == "match" or "idx_chat_sessions_user_id" in steps[0]
 
 
+async def test_a_deleted_session_leaves_no_document(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Nor does the index hold words for which there is no text."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        for number in range(3):
+            turn = [Message(role="user", content=f"refund number {number} 退款 {part}") for part in range(5)]
+            await memory.session(f"room:{number}").append(turn)
+        assert await found(memory, "refund") == {"room:0", "room:1", "room:2"}
+        await memory.session("room:1").delete()
+        assert await asyncio.to_thread(documents, shared_url) == 10
+
+
 async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -> None:
     """On PostgreSQL an indexer in the middle of its transaction ends first, so that its documents are deleted too."""
     async with opened(postgres_url) as driver, await psycopg.AsyncConnection.connect(postgres_url) as indexer:
