@@ -6,7 +6,6 @@ import argparse
 import asyncio
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -27,8 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; answers the exit code."""
     given = _parser().parse_args(arguments)
     plan = _plan(given)
-    # Said by the PostgreSQL wheel's way to find a folder; the bench gives it one.
-    warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
     results = _measure(plan)
     print_results(results, Console(width=None if sys.stdout.isatty() else 160))
     if given.json is not None:

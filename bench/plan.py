@@ -23,9 +23,9 @@ class Plan:
     stored: tuple[int, ...] = (0, 100, 1_000, 100_000)
     rounds: int = 60
     repeats: int = 4
-    seconds: float = 6.0
-    copies: int = 6
-    burst_rounds: int = 5
+    seconds: float = 4.0
+    copies: int = 4
+    burst_rounds: int = 4
     burst_seconds: float = 1.0
     sessions: int = 16
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -46,8 +47,15 @@ async def postgres_server() -> AsyncIterator[PostgresServer]:
         folder = Path(name)
         # The server drops to a user of its own, who must pass through here.
         await asyncio.to_thread(folder.chmod, 0o755)
-        server = await asyncio.to_thread(get_server, folder / "data", cleanup_mode="stop")
+        server = await asyncio.to_thread(_start, folder / "data")
         try:
             yield PostgresServer(server)
         finally:
             await asyncio.to_thread(server.cleanup)
+
+
+def _start(folder: Path) -> Embedded:
+    with warnings.catch_warnings():
+        # The wheel looks for a folder for its lock and says that it found no better one.
+        warnings.filterwarnings("ignore", message="XDG_RUNTIME_DIR is not set")
+        return get_server(folder, cleanup_mode="stop")
