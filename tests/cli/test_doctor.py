@@ -60,9 +60,6 @@ def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
     finding = _finding(outcome, "settings")
     assert (finding["level"], "THREADKEEP_SYSTEM_PROMPT" in finding["detail"]) == ("fail", True)
     assert "THREADKEEP_HISTORY_MAX_TOKENS" in finding["cure"]
-    refused = cli("serve", "--port", "0")
-    assert refused.exit_code == 1
-    assert finding["detail"] in " ".join(refused.err.split())
 
 
 def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx2
 import pytest
 
-from tests.web.services import check_problem
-from threadkeep.app import App
-from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreUnavailable, ThreadkeepError
+from tests.web.services import check_problem, settings_for
+from threadkeep.app import App, open_app
+from threadkeep.errors import BudgetTooSmall, InvalidSettings, StoreClosed, StoreUnavailable, ThreadkeepError
 from threadkeep.web.problems import RETRY_SECONDS, problem_of
 
 CANARY = "canary-5e1f"
@@ -142,6 +144,14 @@ async def test_a_500_is_logged_by_class_and_place(
     assert "test_problems.py:" in record.getMessage()
     assert CANARY not in caplog.text
     assert CANARY not in response.text
+
+
+async def test_a_service_whose_system_prompt_leaves_no_room_does_not_start(tmp_path: Path) -> None:
+    """It would answer every message with a 500."""
+    settings = settings_for(tmp_path, system_prompt="Be kind. " * 99, history_max_tokens=50)
+    with pytest.raises(InvalidSettings, match="THREADKEEP_SYSTEM_PROMPT has"):
+        async with open_app(settings):
+            pass
 
 
 @pytest.mark.parametrize("error", [ThreadkeepError("inside"), KeyError("inside")])
