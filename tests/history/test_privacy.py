@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.databases import execute
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
@@ -129,6 +130,4 @@ async def test_nothing_of_what_is_said_is_told_when_tables_are_damaged(
 
 def damage(url: str) -> None:
     """Take the table of messages away."""
-    from tests.store.test_migrations import execute
-
     execute(url, "DROP TABLE chat_messages CASCADE" if url.startswith("postgres") else "DROP TABLE chat_messages")

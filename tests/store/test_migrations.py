@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, closing
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psycopg
 import pytest
 
 from tests.children import run_together
+from tests.databases import driver_of, execute, query
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.migrations import known_migrations, migrate, schema_version
-from threadkeep.store.postgres import PostgresDriver
-from threadkeep.store.sqlite import SqliteDriver
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
@@ -121,44 +116,6 @@ async def test_a_read_only_postgres_is_read_and_says_why_it_takes_nothing(
         with pytest.raises(StoreUnavailable, match="read-only here; name the primary"):
             await session.append([Message(role="user", content="after")])
         assert await session.count() == 1
-
-
-@asynccontextmanager
-async def driver_of(url: str) -> AsyncIterator[Driver]:
-    """A driver alone, without a memory over it."""
-    address = parse_address(url)
-    driver: Driver
-    if address.dsn is not None:
-        driver = await PostgresDriver.open(address.dsn, StoreOptions())
-    else:
-        driver = SqliteDriver(address.path, StoreOptions())
-    try:
-        yield driver
-    finally:
-        await driver.close()
-
-
-def query(url: str, sql: str) -> list[tuple[object, ...]]:
-    """The rows of a statement, by the engine's own library."""
-    address = parse_address(url)
-    if address.dsn is not None:
-        with psycopg.connect(address.dsn) as connection:
-            return connection.execute(sql.encode()).fetchall()
-    assert address.path is not None
-    with closing(sqlite3.connect(address.path)) as database:
-        return database.execute(sql).fetchall()
-
-
-def execute(url: str, sql: str) -> None:
-    """Run a statement behind Threadkeep's back."""
-    address = parse_address(url)
-    if address.dsn is not None:
-        with psycopg.connect(address.dsn, autocommit=True) as connection:
-            connection.execute(sql.encode())
-        return
-    assert address.path is not None
-    with closing(sqlite3.connect(address.path)) as database, database:
-        database.execute(sql)
 
 
 def columns_of(url: str) -> list[Column]:

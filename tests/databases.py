@@ -1,0 +1,62 @@
+"""Databases behind Threadkeep's back: a driver alone, and the engines' own libraries."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, closing
+from datetime import UTC, datetime
+
+import psycopg
+
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.migrations import migrate
+from threadkeep.store.postgres import PostgresDriver
+from threadkeep.store.sqlite import SqliteDriver
+
+
+@asynccontextmanager
+async def driver_of(url: str) -> AsyncIterator[Driver]:
+    """A driver alone, without a memory over it."""
+    address = parse_address(url)
+    driver: Driver
+    if address.dsn is not None:
+        driver = await PostgresDriver.open(address.dsn, StoreOptions())
+    else:
+        driver = SqliteDriver(address.path, StoreOptions())
+    try:
+        yield driver
+    finally:
+        await driver.close()
+
+
+@asynccontextmanager
+async def migrated_driver(url: str) -> AsyncIterator[Driver]:
+    """A driver over a database with our schema."""
+    async with driver_of(url) as driver:
+        await migrate(driver, datetime(2026, 1, 1, tzinfo=UTC))
+        yield driver
+
+
+def query(url: str, sql: str) -> list[tuple[object, ...]]:
+    """The rows of a statement, by the engine's own library."""
+    address = parse_address(url)
+    if address.dsn is not None:
+        with psycopg.connect(address.dsn) as connection:
+            return connection.execute(sql.encode()).fetchall()
+    assert address.path is not None
+    with closing(sqlite3.connect(address.path)) as database:
+        return database.execute(sql).fetchall()
+
+
+def execute(url: str, sql: str) -> None:
+    """Run a statement behind Threadkeep's back."""
+    address = parse_address(url)
+    if address.dsn is not None:
+        with psycopg.connect(address.dsn, autocommit=True) as connection:
+            connection.execute(sql.encode())
+        return
+    assert address.path is not None
+    with closing(sqlite3.connect(address.path)) as database, database:
+        database.execute(sql)

@@ -1,0 +1,234 @@
+"""The index of the search follows the transcript exactly, whoever brings it up to date."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tests.children import run_together
+from tests.databases import migrated_driver, query
+from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.history.pending import PendingOptions
+from threadkeep.records import Turn
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.search import SearchIndex
+from threadkeep.store.statements import load_statements
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.testing import SettableClock
+
+
+async def found(memory: Memory, words: str) -> set[str]:
+    """The sessions in which some words are found."""
+    return {hit.session_id for hit in await memory.search(words)}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "needle " + "hay stack " * 100_000,
+        "needle " + " ".join(sha256(bytes([n % 256, n // 256])).hexdigest() for n in range(20_000)),
+        "needle " + "x" * 1_000_000,
+        "needle " + "针".join("草" * 300 for _ in range(1000)),
+        "needle " + " ".join(chr(0x4E00 + n) + chr(0x9000 + n % 500) for n in range(20_000)),
+    ],
+    ids=["prose", "hashes", "one-word", "chinese", "many-pairs"],
+)
+async def test_a_huge_text_is_indexed_and_stops_nothing(memory: Memory, text: str) -> None:
+    """It is found by its beginning, and what follows it is found too."""
+    await memory.session("room").append([Message(role="user", content=text)])
+    await memory.session("room").append([Message(role="assistant", content="what follows")])
+    assert await found(memory, "needle") == {"room"}
+    assert await found(memory, "follows") == {"room"}
+
+
+async def test_a_search_does_not_wait_for_an_import_to_be_indexed(
+    shared_url: str, memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers with what is indexed when its patience is over, also while the background indexes."""
+    monkeypatch.setattr("threadkeep.history.memory._SEARCH_PATIENCE_SECONDS", 0.05)
+    async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
+        texts = [" ".join(f"word{n}x{m}" for m in range(300)) for n in range(1000)]
+        for start in range(0, 1000, 200):
+            turn = [Message(role="user", content=text, tokens=1) for text in texts[start : start + 200]]
+            await memory.session("imported").append(turn)
+        background = asyncio.ensure_future(memory.keep_index())
+        await memory.search("word1x1")
+        assert query(shared_url, "SELECT 1 FROM chat_sessions WHERE indexed_seq < last_seq")
+        monkeypatch.setattr("threadkeep.history.memory._SEARCH_PATIENCE_SECONDS", 60)
+        assert await found(memory, "word999x299") == {"imported"}
+        background.cancel()
+
+
+async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(database_url: str) -> None:
+    """After its texts were read it is deleted and begun anew: the new words are indexed, not the old."""
+    async with migrated_driver(database_url) as driver:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        await transcripts.append(Turn("room", tuple(Message(role="user", content=f"old {n}") for n in range(10))))
+
+        async def begin_anew() -> None:
+            await transcripts.delete("room")
+            await transcripts.append(Turn("room", (Message(role="user", content="new words"),)))
+
+        index = SearchIndex(BeforeWriting(driver, begin_anew))
+        await index.catch_up()
+        await transcripts.append(Turn("room", (Message(role="user", content="more words"),)))
+        await index.catch_up()
+        assert [hit.message.content for hit in await index.search("old", limit=5)] == []
+        assert len(await index.search("words", limit=5)) == 2
+        await transcripts.close()
+
+
+_ENDLESS = {
+    "sqlite": "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n) SELECT x FROM n WHERE x < 0",
+    "postgres": "SELECT pg_sleep(60)",
+}
+
+
+def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
+    """An index of a database so big that no search comes to an end."""
+    index = SearchIndex(driver)
+    names = ("match", "match_short", "match_short_of_user")
+    statements = load_statements(f"{driver.backend}/search.sql")
+    monkeypatch.setattr(index, "_sql", {**statements, **dict.fromkeys(names, _ENDLESS[driver.backend])})
+    return index
+
+
+async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many ask for what takes for ever: chats read on, and the searches end with the cure."""
+    async with migrated_driver(shared_url) as driver, asyncio.timeout(20):
+        index = endless(driver, monkeypatch)
+        searches = [asyncio.ensure_future(index.search("a", limit=5, user_id=user)) for user in [None, "u1"] * 5]
+        for _ in range(5):
+            async with driver.reading() as one, driver.reading() as another:
+                assert await one.fetch("SELECT 1", {}) == await another.fetch("SELECT 1", {}) == [(1,)]
+        assert not any(search.done() for search in searches)
+        for search in searches:
+            search.cancel()
+        await asyncio.gather(*searches, return_exceptions=True)
+        monkeypatch.setattr("threadkeep.store.search._SEARCH_SECONDS", 0.1)
+        for _ in range(3):
+            with pytest.raises(StoreUnavailable, match="ask for a longer"):
+                await index.search("a", limit=5)
+        assert await SearchIndex(driver).search("a", limit=5) == []
+
+
+async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads next gets the connection at once, whenever the search before was given up."""
+    async with migrated_driver(shared_url) as driver, asyncio.timeout(20):
+        index = endless(driver, monkeypatch)
+        for steps in range(20):
+            search = asyncio.ensure_future(index.search("a", limit=5))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                await asyncio.to_thread(int)
+            search.cancel()
+            await asyncio.gather(search, return_exceptions=True)
+        assert await SearchIndex(driver).search("a", limit=5) == []
+
+
+@pytest.mark.parametrize("name", ["match", "match_short_of_user"])
+async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: str, name: str) -> None:
+    """On SQLite: whose a text is comes before the text, in the engine's own plan."""
+    parameters = {"user_id": "u1", "expression": '"refund"', "patterns": "[]", "limit": 10}
+    async with migrated_driver(sqlite_url) as driver, driver.reading() as connection:
+        sql = load_statements("sqlite/search.sql")[name]
+        steps = [row[3] for row in await connection.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]
+    order = [step.split()[1] for step in steps if step.startswith(("SCAN", "SEARCH"))]
+    assert order.index("s") < order.index("m"), steps
+    assert name == "match" or "idx_chat_sessions_user_id" in steps[0]
+
+
+async def test_a_deleted_session_leaves_no_document(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Nor does the index hold words for which there is no text."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        for number in range(3):
+            turn = [Message(role="user", content=f"refund number {number} 退款 {part}") for part in range(5)]
+            await memory.session(f"room:{number}").append(turn)
+        assert await found(memory, "refund") == {"room:0", "room:1", "room:2"}
+        await memory.session("room:1").delete()
+        assert await asyncio.to_thread(documents, shared_url) == 10
+
+
+async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -> None:
+    """On PostgreSQL an indexer in the middle of its transaction ends first, so that its documents are deleted too."""
+    async with migrated_driver(postgres_url) as driver, await psycopg.AsyncConnection.connect(postgres_url) as indexer:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        await transcripts.append(Turn("room", (Message(role="user", content="old"),)))
+        await indexer.execute("UPDATE chat_sessions SET indexed_seq = 1")
+        await indexer.execute("INSERT INTO chat_search VALUES ('room', 1, to_tsvector('simple', 'old'))")
+        deleting = asyncio.ensure_future(transcripts.delete("room"))
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        async with asyncio.timeout(10):
+            while not deleting.done() and not await (await indexer.execute(waiting)).fetchone():
+                pass
+        await indexer.commit()
+        assert await deleting
+        await transcripts.close()
+    assert query(postgres_url, "SELECT 1 FROM chat_search") == []
+
+
+class BeforeWriting:
+    """A driver that lets something happen before its first write."""
+
+    def __init__(self, driver: Driver, happens: Callable[[], Awaitable[None]]) -> None:
+        self._driver = driver
+        self._happens: Callable[[], Awaitable[None]] | None = happens
+        self.backend = driver.backend
+        self.reading = driver.reading
+        self.append = driver.append
+        self.close = driver.close
+
+    @asynccontextmanager
+    async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[Connection]:
+        """As the driver's, later."""
+        happens, self._happens = self._happens, None
+        if happens:
+            await happens()
+        async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
+            yield connection
+
+
+def test_processes_that_index_at_once_index_everything_once(shared_url: str, tmp_path: Path) -> None:
+    """Four processes search a database in which nothing is indexed yet: each message is in the index once."""
+    asyncio.run(fill(shared_url, tmp_path))
+    together = [(shared_url, str(tmp_path / "pending"))] * 4
+    assert run_together(search_all, together) == [600] * 4
+    assert documents(shared_url) == 600
+
+
+async def fill(url: str, folder: Path) -> None:
+    """Store sixty turns of ten messages without indexing any."""
+    options = MemoryOptions(background=False, pending=PendingOptions(folder=folder))
+    async with open_memory(url, options=options) as memory:
+        for number in range(60):
+            messages = [Message(role="user", content=f"refund number {number} part {part}") for part in range(10)]
+            await memory.session(f"room:{number % 7}").append(messages)
+
+
+def search_all(url: str, folder: str) -> int:
+    """What each of the processes does; answers how many messages it found."""
+
+    async def search() -> int:
+        options = MemoryOptions(pending=PendingOptions(folder=Path(folder)))
+        async with open_memory(url, options=options) as memory:
+            hits = await memory.search("refund number", limit=10_000)
+            assert len({(hit.session_id, hit.message.seq) for hit in hits}) == len(hits)
+            return len(hits)
+
+    return asyncio.run(search())
+
+
+def documents(url: str) -> int:
+    """How many documents the index has; SQLite also checks them against the texts."""
+    if parse_address(url).dsn is not None:
+        return len(query(url, "SELECT 1 FROM chat_search"))
+    query(url, "INSERT INTO chat_search (chat_search, rank) VALUES ('integrity-check', 1)")
+    return len(query(url, "SELECT 1 FROM chat_search_documents"))
