@@ -27,7 +27,7 @@ from threadkeep.testing import SettableClock
 
 async def found(memory: Memory, words: str) -> set[str]:
     """The sessions in which some words are found."""
-    return {hit.session_id for hit in await memory.search(words)}
+    return {hit.session_id for hit in await memory.search(words, limit=100)}
 
 
 @pytest.mark.parametrize(
