@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
-from threadkeep.observe import Observer, Observers
+from threadkeep.observe import FromChannel, Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.archive import Archive
 from threadkeep.store.driver import Driver, StoreOptions
@@ -116,9 +116,9 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
 
     model = make_model(settings.model)
     metrics = _metrics(settings)
-    measured = [metrics] if metrics is not None else []
+    told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
-    async with open_memory(url, observers=[*measured, *observers], options=settings.memory_options()) as memory:
+    async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
         options = ChatOptions(
             system_prompt=settings.system_prompt,
             max_messages=settings.history_max_messages if settings.history_enabled else 0,

@@ -9,8 +9,8 @@ from typing import get_type_hints
 import pytest
 
 from threadkeep.observe import events
-from threadkeep.observe.events import Event, PendingWrites
-from threadkeep.observe.observer import Observer, Observers
+from threadkeep.observe.events import Event, PendingWrites, StoreRead
+from threadkeep.observe.observer import FromChannel, Observer, Observers
 
 
 class Recorder:
@@ -77,3 +77,15 @@ def test_events_are_frozen_and_hold_no_text_of_people(kind: type[Event]) -> None
     for field in dataclasses.fields(kind):
         if hints[field.name] in (str, str | None):
             assert field.name in ("session_id", "run_id", "error", "reason")
+
+
+def test_events_without_a_channel_get_that_by_which_they_came() -> None:
+    """A channel that is known stays, and so do events that have none."""
+    recorder = Recorder()
+    told = FromChannel("http", recorder)
+    read = StoreRead(backend="sqlite", milliseconds=1.0, session_id="room")
+    telegram = StoreRead(backend="sqlite", milliseconds=1.0, channel="telegram")
+    count = PendingWrites(backend="sqlite", count=1)
+    for event in (read, telegram, count):
+        told.notify(event)
+    assert recorder.events == [dataclasses.replace(read, channel="http"), telegram, count]

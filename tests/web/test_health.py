@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 import httpx2
 import pytest
 
-from tests.web.services import check_problem, say
-from threadkeep.app import App
+from tests.web.services import check_problem, client_of, say, settings_for
+from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
 from threadkeep.web.api import health
 
@@ -66,3 +67,15 @@ async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:
     assert 'threadkeep_turns_total{channel="http",status="complete"} 1.0' in lines
     assert 'threadkeep_agent_history_pending_writes{backend="sqlite"} 0.0' in lines
     assert "telegram:1" not in response.text
+
+
+async def test_all_that_the_service_does_counts_as_http(tmp_path: Path) -> None:
+    """Reads, writes and their failures too, where the session id names no channel; a channel that it names stays."""
+    async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
+        await say(client, "hi", session_id="s1")
+        await say(client, "hi", session_id="telegram:1")
+        lines = (await client.get("/metrics")).text.splitlines()
+    counted = [line for line in lines if "channel=" in line and not line.endswith(" 0.0")]
+    assert any("_write_latency_ms_count" in line and 'channel="http"' in line for line in counted)
+    assert any("_read_latency_ms_count" in line and 'channel="telegram"' in line for line in counted)
+    assert not any('channel="other"' in line for line in counted if "_created" not in line)

@@ -28,7 +28,7 @@ from threadkeep.observe.events import (
     WriteFailed,
     WriteRecovered,
 )
-from threadkeep.observe.observer import Observer, Observers
+from threadkeep.observe.observer import FromChannel, Observer, Observers
 
 __all__ = [
     "BACKENDS",
@@ -39,6 +39,7 @@ __all__ = [
     "Channel",
     "ContextBuilt",
     "Event",
+    "FromChannel",
     "HistoryTruncated",
     "KeyResolutionFailed",
     "ModelFailed",

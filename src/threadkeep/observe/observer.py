@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Protocol
 
-from threadkeep.observe.events import Event
+from threadkeep.observe.events import Channel, Event
 
 
 class Observer(Protocol):
@@ -51,3 +52,17 @@ class Observers:
         self._failing.add(id(sink))
         sentence = "The observer %s failed with %s; it is told of later events all the same."
         logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
+
+
+class FromChannel:
+    """An observer that passes events on, with the channel by which they came where their session names none."""
+
+    def __init__(self, channel: Channel, observer: Observer) -> None:
+        self._changes = {"channel": channel}
+        self._observer = observer
+
+    def notify(self, event: Event, /) -> None:
+        """Pass the event on."""
+        if getattr(event, "channel", None) == "other":
+            event = replace(event, **self._changes)
+        self._observer.notify(event)
