@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import namedtuple
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,7 +94,7 @@ def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
 def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
     """The cure is another version of Threadkeep."""
     cli("migrate")
-    with sqlite3.connect(tmp_path / "threadkeep.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
     connection.close()
     outcome = cli("doctor", "--json")
@@ -181,7 +182,7 @@ def test_a_full_disk_is_found(
 def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> None:
     """It is no failure: it catches up by itself."""
     cli.store("a", "hi")
-    with sqlite3.connect(tmp_path / "threadkeep.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("UPDATE chat_sessions SET last_seq = 20000")
     connection.close()
     outcome = cli("doctor", "--json")

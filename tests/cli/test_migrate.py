@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,7 +47,7 @@ def test_an_empty_postgres_is_brought_up_to_date(
 def test_a_database_of_the_future_is_refused(cli: CommandLine, tmp_path: Path) -> None:
     """By every command, with the cure."""
     cli("migrate")
-    with sqlite3.connect(tmp_path / "threadkeep.db") as connection:
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
         connection.execute("INSERT INTO threadkeep_migrations VALUES (999, 'x', 'now')")
     connection.close()
     for command in (["migrate"], ["migrate", "--check"], ["sessions", "list"]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sqlite3
+from contextlib import closing
 
 import pytest
 
@@ -22,7 +23,7 @@ def test_the_values_row_is_written_for_each_row() -> None:
 
 def test_the_rows_are_what_the_numbered_parameters_say() -> None:
     """SQLite takes the statement with the parameters of `row_parameters`, each row with its own values."""
-    with sqlite3.connect(":memory:") as database:
+    with closing(sqlite3.connect(":memory:")) as database, database:
         database.execute("CREATE TABLE t (a, b)")
         rows: list[dict[str, object]] = [{"a": 1, "b": "one"}, {"a": 2, "b": None}, {"a": 3, "b": ":a_0"}]
         database.execute(for_rows("INSERT INTO t (a, b)\nVALUES (:a, :b)", 3), row_parameters(rows))
