@@ -12,7 +12,7 @@ _TEXTS = {
     "chinese": "你好，我想申请退款，什么时候可以到账？",
     "japanese": "返品の手続きを教えてください",
     "mixed": "我的iPhone 15坏了，order号是AB-1234",
-    "german": "Über die Rückgabe: Größe L passt nicht.",
+    "german": "Über die Rückgabe: Größe L fehlt leider.",
     "marks": 'He said "50% off_now" \\ (really?)',
     "emoji": "ship it 🚀 today 👩‍👩‍👧",
 }
@@ -32,7 +32,7 @@ _FOUND = {
     "坏了": "mixed",
     "iPhone 坏了 1234": "mixed",
     "Rückgabe": "german",
-    "Größe passt": "german",
+    "Größe fehlt": "german",
     "ship 🚀": "emoji",
     "today": "emoji",
 }
