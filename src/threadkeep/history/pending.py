@@ -25,6 +25,7 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.driver import RowLocked
 from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
 from threadkeep.store.transcripts import Transcripts
 
@@ -115,7 +116,7 @@ class PendingTurns:
             except StoreClosed:
                 raise
             except (StoreError, TimeoutError) as error:
-                self.database_fails = True
+                self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
                 self._tell_failure(turn, error)
         await self._keep(turn)
         return None
@@ -143,7 +144,8 @@ class PendingTurns:
 
     async def deliver(self, session_id: str | None = None) -> bool:
         """Try all that waits (of one session or of all), once, in order; True when nothing of it is left."""
-        await self._spool_the_rest()
+        if not self._disk.locked():  # a slow disk holds nobody up whom the database takes
+            await self._spool_the_rest()
         blocked: set[str] = set()
         timeouts = 0
         wanted = [entry for entry in self._kept if session_id in (None, entry.turn.session_id)]
@@ -153,18 +155,12 @@ class PendingTurns:
             entry.tries += 1
             try:
                 delivered = await self._deliver(entry)
-            except StoreUnavailable as error:
-                await self._note_failure(entry, error)
-                return False
-            except TimeoutError as error:
-                # One session may be locked by somebody; when a second one does not come through, it is the database.
-                await self._note_failure(entry, error)
-                timeouts += 1
-                if timeouts > 1:
-                    return False
-                blocked.add(entry.turn.session_id)
             except Exception as error:  # noqa: BLE001 - whatever a turn's own trouble is, it holds up its session only
                 await self._note_failure(entry, error)
+                # One session may be locked by somebody; when a second one does not come through, it is the database.
+                timeouts += isinstance(error, TimeoutError)
+                if timeouts > 1 or _is_outage(error):
+                    return False
                 if not entry.refused:
                     blocked.add(entry.turn.session_id)
             else:
@@ -275,6 +271,11 @@ class PendingTurns:
 
     def _tell_count(self) -> None:
         self._observer.notify(PendingWrites(backend=self._transcripts.backend, count=len(self._kept)))
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether other turns would fail too. A row that somebody has locked says nothing of the database."""
+    return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
 def _check_turn(turn: Turn) -> None:
