@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -51,14 +50,11 @@ async def measure_operation(engine: Engine, measure: Measure, lanes: list[Lane],
     tracks = [Track(lane, stored) for stored in plan.stored for lane in lanes if lane.takes_part(measure)]
     texts = turns()
     order = Random(engine)
-    gc.collect()
-    gc.freeze()  # what is loaded by now is not looked through again in mid-measurement
     for number in range(plan.rounds):
         if number % _ROUNDS_BETWEEN_NEWS == 0:
             tell(f"{engine}: {measure}, round {number + 1} of {plan.rounds}")
         for track in order.sample(tracks, len(tracks)):
             await track.run(measure, number, plan, texts)
-    gc.unfreeze()
     return [
         Cell.of(engine, track.lane.entry.name, measure, stored=track.stored, values=track.times) for track in tracks
     ]
