@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 
+from threadkeep.context.model_names import continues, names_of
 from threadkeep.context.model_windows import DEFAULT_WINDOW, WINDOWS
 from threadkeep.errors import BudgetTooSmall
 
@@ -12,7 +12,6 @@ SAFETY_TOKENS = 512
 """Kept free for what is counted nowhere: the provider's own framing of messages and tools."""
 
 _MAX_RESERVE = 16_384
-_VENDORS = re.compile(r"^(?:[a-z]+\.)+(?=[a-z])")  # us.anthropic.claude-…
 
 
 def context_window(model: str | None, override: object = None) -> int:
@@ -23,12 +22,12 @@ def context_window(model: str | None, override: object = None) -> int:
     """
     if (given := _positive(override)) is not None:
         return given
-    names = _names((model or "").strip().lower())
+    names = names_of(model)
     for name in names:
         if name in WINDOWS:
             return WINDOWS[name]
     for name in names:
-        if known := [known for known in WINDOWS if _continues(name, known)]:
+        if known := [known for known in WINDOWS if continues(name, known)]:
             return WINDOWS[max(known, key=len)]
     return DEFAULT_WINDOW
 
@@ -59,17 +58,3 @@ def _positive(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return int(value) if math.isfinite(value) and value >= 1 else None
-
-
-def _names(model: str) -> list[str]:
-    """The name as it is, and without what stands for a provider: `anthropic/…`, `openai:…`, `us.anthropic.…`."""
-    bare = model.rpartition("/")[2]
-    names = [model, bare, bare.partition(":")[2], _VENDORS.sub("", bare)]
-    return [name for name in dict.fromkeys(names) if name]
-
-
-def _continues(name: str, known: str) -> bool:
-    if not name.startswith(known):
-        return False
-    rest = name[len(known) :]
-    return not rest or not known[-1].isalnum() or not (rest[0].isalnum() or rest[0] == ".")
