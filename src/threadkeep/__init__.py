@@ -52,11 +52,11 @@ if TYPE_CHECKING:
     from threadkeep.settings import load_settings as load_settings
     from threadkeep.store.driver import StoreOptions as StoreOptions
     from threadkeep.version import __version__ as __version__
+    from threadkeep.workflow.counting import count_tokens as count_tokens
     from threadkeep.workflow.middleware import SessionMemory as SessionMemory
     from threadkeep.workflow.nodes import memory_node as memory_node
     from threadkeep.workflow.nodes import session_turn as session_turn
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
-    from threadkeep.workflow.trimming import count_tokens as count_tokens
     from threadkeep.workflow.trimming import trim as trim
     from threadkeep.workflow.turns import TurnOptions as TurnOptions
 
@@ -119,10 +119,8 @@ _HOMES = {
         "session_turn",
     ),
     "threadkeep.workflow.reducers": ("bounded_messages",),
-    "threadkeep.workflow.trimming": (
-        "count_tokens",
-        "trim",
-    ),
+    "threadkeep.workflow.counting": ("count_tokens",),
+    "threadkeep.workflow.trimming": ("trim",),
     "threadkeep.workflow.turns": ("TurnOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -15,7 +15,7 @@ from tests.web.provider import Provider, providing
 from tests.web.services import check_problem, history, listening, said, say, settings_for, streamed
 from threadkeep.app import App, open_app
 from threadkeep.records import Message
-from threadkeep.workflow.trimming import count_tokens
+from threadkeep.workflow.counting import count_tokens
 
 
 @pytest.fixture

@@ -12,7 +12,8 @@ from threadkeep.context.tokens import TokenCounter, chars4, estimate
 from threadkeep.errors import BudgetTooSmall, InvalidInput
 from threadkeep.records import Message
 from threadkeep.workflow.conversion import text_of
-from threadkeep.workflow.trimming import MEDIA_TOKENS, count_tokens, trim
+from threadkeep.workflow.counting import MEDIA_TOKENS, count_tokens
+from threadkeep.workflow.trimming import trim
 
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 100_000}}
 

@@ -118,3 +118,5 @@ def _why(reason: ExclusionReason, limits: ContextLimits) -> str:
             return f"over the limit of {limits.max_messages} messages"
         case "over_budget":
             return f"over the budget of {limits.max_tokens:,} tokens"
+        case _:
+            return reason.replace("_", " ")

@@ -3,6 +3,9 @@
 The order of what matters: system messages, whole and first; the newest user message, cut if it alone is too big; the
 newest step of the current turn, its tool results cut in the middle if need be; the turn's earlier steps, newest first;
 then history, newest first, up to a number of messages. A tool call and its results are one group: all of it or nothing.
+
+Where history begins can be an anchor that stays from call to call, so that calls share their leading messages: what
+does not fit any more moves it by a whole step (`Anchor`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import Literal
 from threadkeep.errors import BudgetTooSmall
 
 type Kind = Literal["system", "user", "assistant", "tool"]
-type Reason = Literal["over_budget", "over_limit", "orphan_tool"]
+type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
 
 
 @dataclass(frozen=True)
@@ -34,17 +37,44 @@ class Size:
 
 
 @dataclass(frozen=True)
+class Anchor:
+    """Where history begins, and how far that moves when it does not fit.
+
+    Nothing before the index `begin` is kept. When an earlier call `set` it and what follows is too much (by itself, or
+    `overflowing`: there was more than was handed in), history is cut back to `fraction` of its room and of its number
+    of messages, the turn in progress counted, and begins with a user message. Where no call has set it yet, history is
+    the newest that fits.
+    """
+
+    begin: int = 0
+    set: bool = False
+    overflowing: bool = False
+    fraction: float = 0.5
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What to send: indexes in sending order, the tokens to which some are to be cut, what is out and why."""
+    """What to send: indexes in sending order, the tokens to which some are to be cut, what is out and why.
+
+    `begin` is where history begins (where the turn does if there is none); `cut_back` whether that is another place
+    than the anchor said.
+    """
 
     kept: tuple[int, ...]
     tokens: int
     cuts: Mapping[int, int] = field(default_factory=dict)
     excluded: tuple[tuple[int, Reason], ...] = ()
+    begin: int = 0
+    cut_back: bool = False
 
 
 def plan(
-    items: Sequence[Item], measure: Callable[[int], Size], budget: int, *, max_messages: int | None = None
+    items: Sequence[Item],
+    measure: Callable[[int], Size],
+    budget: int,
+    *,
+    max_messages: int | None = None,
+    anchor: Anchor | None = None,
 ) -> Plan:
     """Choose the messages of one model call.
 
@@ -53,11 +83,12 @@ def plan(
         measure: the size of the message at an index; asked only for those that may be sent.
         budget: the most tokens that all of them together may have.
         max_messages: the most user messages and assistant messages without tool calls before the current turn.
+        anchor: where history begins; without one it is the newest that fits.
 
     Raises:
         BudgetTooSmall: the system messages, or they and the newest user message cut to its mark, are over the budget.
     """
-    return _Planner(items, measure, budget).plan(max_messages)
+    return _Planner(items, measure, budget).plan(max_messages, anchor or Anchor())
 
 
 class _Planner:
@@ -70,19 +101,28 @@ class _Planner:
         self._cuts: dict[int, int] = {}
         self._excluded: dict[int, Reason] = {}
 
-    def plan(self, max_messages: int | None) -> Plan:
+    def plan(self, max_messages: int | None, anchor: Anchor) -> Plan:
         system = [index for index, item in enumerate(self._items) if item.kind == "system"]
         self._pin(system)
         user = next((i for i in range(len(self._items) - 1, -1, -1) if self._items[i].kind == "user"), None)
         units = self._units(user)
-        border = user if user is not None else (units[-1][0] - 1 if units else 0)
+        border = user if user is not None else (units[-1][0] if units else 0) - 1
         current = [unit for unit in units if unit[0] > border]
         history = [unit for unit in units if unit[0] <= border]
         full = not self._place_turn(user, current)
-        self._place_history(history, 0 if full else max_messages, "over_budget" if full else "over_limit")
+        older = [unit for unit in history if unit[0] < anchor.begin]
+        for unit in older:
+            self._excluded |= dict.fromkeys(unit, "before_anchor")
+        history = history[len(older) :]
+        places: int | None
+        reason: Reason
+        places, reason = (0, "over_budget") if full else (max_messages, "over_limit")
+        kept = self._place_history(history, places, anchor, reason)
         rest = sorted(index for index in self._kept if self._items[index].kind != "system")
         excluded = tuple(sorted(self._excluded.items()))
-        return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded)
+        begin = kept[0][0] if kept else border if user is not None else border + 1
+        cut_back = bool(history) and (anchor.overflowing or len(kept) < len(history))
+        return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded, begin, cut_back)
 
     def _pin(self, system: Sequence[int]) -> None:
         tokens = sum(self._measure(index).tokens for index in system)
@@ -141,19 +181,45 @@ class _Planner:
         self._keep([user], allowed)
         return beside
 
-    def _place_history(self, history: Sequence[list[int]], places: int | None, reason: Reason) -> None:
-        stopped: Reason | None = None
-        for unit in reversed(history):
-            if stopped is None and places is not None and places <= 0:
-                stopped = reason
-            if stopped is None and (tokens := self._tokens(unit)) > self._left:
-                stopped = "over_budget"
-            if stopped is not None:
-                self._excluded |= dict.fromkeys(unit, stopped)
-                continue
-            self._keep(unit, tokens)
+    def _place_history(
+        self, history: Sequence[list[int]], places: int | None, anchor: Anchor, reason: Reason
+    ) -> Sequence[list[int]]:
+        """Place the newest of history that fits, or a step less where it does not fit as the anchor would have it."""
+        fitting, stopped = self._newest(history, self._left, places)
+        if anchor.set and (anchor.overflowing or len(fitting) < len(history)):
+            stepped = self._stepped(history, places, anchor.fraction)
+            fitting = stepped or fitting
+        out = history[: len(history) - len(fitting)]
+        for unit in out:
+            self._excluded |= dict.fromkeys(unit, stopped or reason)
+        for unit in fitting:
+            self._keep(unit, self._tokens(unit))
+        return fitting
+
+    def _stepped(self, history: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
+        """The newest of history that leaves room to grow, from a user message on."""
+        # The question and the answer to come count as well: after this turn the window is at the fraction.
+        allowed = None if places is None else max(int(fraction * places) - 2, 0)
+        fitting, _ = self._newest(history, int(fraction * self._left), allowed)
+        first = next((number for number, unit in enumerate(fitting) if self._items[unit[0]].kind == "user"), 0)
+        return fitting[first:]
+
+    def _newest(
+        self, history: Sequence[list[int]], room: int, places: int | None
+    ) -> tuple[Sequence[list[int]], Reason | None]:
+        """The newest units within a number of tokens and of messages, and what stopped them."""
+        number = len(history)
+        while number:
+            unit = history[number - 1]
+            if places is not None and places <= 0:
+                return history[number:], None
+            if (tokens := self._tokens(unit)) > room:
+                return history[number:], "over_budget"
+            room -= tokens
             if places is not None and self._items[unit[0]].group is None:
                 places -= 1
+            number -= 1
+        return history, None
 
     def _cut(self, unit: Sequence[int]) -> None:
         """Cut the biggest of the group to one level, such that the group takes what is left."""

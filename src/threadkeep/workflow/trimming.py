@@ -1,8 +1,7 @@
-"""LangChain messages measured, and trimmed to the budget of one model call."""
+"""LangChain messages trimmed to the budget of one model call."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
@@ -11,48 +10,8 @@ from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, middle_mark
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.context.trim import Item, Size, plan
 from threadkeep.errors import InvalidInput
-from threadkeep.records import Message
 from threadkeep.workflow.conversion import role_of, text_of
-
-MEDIA_TOKENS = 1_000
-"""What an image, a recording or a file counts: providers charge by size, not by the length of its base64 text."""
-
-_MEDIA = frozenset(
-    {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
-)
-_TEXTS = {"text": "text", "thinking": "thinking", "reasoning": "reasoning", "text-plain": "text"}
-_CALLS = frozenset({"tool_use", "tool_call", "function_call"})
-_BASE64_FIELDS = frozenset({"data", "base64", "bytes", "encrypted_content", "signature"})
-
-type Countable = str | Message | BaseMessage
-
-
-def count_tokens(
-    message_or_messages: Countable | Sequence[Countable],
-    model: str | None = None,
-    *,
-    counter: TokenCounter | None = None,
-) -> int:
-    """The tokens of a text, a message, or several of them.
-
-    Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted; an image, a recording
-    or a file counts `MEDIA_TOKENS`, never the length of its base64 text. What a provider adds as frame of each
-    message is not counted: `input_budget` keeps room for it.
-
-    Args:
-        message_or_messages: what to count.
-        model: the model that it is for; the offline estimate is the same for all.
-        counter: what counts texts; the estimate by default.
-    """
-    del model
-    measured = counter or estimate
-    if isinstance(message_or_messages, str):
-        return measured(message_or_messages)
-    if isinstance(message_or_messages, Message):
-        return measured(message_or_messages.content)
-    if isinstance(message_or_messages, BaseMessage):
-        return _count(message_or_messages, measured)
-    return sum(count_tokens(one, counter=counter) for one in message_or_messages)
+from threadkeep.workflow.counting import count_message
 
 
 def trim(
@@ -85,12 +44,12 @@ def trim(
 
     def measure(index: int) -> Size:
         if index not in sizes:
-            sizes[index] = _size(messages[index], measured)
+            sizes[index] = size_of(messages[index], measured)
         return sizes[index]
 
     chosen = plan(items_of(messages), measure, budget, max_messages=max_messages)
     return [
-        _cut(messages[index], chosen.cuts[index], measured) if index in chosen.cuts else messages[index]
+        shortened(messages[index], chosen.cuts[index], measured) if index in chosen.cuts else messages[index]
         for index in chosen.kept
     ]
 
@@ -110,19 +69,20 @@ def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
     return items
 
 
-def _size(message: BaseMessage, counter: TokenCounter) -> Size:
-    tokens = _count(message, counter)
+def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
+    """The tokens of a message, and of what it can be cut to."""
+    tokens = count_message(message, counter)
     text = text_of(message)
     if role_of(message) == "system" or (isinstance(message, AIMessage) and message.tool_calls):
         return Size(tokens, tokens)
     mark = middle_mark(len(text)) if isinstance(message, ToolMessage) else CUT_MARK
-    return Size(tokens, min(tokens, _count(with_text(message, mark), counter)))
+    return Size(tokens, min(tokens, count_message(with_text(message, mark), counter)))
 
 
-def _cut(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
+def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
     """A copy of the message with so much of its text that it has at most so many tokens."""
     text = text_of(message)
-    fixed = _count(with_text(message, ""), counter)
+    fixed = count_message(with_text(message, ""), counter)
     cut = cut_middle if isinstance(message, ToolMessage) else cut_end
     return with_text(message, cut(text, tokens - fixed, counter))
 
@@ -133,30 +93,3 @@ def with_text(message: BaseMessage, text: str) -> BaseMessage:
         return message.model_copy(update={"content": text})
     others = [block for block in message.content if not isinstance(block, str) and block.get("type") != "text"]
     return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
-
-
-def _count(message: BaseMessage, counter: TokenCounter) -> int:
-    calls = message.tool_calls if isinstance(message, AIMessage) else []
-    tokens = sum(counter(call["name"] + _json(call["args"])) for call in calls)
-    if isinstance(message.content, str):
-        return tokens + counter(message.content)
-    tokens += counter(text_of(message))
-    for block in message.content:
-        if not isinstance(block, str) and block.get("type") != "text" and not (calls and block.get("type") in _CALLS):
-            tokens += _count_block(block, counter)
-    return tokens
-
-
-def _count_block(block: dict[str, object], counter: TokenCounter) -> int:
-    kind = str(block.get("type"))
-    if kind in _MEDIA:
-        return MEDIA_TOKENS
-    if kind in _TEXTS and isinstance(text := block.get(_TEXTS[kind]), str):
-        return counter(text)
-    blobs = [key for key, value in block.items() if key in _BASE64_FIELDS and isinstance(value, str)]
-    rest = {key: value for key, value in block.items() if key not in blobs}
-    return counter(_json(rest)) + MEDIA_TOKENS * len(blobs)
-
-
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)

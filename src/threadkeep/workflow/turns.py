@@ -25,7 +25,8 @@ from threadkeep.history.session import Recollection, Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import SPEAKERS, Json, Message, Status
 from threadkeep.workflow.conversion import from_langchain, id_of, merge, plain, repair, role_of, text_of, to_langchain
-from threadkeep.workflow.trimming import count_tokens, trim
+from threadkeep.workflow.counting import count_tokens
+from threadkeep.workflow.trimming import trim
 
 _LONG_TURN = timedelta(seconds=10)
 """How long a turn lasts before somebody else may have taken its question for abandoned, and answered it."""
