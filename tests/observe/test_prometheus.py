@@ -14,8 +14,10 @@ from threadkeep.observe.events import (
     ContextBuilt,
     HistoryTruncated,
     KeyResolutionFailed,
+    MemoryUpdated,
     ModelFailed,
     PendingWrites,
+    PromptSent,
     ReadFailed,
     StoreRead,
     StoreWrite,
@@ -99,6 +101,17 @@ def test_turns_models_and_keys_are_counted() -> None:
     assert sample(observer, "threadkeep_model_failures_total", channel="http") == 1
     assert sample(observer, "threadkeep_turns_total", channel="http", status="failed") == 1
     assert sample(observer, "threadkeep_model_tokens_total", direction="output") == 7
+
+
+def test_what_leaves_a_runs_memory_is_counted() -> None:
+    """Characters and messages apart, from zero, and sent prompts count nothing."""
+    observer = PrometheusObserver()
+    names = ("threadkeep_memory_trimmed_chars_total", "threadkeep_memory_trimmed_messages_total")
+    assert [sample(observer, name) for name in names] == [0, 0]
+    observer.notify(MemoryUpdated(before_count=9, after_count=7, trimmed_by_chars=50, trimmed_by_count=1))
+    observer.notify(MemoryUpdated(before_count=8, after_count=8, trimmed_by_chars=3))
+    observer.notify(PromptSent(messages=7, characters=100, tokens=25))
+    assert [sample(observer, name) for name in names] == [53, 1]
 
 
 def test_labels_are_a_closed_set() -> None:

@@ -137,6 +137,34 @@ class ContextBuilt(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryUpdated(Event):
+    """Messages came into a run's memory: how many there were with them, how many stayed, and what went by each limit.
+
+    `trimmed_by_chars` is in characters, those of cut messages included; `trimmed_by_count` in messages.
+    """
+
+    before_count: int
+    after_count: int
+    trimmed_by_chars: int = 0
+    trimmed_by_count: int = 0
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSent(Event):
+    """A model was called with a run's memory: how many messages, their characters, and their tokens as estimated.
+
+    `flat` says that they went as one text.
+    """
+
+    messages: int
+    characters: int
+    tokens: int
+    flat: bool = False
+    run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFailed(Event):
     """A model call raised."""
 

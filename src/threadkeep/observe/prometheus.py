@@ -18,6 +18,7 @@ from threadkeep.observe.events import (
     Event,
     HistoryTruncated,
     KeyResolutionFailed,
+    MemoryUpdated,
     ModelFailed,
     PendingWrites,
     ReadFailed,
@@ -35,6 +36,8 @@ METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
     "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
     "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
+    "threadkeep_memory_trimmed_chars_total": "Characters that left a run's memory because of its limit.",
+    "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
     "threadkeep_model_failures_total": "Model calls that raised.",
     "threadkeep_model_tokens_total": "Tokens that models reported.",
     "threadkeep_turns_total": "Turns that ended, by how they ended.",
@@ -67,6 +70,8 @@ class PrometheusObserver:
         self._pending = self._gauge("threadkeep_agent_history_pending_writes", "backend")
         self._reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", *_STORE_LABELS)
         self._writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", *_STORE_LABELS)
+        self._trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
+        self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
         self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
         self._turns = self._counter("threadkeep_turns_total", "channel", "status")
@@ -90,10 +95,19 @@ class PrometheusObserver:
                 self._write_failures.labels(*_store_labels(event)).inc()
             case PendingWrites():
                 self._pending.labels(_one_of(BACKENDS, event.backend)).set(event.count)
+            case _:
+                self._count(event)
+
+    def _count(self, event: Event) -> None:
+        """Count what is not about the store."""
+        match event:
             case HistoryTruncated():
                 self._truncations.labels(_one_of(CHANNELS, event.channel)).inc()
             case KeyResolutionFailed():
                 self._key_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case MemoryUpdated():
+                self._trimmed_chars.inc(event.trimmed_by_chars)
+                self._trimmed_messages.inc(event.trimmed_by_count)
             case ModelFailed():
                 self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
             case TurnFinished():
