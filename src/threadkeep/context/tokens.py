@@ -1,80 +1,95 @@
-"""How many tokens a text has: counters that need no network, and their names."""
+"""Token counters by the name of a counter, and by the name of a model."""
 
 from __future__ import annotations
 
-import math
-from typing import Protocol
+import re
+from typing import get_args
 
-from threadkeep.context import script_weights as weights
+from threadkeep.context.calibration import ScaledCounter, TokenFactor, plain_name, scaled
+from threadkeep.context.estimates import TokenCounter, chars4, estimate, estimate_cl100k
+from threadkeep.context.exact_tokens import Encoding, exact_counter, installed_counter
+from threadkeep.context.model_names import continues, names_of
 from threadkeep.errors import InvalidInput
 
+__all__ = [
+    "TokenCounter",
+    "chars4",
+    "counter_for",
+    "counter_named",
+    "encoding_of",
+    "estimate",
+    "estimate_cl100k",
+    "name_of",
+]
 
-class TokenCounter(Protocol):
-    """Measures a text; any function from text to a whole number is one.
-
-    Its laws: deterministic, 0 for an empty text, never negative. It need not grow with the text, nor be additive.
-    """
-
-    def __call__(self, text: str, /) -> int:
-        """The tokens of this text."""
-        ...
-
-
-def chars4(text: str) -> int:
-    """Four characters a token: the rule of thumb for English, far too low for Chinese (`len(text) // 4`)."""
-    return len(text) // 4
-
-
-def estimate(text: str) -> int:
-    """The default: an offline estimate that is fair to languages, in one linear pass of counting.
-
-    Calibrated against the tokenizer of OpenAI's current models; older ones (`cl100k_base`) need up to twice as many
-    tokens for languages that are not written in Latin letters. Rather over than under; at least 1 for a text that is
-    not empty.
-    """
-    if not text:
-        return 0
-    data = text.encode("utf-8", "surrogatepass")
-    kinds = data.translate(weights.KINDS)
-    tokens = _plain(data, kinds)
-    if len(data) != len(text):
-        tokens += sum(weight * kinds.count(pattern) for pattern, weight in weights.SCRIPT_KINDS)
-        tokens += sum(weight * data.count(pattern) for pattern, weight in weights.SCRIPT_BYTES)
-    return max(1, math.ceil(tokens))
-
-
-def _plain(data: bytes, kinds: bytes) -> float:
-    """What words, digits, punctuation and space cost, whatever the script."""
-    counts = [kinds.count(pattern) for pattern, _ in weights.PLAIN_KINDS]
-    tokens = sum(weight * count for (_, weight), count in zip(weights.PLAIN_KINDS, counts, strict=True))
-    tokens += weights.WORD * (b" " + data.translate(weights.LETTERS)).count(b" a")
-    tokens += weights.DIGIT_RUN * (b" " + data.translate(weights.DIGITS)).count(b" 0")
-    small, fours, capitals, digits, marks = counts[0], counts[1], counts[3], counts[7], counts[8]
-    words = kinds.count(b" a") + kinds.count(b" A") + 1
-    english = sum(data.count(sign) for sign in weights.ENGLISH)
-    # Prose in Latin letters without the signs of English is another language; dense digits and punctuation are code.
-    foreign = max(0.0, 1 - 3.5 * english / words) * max(0.0, 1 - 3 * (digits + marks) / (small + capitals + 1))
-    return tokens + foreign * (weights.FOREIGN_LETTER * small + weights.FOREIGN_FOUR_LETTERS * fours)
-
-
-_COUNTERS: dict[str, TokenCounter] = {"estimate": estimate, "chars4": chars4}
+_ESTIMATES: dict[str, TokenCounter] = {"estimate": estimate, "estimate_cl100k": estimate_cl100k, "chars4": chars4}
+_ENCODINGS: dict[str, Encoding] = {encoding: encoding for encoding in get_args(Encoding.__value__)}
+_SCALED = re.compile(r"(?P<base>[a-z0-9_]+)×(?P<factor>[0-3]\.\d\d)")
+_FAMILIES: dict[str, Encoding] = {
+    "chatgpt-4o": "o200k",
+    "codex-mini": "o200k",
+    "gpt-3.5": "cl100k",
+    "gpt-35": "cl100k",
+    "gpt-4": "cl100k",
+    "gpt-4o": "o200k",
+    "gpt-4.1": "o200k",
+    "gpt-4.5": "o200k",
+    "gpt-5": "o200k",
+    "gpt-5.": "o200k",
+    "gpt-oss": "o200k",
+    "o1": "o200k",
+    "o3": "o200k",
+    "o4": "o200k",
+    "text-embedding-3": "cl100k",
+    "text-embedding-ada-002": "cl100k",
+}
+_FAMILY_ESTIMATES: dict[Encoding, TokenCounter] = {"o200k": estimate, "cl100k": estimate_cl100k}
 
 
 def counter_named(name: str) -> TokenCounter:
-    """The counter of this name.
+    """The counter of a name: `estimate`, `estimate_cl100k`, `chars4`, `o200k`, `cl100k`, or an estimate and its factor.
+
+    `o200k` and `cl100k` are exact. With a factor is written as `name_of` gives it: `estimate×1.12`.
 
     Raises:
-        InvalidInput: there is no such counter; the sentence lists those there are.
+        InvalidInput: there is no such counter, or the extra that it needs is not installed.
     """
-    if name not in _COUNTERS:
-        raise InvalidInput(f"There is no token counter {name!r}; choose one of {', '.join(sorted(_COUNTERS))}.")
-    return _COUNTERS[name]
+    if name in _ESTIMATES:
+        return _ESTIMATES[name]
+    if name in _ENCODINGS:
+        return exact_counter(_ENCODINGS[name])
+    if (found := _SCALED.fullmatch(name)) and (base := _ESTIMATES.get(found["base"])):
+        counter = scaled(base, TokenFactor("", float(found["factor"])))
+        if name_of(counter) == name:
+            return counter
+    known = ", ".join(sorted({*_ESTIMATES, *_ENCODINGS}))
+    raise InvalidInput(f"There is no token counter {name!r}; choose one of {known}.")
+
+
+def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> TokenCounter:
+    """The best counter there is for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
+
+    Args:
+        model: its name, with or without its provider; None and unknown ones have the estimate for current models.
+        factor: what was learned of the estimate for this model; exact counters take no notice of it.
+    """
+    encoding = encoding_of(model)
+    if encoding is not None and (exact := installed_counter(encoding)) is not None:
+        return exact
+    counter = _FAMILY_ESTIMATES[encoding or "o200k"]
+    return counter if factor is None else scaled(counter, factor)
+
+
+def encoding_of(model: str | None) -> Encoding | None:
+    """The encoding of a model of OpenAI's; None for others."""
+    for name in names_of(model):
+        if known := [known for known in _FAMILIES if continues(name.removeprefix("ft:"), known)]:
+            return _FAMILIES[max(known, key=len)]
+    return None
 
 
 def name_of(counter: TokenCounter) -> str:
     """The counter's name, for manifests: that of `counter_named`, or the function's own."""
-    for name, known in _COUNTERS.items():
-        if counter is known:
-            return name
-    name = getattr(counter, "__name__", "")
-    return name if isinstance(name, str) and name else type(counter).__name__
+    if isinstance(counter, ScaledCounter):
+        return counter.name
+    return next((name for name, known in _ESTIMATES.items() if counter is known), plain_name(counter))

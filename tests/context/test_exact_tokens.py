@@ -1,0 +1,138 @@
+"""Exact counters: beside the reference tokenizer, with any text, and where the extra is missing."""
+
+from __future__ import annotations
+
+import gzip
+import sys
+from collections.abc import Iterator
+from hashlib import sha1
+from importlib.resources import files
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.context.exact_tokens import ExactCounter, installed_counter
+from threadkeep.context.tokens import counter_for, counter_named, encoding_of, estimate, estimate_cl100k, name_of
+from threadkeep.errors import InvalidInput
+
+pytest.importorskip("bpe_openai", reason="the extra `tokens` is not installed")
+tiktoken = pytest.importorskip("tiktoken")
+
+ENCODINGS = ("o200k", "cl100k")
+TEXTS = [
+    "The refund for your order was approved yesterday.",
+    "今天天气很好，我们去公园吧！\n\n好的 👍🏽",
+    "def f(x: int) -> int:\n    return x ** 2  # squares\n\n\n",
+    '{"id": 12345, "tags": ["a", "b"], "price": 19.99}',
+    "<|endoftext|> is what a person typed <|im_start|>",
+    "don't DON'T I'LL we've   \t \r\n  x",
+    "नमस्ते दुनिया, مرحبا بالعالم, สวัสดีชาวโลก",
+]
+
+
+@pytest.fixture(scope="module")
+def offline_tiktoken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The reference tokenizer, its vocabulary files put where it looks for them; it checks their hash itself."""
+    folder = tmp_path_factory.mktemp("tiktoken")
+    for encoding in ENCODINGS:
+        address = f"https://openaipublic.blob.core.windows.net/encodings/{encoding}_base.tiktoken"
+        packed = files("bpe_openai.data").joinpath(f"{encoding}_base.tiktoken.gz").read_bytes()
+        (folder / sha1(address.encode(), usedforsecurity=False).hexdigest()).write_bytes(gzip.decompress(packed))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+        for encoding in ENCODINGS:
+            tiktoken.get_encoding(f"{encoding}_base")
+        yield
+
+
+@pytest.fixture
+def without_the_extra(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As if the package were not installed."""
+    monkeypatch.setitem(sys.modules, "bpe_openai", None)
+    monkeypatch.setitem(sys.modules, "bpe_openai._bindings", None)
+    installed_counter.cache_clear()
+    yield
+    installed_counter.cache_clear()
+
+
+@pytest.mark.usefixtures("offline_tiktoken")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("text", TEXTS)
+def test_counts_are_those_of_the_reference_tokenizer(encoding: str, text: str) -> None:
+    """What looks like a special token is plain text in both."""
+    assert counter_named(encoding)(text) == len(tiktoken.get_encoding(f"{encoding}_base").encode_ordinary(text))
+
+
+@pytest.mark.usefixtures("offline_tiktoken")
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_any_text_is_counted_as_by_the_reference(encoding: str) -> None:
+    """Lone surrogates too, which count as the replacement character."""
+    reference, counter = tiktoken.get_encoding(f"{encoding}_base"), counter_named(encoding)
+
+    @given(st.text(st.characters(codec=None)) | st.text("\ud800\udfff aé中ก👍\n'9", max_size=60))
+    def counted(text: str) -> None:
+        assert counter(text) == len(reference.encode_ordinary(text))
+
+    counted()
+
+
+def test_half_a_surrogate_pair_is_counted() -> None:
+    """As the one character that stands for what cannot be read."""
+    counter = counter_named("o200k")
+    assert counter("a\ud800b") == counter("a\ufffdb") == 3
+
+
+def test_a_very_long_text_is_counted() -> None:
+    """A tool's result may be larger than any prompt: it is measured before it is cut."""
+    assert counter_named("o200k")("word " * 300_000) == pytest.approx(300_000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("model", "counter"),
+    [
+        ("gpt-4o-2024-08-06", "o200k"),
+        ("openai:gpt-5-mini", "o200k"),
+        ("OpenRouter/openai/GPT-5.1-chat", "o200k"),
+        ("gpt-4.1", "o200k"),
+        ("o3", "o200k"),
+        ("azure:o4-mini", "o200k"),
+        ("openai/gpt-oss-120b", "o200k"),
+        ("ft:gpt-4o-mini:acme::x1", "o200k"),
+        ("gpt-4-0613", "cl100k"),
+        ("gpt-3.5-turbo", "cl100k"),
+        ("ollama:qwen3", "estimate"),
+        ("claude-sonnet-4-6", "estimate"),
+        ("gpt-4ever", "estimate"),
+        ("o11", "estimate"),
+        ("", "estimate"),
+        (None, "estimate"),
+    ],
+)
+def test_a_model_has_the_best_counter_there_is(model: str | None, counter: str) -> None:
+    """Exact for OpenAI's models, the estimate for all others."""
+    assert name_of(counter_for(model)) == counter
+
+
+def test_exact_counters_carry_their_names() -> None:
+    """The name in a manifest gives the same counter again."""
+    for encoding in ENCODINGS:
+        counter = counter_named(encoding)
+        assert isinstance(counter, ExactCounter)
+        assert name_of(counter) == encoding
+        assert counter_named(encoding) is counter
+
+
+@pytest.mark.usefixtures("without_the_extra")
+def test_without_the_extra_a_model_has_the_estimate_of_its_tokenizer() -> None:
+    """Older models need more tokens for most languages than current ones."""
+    assert counter_for("gpt-4o") is estimate
+    assert counter_for("gpt-4") is estimate_cl100k
+    assert encoding_of("gpt-4") == "cl100k"
+
+
+@pytest.mark.usefixtures("without_the_extra")
+def test_without_the_extra_an_exact_counter_is_refused_with_the_cure() -> None:
+    """The sentence has the command."""
+    with pytest.raises(InvalidInput, match=r"pip install 'threadkeep\[tokens\]'"):
+        counter_named("o200k")
