@@ -63,9 +63,12 @@ class TableTranscripts:
         older = len(messages) == limit and rows[-1][0] > 1
         return Page(messages, rows[-1][0] if older else None)
 
-    async def recent(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Recent:
+    async def recent(
+        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
+    ) -> Recent:
         """The raw material of a window."""
-        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit}
+        between = {"session_id": session_id, "after": after, "before": min(before, END)}
+        parameters = {**between, "user_id": user_id, "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["recent"], parameters)
             if not rows:
@@ -75,8 +78,9 @@ class TableTranscripts:
             messages = tuple([message_of(row) for row in rows])
             reset_seq, last_user_seq = rows[0][-2:]
             users: list[Row] = []
-            if reset_seq < last_user_seq and all(message.role != "user" for message in messages):
-                place = {"session_id": session_id, "after": reset_seq, "before": min(last_user_seq + 1, rows[-1][0])}
+            low = max(reset_seq, after)
+            if low < last_user_seq and all(message.role != "user" for message in messages):
+                place = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
                 users = await connection.fetch(self._sql["newest_user"], place)
         return Recent(messages, reset_seq, message_of(users[0]) if users else None)
 

@@ -70,8 +70,10 @@ class Transcripts(Protocol):
         """The newest messages before a `seq`, oldest first; nothing for a session that is not there."""
         ...
 
-    async def recent(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Recent:
-        """The raw material of a window; see `Recent`."""
+    async def recent(
+        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
+    ) -> Recent:
+        """The raw material of a window between two places, which are both outside; see `Recent`."""
         ...
 
     async def find(self, session_id: str, message_id: str) -> Message | None:

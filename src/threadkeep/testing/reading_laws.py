@@ -145,6 +145,15 @@ class ReadingLaws(TranscriptSource):
             assert recent.newest_user is not None
             assert recent.newest_user.content == "first"
 
+    async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
+        """Neither the messages up to the place nor a user message among them."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
+            recent = await transcripts.recent("room:1", limit=2, after=1)
+            assert (places(recent.messages), recent.newest_user) == ([6, 5], None)
+            assert places((await transcripts.recent("room:1", limit=9, after=4)).messages) == [6, 5]
+            assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
+
     async def test_another_user_finds_nothing(self) -> None:
         """Reads with a user see that user's sessions only; without one, all."""
         async with self.open_transcripts() as transcripts:

@@ -51,14 +51,14 @@ ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: recent
--- What was said since the last reset, newest first, without system rows: the raw material of a window.
+-- What was said since the last reset and after :after, newest first, without system rows: the raw material of a window.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at, s.reset_seq, s.last_user_seq
 FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
 WHERE s.session_id = :session_id
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-    AND m.seq > s.reset_seq AND m.seq < :before AND m.role IN ('user', 'assistant')
+    AND m.seq > s.reset_seq AND m.seq > :after AND m.seq < :before AND m.role IN ('user', 'assistant')
 ORDER BY m.seq DESC
 LIMIT :limit
 
