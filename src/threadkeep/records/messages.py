@@ -1,19 +1,19 @@
-"""The nouns of Threadkeep as frozen records: what is stored, and what the store answers."""
+"""Messages and turns, and what the store answers of them."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from typing import Any, Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidMessage
+from threadkeep.records.json_values import Json, as_json, dump_json
 
 type Role = Literal["user", "assistant", "system"]
 type Status = Literal["complete", "interrupted", "failed"]
-type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 STATUSES: tuple[str, ...] = get_args(Status.__value__)
@@ -21,8 +21,6 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in the conversation; `system` rows are notes in the transcript."""
 
 MAX_ID_CHARACTERS = 512
-
-_NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
 @dataclass(frozen=True)
@@ -76,9 +74,9 @@ class Message:
         if not isinstance(self.metadata, Mapping):
             raise InvalidMessage("A message's metadata is a mapping with text keys.")
         if self.metadata:
-            object.__setattr__(self, "metadata", _as_json(self.metadata))
+            object.__setattr__(self, "metadata", as_json(self.metadata))
         if self.original is not None:
-            object.__setattr__(self, "original", _as_json(self.original))
+            object.__setattr__(self, "original", as_json(self.original))
 
     def to_dict(self) -> dict[str, Any]:
         """All fields as JSON values; times in ISO 8601, in UTC."""
@@ -166,78 +164,12 @@ class Page:
     next_before: int | None
 
 
-@dataclass(frozen=True)
-class SessionInfo:
-    """What is known of a session without reading its messages."""
-
-    session_id: str
-    user_id: str | None
-    title: str | None
-    last_message: str | None
-    message_count: int
-    last_seq: int
-    reset_seq: int
-    active: bool
-    tags: tuple[str, ...]
-    metadata: Mapping[str, Json]
-    created_at: datetime
-    updated_at: datetime
-
-
 class SearchHit(NamedTuple):
     """A message that a search found; a higher score is a better match, comparable within one result only."""
 
     session_id: str
     message: Message
     score: float
-
-
-def dump_json(value: Any) -> str:
-    """The JSON text of a value as it is stored: compact, not escaped, keys in their order.
-
-    Raises:
-        InvalidMessage: the value has something that JSON does not (NaN, bytes, keys that are not text).
-    """
-    try:
-        _check_keys(value)
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError, RecursionError):
-        # From None: what the error says of a value may quote it.
-        raise InvalidMessage(_NO_JSON) from None
-
-
-def _as_json(value: Any) -> Json:
-    """A copy of a value in the types that JSON is read into, so that it is equal to what comes back from a store.
-
-    Raises:
-        InvalidMessage: the value has something that JSON does not.
-    """
-    try:
-        return _copied(value)
-    except RecursionError:
-        raise InvalidMessage(_NO_JSON) from None
-
-
-def _copied(value: Any) -> Json:
-    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    if isinstance(value, Mapping):
-        if all(isinstance(key, str) for key in value):
-            return {key: _copied(inner) for key, inner in value.items()}
-    elif isinstance(value, list | tuple):
-        return [_copied(inner) for inner in value]
-    raise InvalidMessage(_NO_JSON)
-
-
-def _check_keys(value: Any) -> None:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            if not isinstance(key, str):
-                raise InvalidMessage(f"JSON keys are text, not {type(key).__name__}.")
-            _check_keys(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_keys(inner)
 
 
 def _check_id(name: str, value: object) -> None:

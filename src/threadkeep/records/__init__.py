@@ -1,0 +1,36 @@
+"""The nouns of Threadkeep as frozen records: what is stored, and what the store answers."""
+
+from threadkeep.records.json_values import Json, dump_json
+from threadkeep.records.messages import (
+    MAX_ID_CHARACTERS,
+    ROLES,
+    SPEAKERS,
+    STATUSES,
+    Message,
+    Page,
+    Receipt,
+    Role,
+    SearchHit,
+    Status,
+    Turn,
+)
+from threadkeep.records.sessions import SessionInfo
+from threadkeep.records.summaries import Summary
+
+__all__ = [
+    "MAX_ID_CHARACTERS",
+    "ROLES",
+    "SPEAKERS",
+    "STATUSES",
+    "Json",
+    "Message",
+    "Page",
+    "Receipt",
+    "Role",
+    "SearchHit",
+    "SessionInfo",
+    "Status",
+    "Summary",
+    "Turn",
+    "dump_json",
+]

@@ -1,0 +1,62 @@
+"""JSON as records hold it: checked, copied into the types it is read back in, and written in one form."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from threadkeep.errors import InvalidMessage
+
+type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
+
+_NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
+
+
+def dump_json(value: Any) -> str:
+    """The JSON text of a value as it is stored: compact, not escaped, keys in their order.
+
+    Raises:
+        InvalidMessage: the value has something that JSON does not (NaN, bytes, keys that are not text).
+    """
+    try:
+        _check_keys(value)
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        # From None: what the error says of a value may quote it.
+        raise InvalidMessage(_NO_JSON) from None
+
+
+def as_json(value: Any) -> Json:
+    """A copy of a value in the types that JSON is read into, so that it is equal to what comes back from a store.
+
+    Raises:
+        InvalidMessage: the value has something that JSON does not.
+    """
+    try:
+        return _copied(value)
+    except RecursionError:
+        raise InvalidMessage(_NO_JSON) from None
+
+
+def _copied(value: Any) -> Json:
+    if value is None or isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
+        return value
+    if isinstance(value, Mapping):
+        if all(isinstance(key, str) for key in value):
+            return {key: _copied(inner) for key, inner in value.items()}
+    elif isinstance(value, list | tuple):
+        return [_copied(inner) for inner in value]
+    raise InvalidMessage(_NO_JSON)
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            if not isinstance(key, str):
+                raise InvalidMessage(f"JSON keys are text, not {type(key).__name__}.")
+            _check_keys(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_keys(inner)

@@ -1,0 +1,27 @@
+"""What is known of a session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.records.json_values import Json
+
+
+@dataclass(frozen=True)
+class SessionInfo:
+    """What is known of a session without reading its messages."""
+
+    session_id: str
+    user_id: str | None
+    title: str | None
+    last_message: str | None
+    message_count: int
+    last_seq: int
+    reset_seq: int
+    active: bool
+    tags: tuple[str, ...]
+    metadata: Mapping[str, Json]
+    created_at: datetime
+    updated_at: datetime
