@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
@@ -52,8 +53,11 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
     """The exact counter of an encoding, or None without the extra; the first call takes half a second."""
     try:
-        # Not the package's own `get_encoding`: that one refuses texts of a million characters or 200,000 tokens.
-        bindings = import_module("bpe_openai._bindings")
+        with warnings.catch_warnings():
+            # The package reads its files in a way that Python 3.12, alone of all versions, calls deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            # Not its own `get_encoding`: that one refuses texts of a million characters or 200,000 tokens.
+            bindings = import_module("bpe_openai._bindings")
     except ImportError:
         return None
     return ExactCounter(encoding, bindings.tokenizer_for_encoding(f"{encoding}_base"))

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from threadkeep.context.tokens import TokenCounter, estimate
+from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.records import Message
+from threadkeep.workflow.content_blocks import MEDIA_TOKENS, as_json, count_block, is_call
 from threadkeep.workflow.conversion import text_of
 
-MEDIA_TOKENS = 1_000
-"""What an image, a recording or a file counts: providers charge by size, not by the length of its base64 text."""
-
-_MEDIA = frozenset(
-    {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
-)
-_TEXTS = {"text": "text", "thinking": "thinking", "reasoning": "reasoning", "text-plain": "text"}
-_CALLS = frozenset({"tool_use", "tool_call", "function_call"})
-_BASE64_FIELDS = frozenset({"data", "base64", "bytes", "encrypted_content", "signature"})
+__all__ = ["MEDIA_TOKENS", "Countable", "count_message", "count_tokens"]
 
 type Countable = str | Message | BaseMessage
 
@@ -38,43 +30,38 @@ def count_tokens(
 
     Args:
         message_or_messages: what to count.
-        model: the model that it is for; the offline estimate is the same for all.
-        counter: what counts texts; the estimate by default.
+        model: the model that it is for, which chooses the counter: exact for OpenAI's models with the extra `tokens`.
+        counter: what counts texts, in place of the model's.
     """
-    del model
-    measured = counter or estimate
+    measured = counter or counter_for(model)
     if isinstance(message_or_messages, str):
         return measured(message_or_messages)
     if isinstance(message_or_messages, Message):
         return measured(message_or_messages.content)
     if isinstance(message_or_messages, BaseMessage):
         return count_message(message_or_messages, measured)
-    return sum(count_tokens(one, counter=counter) for one in message_or_messages)
+    return sum(count_tokens(one, counter=measured) for one in message_or_messages)
 
 
 def count_message(message: BaseMessage, counter: TokenCounter) -> int:
-    """The tokens of one LangChain message; see `count_tokens`."""
-    calls = message.tool_calls if isinstance(message, AIMessage) else []
-    tokens = sum(counter(call["name"] + _json(call["args"])) for call in calls)
+    """The tokens of one LangChain message; see `count_tokens`. Always the same for the same message and counter."""
+    tokens = sum(counter(call) for call in _calls(message))
     if isinstance(message.content, str):
         return tokens + counter(message.content)
-    tokens += counter(text_of(message))
-    for block in message.content:
-        if not isinstance(block, str) and block.get("type") != "text" and not (calls and block.get("type") in _CALLS):
-            tokens += _count_block(block, counter)
-    return tokens
+    known = _call_ids(message)
+    blocks = [block for block in message.content if not isinstance(block, str) and block.get("type") != "text"]
+    tokens += sum(count_block(block, counter) for block in blocks if not is_call(block, known))
+    return tokens + counter(text_of(message))
 
 
-def _count_block(block: dict[str, object], counter: TokenCounter) -> int:
-    kind = str(block.get("type"))
-    if kind in _MEDIA:
-        return MEDIA_TOKENS
-    if kind in _TEXTS and isinstance(text := block.get(_TEXTS[kind]), str):
-        return counter(text)
-    blobs = [key for key, value in block.items() if key in _BASE64_FIELDS and isinstance(value, str)]
-    rest = {key: value for key, value in block.items() if key not in blobs}
-    return counter(_json(rest)) + MEDIA_TOKENS * len(blobs)
+def _calls(message: BaseMessage) -> Iterator[str]:
+    """Each tool call as name and arguments; those that the model spelt wrongly are sent back too."""
+    if isinstance(message, AIMessage):
+        yield from (call["name"] + as_json(call["args"]) for call in message.tool_calls)
+        yield from ((call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls)
 
 
-def _json(value: object) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
+def _call_ids(message: BaseMessage) -> frozenset[str]:
+    if not isinstance(message, AIMessage):
+        return frozenset()
+    return frozenset(call["id"] for call in [*message.tool_calls, *message.invalid_tool_calls] if call["id"])
