@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, middle_mark
+from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, middle_mark, pieces
 from threadkeep.context.tokens import TokenCounter, chars4, estimate
 
 
@@ -88,3 +88,19 @@ def test_a_huge_text_is_cut_without_counting_it_over_and_over() -> None:
 
     cut_end("word " * 400_000, 100, counter)
     assert counted < 2_100_000
+
+
+@given(st.text(alphabet="ab \n\u0301你😀", max_size=300), st.integers(1, 40))
+def test_pieces_are_the_whole_text(text: str, budget: int) -> None:
+    """Joined they are the text, and each is within the budget that one character does not exceed alone."""
+    found = pieces(text, budget, len)
+    assert "".join(found) == text
+    assert all(found)
+    for piece in found:
+        assert len(piece) <= budget or not any(piece[1:].strip("\u0301"))
+
+
+def test_pieces_end_at_white_space_near_their_end() -> None:
+    """Words are not parted where there is another way."""
+    assert pieces("one two three four", 10, len) == ["one two ", "three four"]
+    assert pieces("", 10, len) == []

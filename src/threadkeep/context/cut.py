@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Callable
+from functools import partial
+from itertools import count
 
 from threadkeep.context.tokens import TokenCounter
 
@@ -11,6 +13,7 @@ CUT_MARK = "… [cut]"
 """Stands at the end of a text whose end was cut."""
 
 _MAX_CLUSTER = 32
+_LONGEST_TOKEN = 16
 _ZERO_WIDTH_JOINER = "\u200d"
 _CONTINUES = frozenset("\u200d\ufe0e\ufe0f") | {chr(tone) for tone in range(0x1F3FB, 0x1F400)}
 
@@ -42,6 +45,35 @@ def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
         return text[:start] + middle_mark(end - start) + text[end:]
 
     return _cut(text, budget, counter, shortened)
+
+
+def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
+    """The text in pieces of at most the budget each, which joined are the text; none for an empty one.
+
+    A piece ends at white space where there is some near its end, and never parts a character from its marks unless it
+    has more of them than any language. A piece of one character may be over the budget.
+    """
+    found: list[str] = []
+    start = 0
+    while start < len(text):
+        # A look at what may fit is enough: the rest of a huge text is not counted again for each piece.
+        ahead = text[start : start + max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)]
+        kept = _cut(ahead, budget, counter, partial(_beginning, ahead))
+        if start + len(kept) < len(text):
+            kept = _to_white_space(kept) or ahead[: next(end for end in count(1) if _boundary(ahead, end) == end)]
+        found.append(kept)
+        start += len(kept)
+    return found
+
+
+def _beginning(text: str, end: int) -> str:
+    return text[: _boundary(text, end)]
+
+
+def _to_white_space(text: str) -> str:
+    """The text up to its last white space, if that is in its last third; else all of it."""
+    end = next((end for end in range(len(text), len(text) * 2 // 3, -1) if text[end - 1].isspace()), len(text))
+    return text[:end]
 
 
 def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int], str]) -> str:

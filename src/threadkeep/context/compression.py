@@ -1,0 +1,185 @@
+"""When a session is compressed, and which messages: arithmetic over places and sizes.
+
+A session's messages are, in order: those that a summary stands for, those that come next (the range that may be
+compressed), and the kept tail. The tail begins with a turn: with a user message that follows somebody else's. Sizes are
+in LangChain's vocabulary: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from threadkeep.errors import InvalidInput
+from threadkeep.records import SPEAKERS, Message, Summary
+
+type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"], float]
+
+_LEAST_SHARE = 8
+_LEAST_SUMMARY_TOKENS = 100
+
+
+@dataclass(frozen=True)
+class Extent:
+    """How much a stretch of a session holds: user and assistant messages, and their tokens."""
+
+    messages: int
+    tokens: int
+
+
+@dataclass(frozen=True)
+class SummaryRoom:
+    """How long summaries may be, in tokens.
+
+    All active ones together have `all` at most; one more than `one` is not accepted, and `asked` is what a model is
+    asked for, since it cannot count.
+    """
+
+    all: int
+    one: int
+    asked: int
+
+    @classmethod
+    def within(cls, max_summary_tokens: int, budget: int) -> SummaryRoom:
+        """At most what the options say, and never more than a quarter of the budget of a model call."""
+        together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, budget // 4))
+        one = together // 2
+        return cls(together, one, one * 3 // 5)
+
+
+def check_size(name: str, size: Size) -> None:
+    """Refuse what is not a size.
+
+    Raises:
+        InvalidInput: names the option.
+    """
+    pair = tuple(size) if isinstance(size, tuple | list) else ()
+    if len(pair) == 2 and not isinstance(pair[1], bool):
+        unit, value = pair
+        if unit in ("tokens", "messages") and isinstance(value, int) and value >= 1:
+            return
+        if unit == "fraction" and isinstance(value, int | float) and 0 < value <= 1:
+            return
+    raise InvalidInput(
+        f'{name} is ("tokens", n) or ("messages", n) with a whole number from 1, or ("fraction", f) of the budget of a '
+        "model call, with f above 0 and at most 1."
+    )
+
+
+def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], int]:
+    """A size as tokens or messages; a fraction is one of the budget."""
+    unit, value = size
+    if unit == "fraction":
+        return "tokens", max(1, int(budget * value))
+    return unit, int(value)
+
+
+def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
+    """Whether there is so much that it is to be compressed."""
+    unit, value = in_units(trigger, budget)
+    return (extent.tokens if unit == "tokens" else extent.messages) >= value
+
+
+def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
+    """Whether a range holds an eighth of the trigger at least.
+
+    A kept tail that is itself beyond the trigger would otherwise cost a model call for every turn.
+    """
+    unit, value = in_units(trigger, budget)
+    return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
+
+
+def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
+    """The `seq` with which the kept tail begins: the newest messages that `keep` names, and their turn from its start.
+
+    The newest user message is always in it.
+
+    Args:
+        rows: the newest rows, newest first, without a gap.
+        keep: so many messages at least, or the newest that have so many tokens at most.
+        budget: of a model call.
+        complete: whether the rows are all that follow the last summary. If they are not, None asks for more.
+    """
+    unit, value = in_units(keep, budget)
+    spoken = _spoken(rows)
+    held = value if unit == "messages" else _fitting(spoken, value)
+    if held < len(spoken) or (unit == "messages" and held == len(spoken)):
+        oldest = max(held - 1, 0)
+        starts = (place for place in range(oldest, len(spoken)) if _starts_turn(spoken, place, complete=complete))
+        if (place := next(starts, None)) is not None:
+            return _seq(spoken[place])
+        if complete and not any(row.role == "user" for row in spoken):
+            return _seq(spoken[oldest])
+    return _seq(rows[-1]) if complete and rows else None
+
+
+def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
+    """The `seq` with which the tail begins when all up to a place is compressed: that of the next turn, or the newest.
+
+    Args:
+        rows: the newest rows, newest first, back to the place at least.
+        left_out_upto_seq: the newest message that no window could hold.
+        complete: whether the rows are all that follow the last summary. If they are not, None asks for more.
+    """
+    spoken = _spoken(rows)
+    starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
+    if starts:
+        return min((seq for seq in starts if seq > left_out_upto_seq), default=starts[0])
+    return left_out_upto_seq + 1 if complete and not any(row.role == "user" for row in spoken) else None
+
+
+def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
+    """How many of some rows, oldest first, make the next part that a model is given: as many as fit, one at least.
+
+    It ends where a turn ends if that does not make it less than half of what fits.
+    """
+    used = fitting = 0
+    for size in sizes:
+        used += size
+        if used > room:
+            break
+        fitting += 1
+    if fitting == len(rows):
+        return fitting
+    borders = [end for end in range(max(fitting // 2, 1), fitting + 1) if rows[end].role == "user"]
+    return borders[-1] if borders else max(fitting, 1)
+
+
+def even_room(total: int, room: int) -> int:
+    """The room of each part when a whole is given in as few parts as it takes, all of about one size."""
+    return -(-total // -(-total // room)) if total > room else room
+
+
+def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
+    """Which active summaries, oldest first, are to become one: none while they are within their room together.
+
+    The newest one stays as it is if there are two others: what was said last is wanted in most detail.
+    """
+    if sum(summary.tokens for summary in summaries) <= room.all:
+        return ()
+    return tuple(summaries[:-1] if len(summaries) > 2 else summaries)
+
+
+def _spoken(rows: Sequence[Message]) -> list[Message]:
+    return [row for row in rows if row.role in SPEAKERS]
+
+
+def _fitting(rows: Sequence[Message], tokens: int) -> int:
+    """How many rows from the first on have at most so many tokens."""
+    for place, row in enumerate(rows):
+        tokens -= row.tokens or 0
+        if tokens < 0:
+            return place
+    return len(rows)
+
+
+def _starts_turn(spoken: Sequence[Message], place: int, *, complete: bool) -> bool:
+    """Whether a turn begins with a row, of rows newest first: a user message after somebody else's."""
+    if spoken[place].role != "user":
+        return False
+    return spoken[place + 1].role != "user" if place + 1 < len(spoken) else complete
+
+
+def _seq(message: Message) -> int:
+    return message.seq or 0
