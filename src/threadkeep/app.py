@@ -15,6 +15,7 @@ from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.observe import FromChannel, Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.archive import Archive
+from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.store.migrations import migrate
@@ -79,6 +80,7 @@ async def open_memory(
             index=SearchIndex(driver),
             archive=Archive(driver, count=options.counter, clock=options.clock),
             runs=Runs(driver, clock=options.clock),
+            tables=ContextTables.over(driver, clock=options.clock),
             pending=pending,
             observers=everyone,
             clock=options.clock,

@@ -19,7 +19,19 @@ from threadkeep.store.migrations import known_migrations, migrate, schema_versio
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
 _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
-_TABLES = ("chat_messages", "chat_runs", "chat_sessions", "threadkeep_migrations")
+_TABLES = (
+    "chat_anchors",
+    "chat_claims",
+    "chat_context_texts",
+    "chat_embeddings",
+    "chat_manifests",
+    "chat_messages",
+    "chat_runs",
+    "chat_sessions",
+    "chat_summaries",
+    "chat_token_factors",
+    "threadkeep_migrations",
+)
 
 type Column = tuple[str, str, bool]
 

@@ -17,6 +17,7 @@ from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
 from threadkeep.store.archive import Archive, ArchivedPart, Restored
+from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import SearchIndex
@@ -64,6 +65,7 @@ class Memory:
         index: SearchIndex,
         archive: Archive,
         runs: Runs,
+        tables: ContextTables,
         pending: PendingTurns,
         observers: Observers,
         clock: Callable[[], datetime],
@@ -72,6 +74,10 @@ class Memory:
         self._index = index
         self._archive = archive
         self.runs = runs
+        self.contexts = tables.contexts
+        self.summaries = tables.summaries
+        self.token_factors = tables.token_factors
+        self.embeddings = tables.embeddings
         self.pending = pending
         self.observers = observers
         self.clock = clock
@@ -112,7 +118,14 @@ class Memory:
         Raises:
             InvalidKey: the id is not a valid key; `threadkeep.escape_key` makes one of any text.
         """
-        return Session(session_id, self._transcripts, self.pending, user_id=user_id, observer=self.observers)
+        return Session(
+            session_id,
+            self._transcripts,
+            self.pending,
+            contexts=self.contexts,
+            user_id=user_id,
+            observer=self.observers,
+        )
 
     async def sessions(
         self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100

@@ -1,0 +1,177 @@
+"""The records of model calls: what each context was made of, and the texts in it that are in no transcript."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from threadkeep.records import Json, dump_json
+from threadkeep.store.codec import clean_json, time_of, time_text
+from threadkeep.store.driver import Connection, Driver, DuplicateRow, Row
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+
+type Cursor = tuple[datetime, str, int]
+
+_TRIES = 5
+_LAST: tuple[str, str, int] = ("9999-12-31T23:59:59.999999+00:00", "~", 2**31 - 1)
+# How old `used_at` may become before a use renews it: not every call writes to every text that it has.
+_RENEWAL = timedelta(hours=1)
+
+
+@dataclass(frozen=True)
+class NotedManifest:
+    """The record of one model call on its way into the table.
+
+    `texts` are by their digests what the context held that is in no transcript. `again` says that an earlier try may
+    have stored it.
+    """
+
+    session_id: str
+    run_id: str
+    created_at: datetime
+    manifest: Mapping[str, Json]
+    texts: Mapping[str, str] = field(default_factory=dict)
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class StoredManifest:
+    """The record of one model call; `call` is 1, 2, 3 … in each run."""
+
+    session_id: str
+    run_id: str
+    call: int
+    created_at: datetime
+    manifest: Mapping[str, Json]
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where a page of older ones goes on."""
+        return self.created_at, self.run_id, self.call
+
+
+class ManifestRows:
+    """The tables `chat_manifests` and `chat_context_texts`.
+
+    A text is kept once for each session, under its digest, as long as calls use it; both go with their session.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("manifests.sql", f"{driver.backend}/sessions.sql")
+
+    async def add(self, entries: Iterable[NotedManifest]) -> int:
+        """Store a group in one transaction; answers how many of it are stored now.
+
+        What belongs to a session that is gone is left out, and so is what was noted before its session began: that was
+        an earlier one of the same name.
+
+        Raises:
+            InvalidMessage: a manifest is not JSON; nothing was stored.
+        """
+        rows = [(entry, dump_json(clean_json(dict(entry.manifest)))) for entry in entries]
+        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        rows.sort(key=lambda row: row[0].session_id)
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                return await self._add(rows)
+            except DuplicateRow:
+                # Two processes numbered a call of one run at the same moment.
+                if not tries_left:
+                    raise
+        return 0
+
+    async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
+        """The calls of a run in order, if it was in a session of this user."""
+        return await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
+
+    async def of_session(
+        self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
+    ) -> list[StoredManifest]:
+        """The calls of a session, the newest first, before a cursor."""
+        created_at, run_id, call = (time_text(before[0]), *before[1:]) if before else _LAST
+        parameters = {"created_at": created_at, "run_id": run_id, "call": call, "limit": limit}
+        return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
+
+    async def texts(self, session_id: str, digests: Iterable[str]) -> dict[str, str]:
+        """Texts by their digests, those that are there."""
+        wanted = sorted(set(digests))
+        if not wanted:
+            return {}
+        parameters = _digest_parameters(session_id, wanted)
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(for_rows(self._sql["texts"], len(wanted)), parameters)
+        return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
+
+    async def purge(self, before: datetime, limit: int) -> int:
+        """Delete what is older, manifests first, at most so many rows of each table; answers how many went."""
+        manifests = {"before": time_text(before), "limit": limit}
+        texts = {"before": time_text(before - _RENEWAL), "limit": limit}
+        async with self._driver.writing() as connection:
+            gone = await connection.execute(self._sql["purge_manifests"], manifests)
+            return gone + await connection.execute(self._sql["purge_texts"], texts)
+
+    async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[StoredManifest]:
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql[statement], parameters)
+        return [_manifest_of(row) for row in rows]
+
+    async def _add(self, rows: Sequence[tuple[NotedManifest, str]]) -> int:
+        stored = 0
+        async with self._driver.writing() as connection:
+            for session_id in dict.fromkeys(entry.session_id for entry, _ in rows):
+                there = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
+                if not there:
+                    continue
+                began = time_of(there[0][0])
+                mine = [row for row in rows if row[0].session_id == session_id and row[0].created_at >= began]
+                stored += await self._insert(connection, mine)
+                await self._use_texts(connection, session_id, [entry for entry, _ in mine])
+        return stored
+
+    async def _insert(self, connection: Connection, rows: Sequence[tuple[NotedManifest, str]]) -> int:
+        parameters: list[dict[str, object]] = []
+        for entry, manifest in rows:
+            row: dict[str, object] = {
+                "session_id": entry.session_id,
+                "run_id": entry.run_id,
+                "created_at": time_text(entry.created_at),
+                "manifest": manifest,
+            }
+            if not (entry.again and await connection.fetch(self._sql["same_manifest"], row)):
+                parameters.append(row)
+        if parameters:
+            await connection.execute_many(self._sql["insert_manifest"], parameters)
+        return len(parameters)
+
+    async def _use_texts(self, connection: Connection, session_id: str, entries: Sequence[NotedManifest]) -> None:
+        texts = {digest: text for entry in entries for digest, text in sorted(entry.texts.items())}
+        if not texts:
+            return
+        now = self._clock()
+        parameters = {**_digest_parameters(session_id, list(texts)), "worn": time_text(now - _RENEWAL)}
+        rows = await connection.fetch(for_rows(self._sql["fresh_texts"], len(texts)), parameters)
+        fresh = {digest for (digest,) in rows}
+        used = [
+            {
+                "session_id": session_id,
+                "digest": digest,
+                "body": texts[digest].encode("utf-8", "surrogatepass"),
+                "now": time_text(now),
+            }
+            for digest in sorted(texts.keys() - fresh)
+        ]
+        if used:
+            await connection.execute_many(self._sql["use_text"], used)
+
+
+def _digest_parameters(session_id: str, digests: Sequence[str]) -> dict[str, object]:
+    return {**row_parameters([{"digest": digest} for digest in digests]), "session_id": session_id}
+
+
+def _manifest_of(row: Row) -> StoredManifest:
+    session_id, run_id, call, created_at, manifest = row
+    return StoredManifest(session_id, run_id, int(call), time_of(created_at), json.loads(manifest))

@@ -1,0 +1,15 @@
+-- The vectors of messages, by the model that made them.
+
+-- name: of_session
+SELECT seq, vector FROM chat_embeddings
+WHERE session_id = :session_id AND model = :model AND seq > :after_seq
+ORDER BY seq
+
+-- name: message_at
+SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
+
+-- name: insert_vector
+-- For messages that are there.
+INSERT INTO chat_embeddings (session_id, model, seq, vector)
+SELECT m.session_id, :model, m.seq, :vector FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+ON CONFLICT (session_id, model, seq) DO UPDATE SET vector = excluded.vector

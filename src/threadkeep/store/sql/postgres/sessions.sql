@@ -1,0 +1,9 @@
+-- Rows of sessions that others may not change under a transaction.
+
+-- name: keep_session
+-- That it is there, and nobody deletes it before the transaction ends; appends go on.
+SELECT created_at FROM chat_sessions WHERE session_id = :session_id FOR KEY SHARE
+
+-- name: hold_session
+-- Nobody appends to it, resets it or holds it before the transaction ends.
+SELECT reset_seq, last_seq FROM chat_sessions WHERE session_id = :session_id FOR NO KEY UPDATE

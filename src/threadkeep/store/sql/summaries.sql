@@ -1,0 +1,67 @@
+-- Summaries, and who is making one.
+
+-- name: active
+-- Those that count: not taken up into another, and of what was said since the last reset.
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
+FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
+WHERE s.session_id = :session_id
+    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+    AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
+ORDER BY c.first_seq
+
+-- name: all
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
+FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
+WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+ORDER BY c.first_seq, c.level, c.created_at, c.id
+
+-- name: ranges
+SELECT c.id, c.first_seq, c.last_seq
+FROM chat_summaries c
+WHERE c.session_id = :session_id AND c.superseded_by IS NULL AND c.first_seq > :reset_seq
+ORDER BY c.first_seq
+
+-- name: supersede
+UPDATE chat_summaries SET superseded_by = :by WHERE session_id = :session_id AND id = :id
+
+-- name: insert_summary
+INSERT INTO chat_summaries (
+    session_id, id, first_seq, last_seq, level, text, model, prompt_version, tokens, created_at
+)
+VALUES (
+    :session_id, :id, :first_seq, :last_seq, :level, :text, :model, :prompt_version, :tokens, :created_at
+)
+
+-- name: message_at
+SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
+
+-- name: uncovered
+-- What no summary that counts stands for, since the last reset.
+SELECT b.after_seq, b.last_seq, count(m.seq), coalesce(sum(m.tokens), 0)
+FROM (
+    SELECT
+        s.session_id, s.last_seq,
+        coalesce(
+            (
+                SELECT max(c.last_seq) FROM chat_summaries c
+                WHERE c.session_id = s.session_id AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
+            ),
+            s.reset_seq
+        ) AS after_seq
+    FROM chat_sessions s
+    WHERE s.session_id = :session_id
+) b
+LEFT JOIN chat_messages m ON m.session_id = b.session_id AND m.seq > b.after_seq AND m.role IN ('user', 'assistant')
+GROUP BY b.after_seq, b.last_seq
+
+-- name: claim
+-- Whoever has it already gets more time; another gets it when the time is over.
+INSERT INTO chat_claims (session_id, purpose, owner, claimed_until)
+VALUES (:session_id, :purpose, :owner, :until)
+ON CONFLICT (session_id, purpose) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until
+WHERE chat_claims.owner = excluded.owner OR chat_claims.claimed_until <= :now
+
+-- name: release
+DELETE FROM chat_claims WHERE session_id = :session_id AND purpose = :purpose AND owner = :owner

@@ -1,0 +1,36 @@
+"""How each model's own count of tokens relates to the estimate: learned from what providers report, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from threadkeep.store.codec import clean_text, time_text
+from threadkeep.store.driver import Driver
+from threadkeep.store.statements import load_statements
+
+
+class TokenFactors:
+    """The table `chat_token_factors`."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("token_factors.sql")
+
+    async def all(self) -> dict[str, tuple[float, int]]:
+        """The factor of each model, and from how many samples it is."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["all"], {})
+        return {str(model): (float(factor), int(samples)) for model, factor, samples in rows}
+
+    async def save(self, model: str, factor: float, samples: int) -> None:
+        """Keep a model's factor in the place of the one it had."""
+        row = {
+            "model": clean_text(model),
+            "factor": float(factor),
+            "samples": samples,
+            "now": time_text(self._clock()),
+        }
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["save"], row)
