@@ -21,6 +21,8 @@ from threadkeep.observe.events import (
     ReadFailed,
     StoreRead,
     StoreWrite,
+    SummaryFailed,
+    SummaryMade,
     TurnFinished,
     WriteDeferred,
     WriteFailed,
@@ -112,6 +114,19 @@ def test_what_leaves_a_runs_memory_is_counted() -> None:
     observer.notify(MemoryUpdated(before_count=8, after_count=8, trimmed_by_chars=3))
     observer.notify(PromptSent(messages=7, characters=100, tokens=25))
     assert [sample(observer, name) for name in names] == [53, 1]
+
+
+def test_summaries_are_counted() -> None:
+    """By what they stand for; what failed by its reason, from zero on."""
+    observer = PrometheusObserver()
+    assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 0
+    observer.notify(SummaryMade(messages=40, tokens=200, milliseconds=900))
+    observer.notify(SummaryMade(messages=80, tokens=300, of="summaries", milliseconds=900))
+    observer.notify(SummaryFailed(reason="too_long"))
+    assert sample(observer, "threadkeep_summaries_total", of="messages") == 1
+    assert sample(observer, "threadkeep_summaries_total", of="summaries") == 1
+    assert sample(observer, "threadkeep_summary_latency_ms_bucket", le="1000.0") == 2
+    assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 1
 
 
 def test_labels_are_a_closed_set() -> None:

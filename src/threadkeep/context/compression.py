@@ -18,6 +18,7 @@ type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"
 
 _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
+_LEAST_INPUT_TOKENS = 400
 
 
 @dataclass(frozen=True)
@@ -32,20 +33,25 @@ class Extent:
 class SummaryRoom:
     """How long summaries may be, in tokens.
 
-    All active ones together have `all` at most; one more than `one` is not accepted, and `asked` is what a model is
-    asked for, since it cannot count.
+    All active ones together have `all` at most; one with more than `one` is not accepted, and `asked` is what a model
+    is asked for, since it cannot count. `record` is how much it is given to read at once, beside an earlier summary.
     """
 
     all: int
     one: int
     asked: int
+    record: int
 
     @classmethod
-    def within(cls, max_summary_tokens: int, budget: int) -> SummaryRoom:
-        """At most what the options say, and never more than a quarter of the budget of a model call."""
+    def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
+        """The room for summaries by somebody who reads so many tokens at once.
+
+        It is what the options say at most, and never more than a quarter of the budget of a model call.
+        """
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, budget // 4))
-        one = together // 2
-        return cls(together, one, one * 3 // 5)
+        reading = max(input_tokens, _LEAST_INPUT_TOKENS)
+        one = min(together, reading) // 2
+        return cls(together, one, one * 3 // 5, reading - one)
 
 
 def check_size(name: str, size: Size) -> None:
@@ -144,6 +150,19 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
         return fitting
     borders = [end for end in range(max(fitting // 2, 1), fitting + 1) if rows[end].role == "user"]
     return borders[-1] if borders else max(fitting, 1)
+
+
+def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
+    """Lines joined into records, each as many as fit and one at least."""
+    records: list[list[str]] = []
+    used = 0
+    for line, size in zip(lines, sizes, strict=True):
+        used += size
+        if not records or used > room:
+            records.append([])
+            used = size
+        records[-1].append(line)
+    return tuple("\n".join(record) for record in records)
 
 
 def even_room(total: int, room: int) -> int:

@@ -9,11 +9,15 @@ type Backend = Literal["sqlite", "postgres", "other"]
 type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http", "other"]
 type Outcome = Literal["ok", "fallback", "conflict", "error"]
 type TurnStatus = Literal["complete", "interrupted", "failed"]
+type SummarySource = Literal["messages", "summaries"]
+type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated", "store", "crowded"]
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
 TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
+SUMMARY_SOURCES: tuple[SummarySource, ...] = get_args(SummarySource.__value__)
+SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,6 +166,28 @@ class PromptSent(Event):
     tokens: int
     flat: bool = False
     run_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryMade(Event):
+    """A summary was stored: for how many messages it stands, its own tokens, and whether it was made of summaries."""
+
+    channel: Channel = "other"
+    messages: int
+    tokens: int
+    of: SummarySource = "messages"
+    milliseconds: float
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SummaryFailed(Event):
+    """A session could not be compressed, for now; nothing has changed. `error` is there when one was behind it."""
+
+    channel: Channel = "other"
+    reason: SummaryFailure
+    error: str | None = None
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

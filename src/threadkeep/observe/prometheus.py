@@ -13,6 +13,8 @@ from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
     OUTCOMES,
+    SUMMARY_FAILURES,
+    SUMMARY_SOURCES,
     TURN_STATUSES,
     Backend,
     Event,
@@ -24,6 +26,8 @@ from threadkeep.observe.events import (
     ReadFailed,
     StoreRead,
     StoreWrite,
+    SummaryFailed,
+    SummaryMade,
     TurnFinished,
     WriteFailed,
 )
@@ -40,6 +44,9 @@ METRICS: Mapping[str, str] = {
     "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
     "threadkeep_model_failures_total": "Model calls that raised.",
     "threadkeep_model_tokens_total": "Tokens that models reported.",
+    "threadkeep_summaries_total": "Summaries that were stored, of messages and of summaries.",
+    "threadkeep_summary_failures_total": "Tries to compress a session that failed, by reason.",
+    "threadkeep_summary_latency_ms": "Duration of the making of a summary in milliseconds.",
     "threadkeep_turns_total": "Turns that ended, by how they ended.",
     "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
 }
@@ -74,6 +81,9 @@ class PrometheusObserver:
         self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
         self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
+        self._summaries = self._counter("threadkeep_summaries_total", "of")
+        self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
+        self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
         self._turns = self._counter("threadkeep_turns_total", "channel", "status")
         self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
         self._start_at_zero(backend)
@@ -110,6 +120,11 @@ class PrometheusObserver:
                 self._trimmed_messages.inc(event.trimmed_by_count)
             case ModelFailed():
                 self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case SummaryMade():
+                self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
+                self._summary_times.observe(event.milliseconds)
+            case SummaryFailed():
+                self._summary_failures.labels(_one_of(SUMMARY_FAILURES, event.reason)).inc()
             case TurnFinished():
                 self._finish(event)
             case _:
@@ -134,6 +149,10 @@ class PrometheusObserver:
                 self._turns.labels(channel, status)
         for direction in ("input", "output"):
             self._tokens.labels(direction)
+        for of in SUMMARY_SOURCES:
+            self._summaries.labels(of)
+        for reason in SUMMARY_FAILURES:
+            self._summary_failures.labels(reason)
         for histogram in (self._reads, self._writes):
             histogram.labels(backend, "http", "ok")
             histogram.labels(backend, "other", "ok")
