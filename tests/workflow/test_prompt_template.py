@@ -1,0 +1,108 @@
+"""One flat text for a model call: exact, complete, and deaf to what people write into it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import AIMessage, BaseMessage, ChatMessage, HumanMessage, SystemMessage, ToolMessage
+
+from threadkeep import InvalidInput, PromptTemplate, flatten_messages
+
+HELLO: list[BaseMessage] = [
+    SystemMessage("Be brief."),
+    HumanMessage("Hi"),
+    AIMessage("Hello"),
+    HumanMessage("How are you?"),
+]
+
+
+def test_messages_are_flattened_with_their_roles() -> None:
+    """`(role) content`, joined by a blank line."""
+    assert flatten_messages(HELLO) == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\n(user) How are you?"
+    assert flatten_messages([]) == ""
+
+
+def test_every_kind_of_message_has_a_role() -> None:
+    """Chat messages and tool results too; of blocks the text counts."""
+    messages = [
+        ChatMessage(content="Be brief.", role="developer"),
+        HumanMessage([{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]),
+        ToolMessage("4711", tool_call_id="c1"),
+        ChatMessage(content="Meow", role="cat"),
+    ]
+    assert flatten_messages(messages) == "(system) Be brief.\n\n(user) What is this?\n\n(tool) 4711\n\n(cat) Meow"
+
+
+def test_a_template_is_filled_as_it_stands() -> None:
+    """Every place, wherever and however often it is named."""
+    template = PromptTemplate("{{system}}\n[{{ summary }}|{{context}}]\n{{history}}\n---\n{{input}}\n{ } {{input}}\n")
+    assert template.render(HELLO, summary="They met.", context="Berlin") == (
+        "Be brief.\n[They met.|Berlin]\n(user) Hi\n\n(assistant) Hello\n---\nHow are you?\n{ } How are you?\n"
+    )
+
+
+def test_a_template_without_a_place_for_the_system_keeps_it_in_the_history() -> None:
+    """Nothing is left out."""
+    text = PromptTemplate("{{history}}\n\n{{input}}").render(HELLO)
+    assert text == "(system) Be brief.\n\n(user) Hi\n\n(assistant) Hello\n\nHow are you?"
+
+
+def test_what_came_after_the_question_follows_it() -> None:
+    """A tool's result, say."""
+    messages = [*HELLO, AIMessage("Let me see."), ToolMessage("fine", tool_call_id="c1")]
+    text = PromptTemplate("{{history}} / {{input}}").render(messages[1:])
+    assert text == "(user) Hi\n\n(assistant) Hello / How are you?\n\n(assistant) Let me see.\n\n(tool) fine"
+
+
+def test_without_a_question_all_is_history() -> None:
+    """And the input is empty."""
+    assert PromptTemplate("{{history}}|{{input}}").render([AIMessage("Hello")]) == "(assistant) Hello|"
+    assert PromptTemplate("{{history}}|{{input}}").render([]) == "|"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("Answer {{input}}", r"no \{\{history\}\}, so earlier messages would be left out without a word: add it"),
+        ("{{history}} {input}", r"no \{\{input\}\}, so the new message would not reach the model: add it"),
+        ("", r"no \{\{history\}\}"),
+        ("{{history}} {{input}} {{user.name}}", r"has \{\{user.name\}\}, and there is nothing for it: the places are"),
+        ("{{history}} {{input}} {{}}", r"has \{\{\}\}"),
+    ],
+)
+def test_a_template_that_would_leave_something_out_is_refused(text: str, sentence: str) -> None:
+    """When it is made, not at the first message."""
+    with pytest.raises(InvalidInput, match=sentence):
+        PromptTemplate(text)
+
+
+@pytest.mark.parametrize("name", ["summary", "context"])
+def test_what_has_no_place_is_refused(name: str) -> None:
+    """A summary or a context is not dropped silently; nothing is not in need of a place."""
+    template = PromptTemplate("{{history}} {{input}}")
+    with pytest.raises(InvalidInput, match=rf"no \{{\{{{name}\}}\}}"):
+        template.render(HELLO, **{name: "canary"})
+    assert template.render(HELLO, **{name: ""})
+
+
+pieces = st.sampled_from(["a", "{", "}", " ", "\\", "\n", "{{input}}", "{{history}}", "{{ system }}", "\\1", "中"])
+words = st.lists(pieces, max_size=8).map("".join)
+literals = st.text("ab \n()<>中", max_size=10)
+
+
+@given(
+    said=st.lists(st.tuples(st.sampled_from([HumanMessage, AIMessage]), words), max_size=5),
+    question=words,
+    system=words,
+    around=st.tuples(literals, literals, literals, literals),
+)
+def test_what_people_write_is_never_taken_for_a_place(
+    said: list[tuple[type[BaseMessage], str]], question: str, system: str, around: tuple[str, str, str, str]
+) -> None:
+    """The text is the template's own, with the words as they are in its places, for any words."""
+    history = [kind(content=text) for kind, text in said]
+    a, b, c, d = around
+    template = PromptTemplate(f"{a}{{{{system}}}}{b}{{{{history}}}}{c}{{{{input}}}}{d}")
+    text = template.render([SystemMessage(system), *history, HumanMessage(question)])
+    assert text == f"{a}{system}{b}{flatten_messages(history)}{c}{question}{d}"
