@@ -52,10 +52,13 @@ if TYPE_CHECKING:
     from threadkeep.settings import load_settings as load_settings
     from threadkeep.store.driver import StoreOptions as StoreOptions
     from threadkeep.version import __version__ as __version__
+    from threadkeep.workflow.candidates.graph import candidate_graph as candidate_graph
     from threadkeep.workflow.counting import count_tokens as count_tokens
     from threadkeep.workflow.middleware import SessionMemory as SessionMemory
     from threadkeep.workflow.nodes import memory_node as memory_node
     from threadkeep.workflow.nodes import session_turn as session_turn
+    from threadkeep.workflow.prompt_template import PromptTemplate as PromptTemplate
+    from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
     from threadkeep.workflow.trimming import trim as trim
     from threadkeep.workflow.turns import TurnOptions as TurnOptions
@@ -113,10 +116,15 @@ _HOMES = {
     ),
     "threadkeep.store.driver": ("StoreOptions",),
     "threadkeep.version": ("__version__",),
+    "threadkeep.workflow.candidates.graph": ("candidate_graph",),
     "threadkeep.workflow.middleware": ("SessionMemory",),
     "threadkeep.workflow.nodes": (
         "memory_node",
         "session_turn",
+    ),
+    "threadkeep.workflow.prompt_template": (
+        "PromptTemplate",
+        "flatten_messages",
     ),
     "threadkeep.workflow.reducers": ("bounded_messages",),
     "threadkeep.workflow.counting": ("count_tokens",),
