@@ -204,9 +204,9 @@ async def test_a_window_reads_no_more_than_it_needs(
     recent = TableTranscripts.recent
 
     async def counting(
-        self: TableTranscripts, session_id: str, *, limit: int, before: int, user_id: str | None
+        self: TableTranscripts, session_id: str, *, limit: int, before: int, after: int, user_id: str | None
     ) -> Recent:
-        found = await recent(self, session_id, limit=limit, before=before, user_id=user_id)
+        found = await recent(self, session_id, limit=limit, before=before, after=after, user_id=user_id)
         read.append(len(found.messages))
         return found
 
@@ -243,7 +243,7 @@ async def test_any_window_is_what_the_rules_make_of_all_that_is_stored(
     limits = Limits(max_messages, max_tokens, len)
     expected = await by_the_rules(session, limits, reset_seq, before)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("threadkeep.history.session.PAGE_ROWS", page_rows)
+        patch.setattr("threadkeep.history.recollection.PAGE_ROWS", page_rows)
         window = await session.window(max_messages, max_tokens, counter=len, before=before)
     assert window == expected
 

@@ -4,42 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
-from threadkeep.context.window import Extent, Limits, WindowChooser
+from threadkeep.context.window import Limits
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.keys import check_key
+from threadkeep.history.recollection import Past, Recollection, WindowReader
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, Outcome
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.store.contexts import Contexts
 from threadkeep.store.transcripts import END, SessionChanges, Transcripts
 
 if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
 
-PAGE_ROWS = 200
 LONGEST_PAGE = 10_000
 PATIENCE_SECONDS = 5.0
 PATIENCE_SECONDS_IN_AN_OUTAGE = 0.5
-
-
-@dataclass(frozen=True)
-class Recollection:
-    """What a model call gets of the past: messages oldest first, how many are left out, and whether reading failed.
-
-    `forgotten` are ids from before the last reset, among those that the caller said it knows.
-    """
-
-    messages: tuple[Message, ...]
-    dropped: int = 0
-    failed: bool = False
-    forgotten: frozenset[str] = frozenset()
 
 
 class Session:
@@ -55,6 +43,7 @@ class Session:
         transcripts: Transcripts,
         pending: PendingTurns,
         *,
+        contexts: Contexts,
         user_id: str | None,
         observer: Observer,
     ) -> None:
@@ -67,6 +56,7 @@ class Session:
         self.user_id = user_id
         self._transcripts = transcripts
         self._pending = pending
+        self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id)
         self._events = SessionEvents(observer, transcripts.backend, session_id)
 
     def __repr__(self) -> str:
@@ -188,47 +178,34 @@ class Session:
         """
         limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
         async with self._reading():
-            return await self._choose(limits, END if before is None else before)
+            window = await self._windows.window(limits, END if before is None else before)
+        self._events.truncated(window.manifest)
+        return window
 
-    async def recall(
-        self,
-        max_messages: int | None = 20,
-        max_tokens: int | None = 4000,
-        *,
-        counter: TokenCounter | None = None,
-        before_id: str | None = None,
-        known_ids: Collection[str] = (),
-    ) -> Recollection:
+    async def recall(self, past: Past | None = None) -> Recollection:
         """What was said before a message, for a model call that happens in any case.
 
         Where the database does not answer in time, the agent goes on with what this process still has (the turns that
-        wait to be written), and the failure is told. An unknown `before_id` (it may wait itself) hides nothing.
-        `known_ids` are of messages that the caller keeps besides: it is told which a reset took away.
+        wait to be written), and the failure is told.
         """
-        limits = Limits(max_messages, max_tokens, counter)
-        if limits.nothing:
+        past = past or Past()
+        if past.limits.nothing:
             return Recollection(())
         # Taken before reading: what is written meanwhile is then in both, and not in neither.
-        waiting = list(takewhile(lambda message: message.id != before_id, self.waiting()))
-        window: Window | None = None
-        forgotten: frozenset[str] = frozenset()
+        waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
+        found = Recollection((), failed=True)
         try:
             async with self.patience(), self._reading("fallback"):
-                question = await self._transcripts.find(self.session_id, before_id) if before_id else None
-                before = question.seq if question and question.seq else END
-                window = await self._choose(limits, before)
-                forgotten = await self._forgotten(window, known_ids)
+                window, found = await self._windows.recollect(past)
+            self._events.truncated(window.manifest)
         except StoreClosed:
             raise
         except StoreError:
             pass  # told where it was raised
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
-        stored = window.messages if window else ()
-        there = {message.id for message in stored}
-        messages = (*stored, *(message for message in waiting if message.id not in there))
-        dropped = window.manifest.dropped if window else 0
-        return Recollection(messages, dropped=dropped, failed=window is None, forgotten=forgotten)
+        there = {message.id for message in found.messages}
+        return replace(found, messages=(*found.messages, *(message for message in waiting if message.id not in there)))
 
     async def count(self) -> int:
         """How many messages the session has; 0 for one that is not there."""
@@ -281,33 +258,6 @@ class Session:
     async def _info(self) -> SessionInfo | None:
         async with self._reading():
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
-
-    async def _forgotten(self, window: Window, known_ids: Collection[str]) -> frozenset[str]:
-        """Which of some messages were said before the last reset: those of its newest page, which tells the border."""
-        reset_seq = next((gap.last_seq for gap in window.manifest.excluded if gap.reason == "reset"), 0)
-        if not (reset_seq and known_ids):
-            return frozenset()
-        page = await self._transcripts.newest(self.session_id, limit=PAGE_ROWS, before=reset_seq + 1)
-        return frozenset(message.id for message in page.messages if message.id and message.id in known_ids)
-
-    async def _choose(self, limits: Limits, before: int) -> Window:
-        """The window before a `seq`, reading no more rows than it takes."""
-        # Where nothing fits, one row tells what is out.
-        page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
-        recent = await self._transcripts.recent(self.session_id, limit=page_rows, before=before, user_id=self.user_id)
-        chooser = WindowChooser(limits, newest_user=recent.newest_user)
-        chooser.add(recent.messages)
-        rows = recent.messages
-        while chooser.wants_more and len(rows) == page_rows:
-            oldest = rows[-1].seq or 0
-            older = await self._transcripts.recent(
-                self.session_id, limit=page_rows, before=oldest, user_id=self.user_id
-            )
-            rows = older.messages
-            chooser.add(rows)
-        window = chooser.window(Extent(reset_seq=recent.reset_seq))
-        self._events.truncated(window.manifest)
-        return window
 
     @asynccontextmanager
     async def _reading(self, on_failure: Outcome = "error") -> AsyncIterator[None]:

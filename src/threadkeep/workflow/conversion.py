@@ -20,7 +20,7 @@ from langchain_core.messages import (
 )
 
 from threadkeep.errors import InvalidMessage
-from threadkeep.records import MAX_ID_CHARACTERS, Json, Message, Role
+from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
 """Answers a tool call whose run was cancelled or failed."""
@@ -65,6 +65,11 @@ def role_of(message: BaseMessage) -> Role | None:
     if isinstance(message, ChatMessage) and message.role in _CHAT_ROLES:
         return _CHAT_ROLES[message.role]
     return None
+
+
+def is_utterance(message: BaseMessage) -> bool:
+    """Whether a message is one of those that transcripts keep: no tool call, no result, no system message."""
+    return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
 def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:

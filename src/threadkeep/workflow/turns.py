@@ -18,13 +18,24 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import Recollection, Session
+from threadkeep.history.recollection import Past, Recollection
+from threadkeep.history.session import Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
-from threadkeep.records import SPEAKERS, Json, Message, Status
-from threadkeep.workflow.conversion import from_langchain, id_of, merge, plain, repair, role_of, text_of, to_langchain
+from threadkeep.records import Json, Message, Status
+from threadkeep.workflow.conversion import (
+    from_langchain,
+    id_of,
+    is_utterance,
+    merge,
+    plain,
+    repair,
+    text_of,
+    to_langchain,
+)
 from threadkeep.workflow.counting import count_tokens
 from threadkeep.workflow.trimming import trim
 
@@ -157,13 +168,9 @@ class OpenTurn:
         return next((place for place, message in enumerate(messages) if message.id == first), 0)
 
     async def _recall(self, before: Sequence[BaseMessage]) -> Recollection:
-        return await self.session.recall(
-            self._options.max_messages,
-            self._options.max_tokens,
-            counter=self._options.counter,
-            before_id=self.question_id,
-            known_ids={message_id for message in before if (message_id := id_of(message)) is not None},
-        )
+        limits = Limits(self._options.max_messages, self._options.max_tokens, self._options.counter)
+        known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
+        return await self.session.recall(Past(limits, before_id=self.question_id, known_ids=known_ids))
 
     def _fitting(self, everything: list[BaseMessage]) -> list[BaseMessage]:
         places, budget = self._options.max_messages, self._options.max_tokens
@@ -227,11 +234,6 @@ class OpenTurn:
     def _stored(self, message: BaseMessage, status: Status) -> Message:
         stored = from_langchain(message, full=self._options.keep_originals)
         return stored.with_fields(run_id=self.run_id, status=status)
-
-
-def is_utterance(message: BaseMessage) -> bool:
-    """Whether a message is one of those that transcripts keep: no tool call, no result, no system message."""
-    return role_of(message) in SPEAKERS and not (isinstance(message, AIMessage) and message.tool_calls)
 
 
 def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:

@@ -1,0 +1,117 @@
+"""What is read of a session for a window, and for a model call that happens in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from threadkeep.context.manifest import Exclusion, Window
+from threadkeep.context.window import Extent, Limits, WindowChooser
+from threadkeep.records import Message, Summary
+from threadkeep.store.contexts import Contexts
+from threadkeep.store.transcripts import END, Recent, Transcripts
+
+PAGE_ROWS = 200
+
+
+@dataclass(frozen=True)
+class Past:
+    """What a recollection is asked for: the turns before a message, within limits.
+
+    `profile` names the kind of agent whose windows share an anchor; without one the window slides. `known_ids` are of
+    messages that the caller has besides: it is told which of them a reset took away. An unknown `before_id` (it may
+    wait to be written itself) hides nothing.
+    """
+
+    limits: Limits = Limits(20, 4000)
+    before_id: str | None = None
+    known_ids: Collection[str] = ()
+    profile: str | None = None
+
+
+@dataclass(frozen=True)
+class Recollection:
+    """What a model call gets of the past: messages oldest first, summaries of what came before, and what is left out.
+
+    `begin` is the first place that the window may hold (after the anchor and what is summarised); `begun` whether an
+    earlier call, or a summary, has set it; `overflowing` whether more than the messages has come since. `failed` says
+    that reading did. `forgotten` are those of the caller's messages that are from before the last reset. `question_seq`
+    is the place of the message before which all this is, None if it has none yet.
+    """
+
+    messages: tuple[Message, ...]
+    dropped: int = 0
+    failed: bool = False
+    forgotten: frozenset[str] = frozenset()
+    summaries: tuple[Summary, ...] = ()
+    begin: int = 0
+    begun: bool = False
+    overflowing: bool = False
+    excluded: tuple[Exclusion, ...] = ()
+    question_seq: int | None = None
+
+
+class WindowReader:
+    """Reads windows of one session, and no more rows than they take."""
+
+    def __init__(self, session_id: str, transcripts: Transcripts, contexts: Contexts, *, user_id: str | None) -> None:
+        self._session_id = session_id
+        self._transcripts = transcripts
+        self._contexts = contexts
+        self._user_id = user_id
+
+    async def window(self, limits: Limits, before: int = END, *, begin: int = 0) -> Window:
+        """The window before a place; what is before the place `begin` is as if it were not stored."""
+        # Where nothing fits, one row tells what is out.
+        page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
+        recent = await self._recent(page_rows, before, begin)
+        chooser = WindowChooser(limits, newest_user=recent.newest_user)
+        chooser.add(recent.messages)
+        rows = recent.messages
+        while chooser.wants_more and len(rows) == page_rows:
+            rows = (await self._recent(page_rows, rows[-1].seq or 0, begin)).messages
+            chooser.add(rows)
+        return chooser.window(Extent(first_seq=max(begin, 1), reset_seq=recent.reset_seq))
+
+    async def recollect(self, past: Past) -> tuple[Window, Recollection]:
+        """What the session has before a message, and its window alone.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        state = await self._contexts.state(self._session_id, past.profile or "", user_id=self._user_id)
+        question = await self._transcripts.find(self._session_id, past.before_id) if past.before_id else None
+        covered = state.summaries[-1].last_seq if state.summaries else state.reset_seq
+        anchor = state.anchor_seq if past.profile else 0
+        begin = max(anchor, covered + 1)
+        window = await self.window(past.limits, question.seq if question and question.seq else END, begin=begin)
+        gaps = [Exclusion(1, state.reset_seq, "reset")] if state.reset_seq else []
+        gaps += [Exclusion(summary.first_seq, summary.last_seq, "summarised") for summary in state.summaries]
+        dropped = window.manifest.dropped
+        if covered + 1 < begin:
+            gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
+            dropped += begin - 1 - covered
+        overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
+        return window, Recollection(
+            window.messages,
+            dropped=dropped,
+            forgotten=await self._forgotten(state.reset_seq, past.known_ids),
+            summaries=state.summaries,
+            begin=begin if begin > 1 else 0,
+            begun=anchor > state.reset_seq or bool(state.summaries),
+            overflowing=bool(overflow),
+            excluded=(*gaps, *overflow),
+            question_seq=question.seq if question else None,
+        )
+
+    async def _recent(self, limit: int, before: int, begin: int) -> Recent:
+        return await self._transcripts.recent(
+            self._session_id, limit=limit, before=before, after=max(begin - 1, 0), user_id=self._user_id
+        )
+
+    async def _forgotten(self, reset_seq: int, known_ids: Collection[str]) -> frozenset[str]:
+        """Which of some messages were said before the last reset: those of its newest page, which tells the border."""
+        if not (reset_seq and known_ids):
+            return frozenset()
+        page = await self._transcripts.newest(self._session_id, limit=PAGE_ROWS, before=reset_seq + 1)
+        return frozenset(message.id for message in page.messages if message.id and message.id in known_ids)
