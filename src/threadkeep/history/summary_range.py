@@ -1,0 +1,155 @@
+"""What of a session is to be summarised next, and all of it read from the transcript."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from threadkeep.context.compression import (
+    Extent,
+    SummaryRoom,
+    even_room,
+    is_worth_it,
+    kept_after,
+    kept_from,
+    part_length,
+    reaches,
+)
+from threadkeep.context.cut import pieces
+from threadkeep.context.quotation import quoted_message
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.history.compression import Compression, Summarizer
+from threadkeep.records import SPEAKERS, Message
+from threadkeep.store.summaries import Uncovered
+from threadkeep.store.transcripts import Transcripts
+
+_PAGE_ROWS = 200
+
+
+@dataclass(frozen=True)
+class CompressionRequest:
+    """A session to look at, and how it is compressed.
+
+    `budget` is that of a model call. `left_out_upto_seq` is the newest message that a window had to leave out: up to it
+    all is summarised before the trigger too.
+    """
+
+    session_id: str
+    compression: Compression
+    summarizer: Summarizer
+    budget: int
+    left_out_upto_seq: int = 0
+
+    @property
+    def room(self) -> SummaryRoom:
+        """How long summaries may be, and how much is read at once."""
+        return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Messages that are summarised together: their range, and what there is to read, one record after the other."""
+
+    first_seq: int
+    last_seq: int
+    last_id: str | None
+    records: tuple[str, ...]
+
+
+def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
+    """Whether there may be something to summarise, as far as counts can tell."""
+    return _is_triggered(uncovered, request) or uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
+
+
+class RangeReader:
+    """Reads the range of a session that is to be summarised, in bounded steps."""
+
+    def __init__(self, transcripts: Transcripts, counter: TokenCounter) -> None:
+        self._transcripts = transcripts
+        self._counter = counter
+
+    async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
+        """The last `seq` that is to be summarised; that of the last summary when nothing is."""
+        after = uncovered.after_seq
+        rows: list[Message] = []
+        before = uncovered.last_seq + 1
+        while is_due(uncovered, request):
+            page = await self._transcripts.newest(request.session_id, limit=_PAGE_ROWS, before=before)
+            newer = [row for row in reversed(page.messages) if _seq(row) > after]
+            rows += newer
+            complete = len(newer) < _PAGE_ROWS or _seq(rows[-1]) == after + 1
+            first = _tail_start(rows, uncovered, request, complete=complete)
+            if first is not None:
+                return first - 1
+            if complete:
+                break
+            before = _seq(rows[-1])
+        return after
+
+    async def part(self, session_id: str, after: int, upto: int, room: int) -> Part | None:
+        """The next messages after a place that can be read at once; None when none are there.
+
+        One that is too long for that alone is a part of its own, in several records.
+        """
+        rows: list[Message] = []
+        lines: list[str] = []
+        sizes: list[int] = []
+        place = after
+        while place < upto and sum(sizes) <= room:
+            end = min(place + _PAGE_ROWS, upto)
+            page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
+            rows += [row for row in page.messages if _seq(row) > place]
+            lines += [quoted_message(row) for row in rows[len(lines) :]]
+            sizes += [self._counter(line) + 1 for line in lines[len(sizes) :]]
+            place = end
+        if not rows:
+            return None
+        length = part_length(rows, sizes, even_room(sum(sizes), room) if place == upto else room)
+        records = self._pieces(rows[0], room) if sizes[0] > room else ("\n".join(lines[:length]),)
+        return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records)
+
+    def _pieces(self, message: Message, room: int) -> tuple[str, ...]:
+        """One message in several records, each of which says which piece it is."""
+        found = pieces(
+            message.content, room, lambda text: self._counter(quoted_message(message, text, part="99 of 99"))
+        )
+        return tuple(
+            quoted_message(message, piece, part=f"{number} of {len(found)}")
+            for number, piece in enumerate(found, start=1)
+        )
+
+
+def _tail_start(
+    rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
+) -> int | None:
+    """The `seq` with which the kept tail begins; None when older rows have to be read to know."""
+    after, left_out = uncovered.after_seq, request.left_out_upto_seq
+    first = after + 1
+    if _is_triggered(uncovered, request):
+        kept = kept_from(rows, request.compression.keep, request.budget, complete=complete)
+        if kept is None:
+            return first if complete else None
+        if _is_worth_it(rows, kept, uncovered, request):
+            first = kept
+    if after < left_out <= uncovered.last_seq:
+        if not complete and _seq(rows[-1]) > left_out:
+            return None
+        kept = kept_after(rows, left_out, complete=complete)
+        if kept is None:
+            return first if complete else None
+        first = max(first, kept)
+    return first
+
+
+def _is_worth_it(rows: list[Message], kept: int, uncovered: Uncovered, request: CompressionRequest) -> bool:
+    tail = [row for row in rows if _seq(row) >= kept and row.role in SPEAKERS]
+    beyond = Extent(uncovered.messages - len(tail), uncovered.tokens - sum(row.tokens or 0 for row in tail))
+    return is_worth_it(beyond, request.compression.trigger, request.budget)
+
+
+def _is_triggered(uncovered: Uncovered, request: CompressionRequest) -> bool:
+    there = Extent(uncovered.messages, uncovered.tokens)
+    return reaches(there, request.compression.trigger, request.budget)
+
+
+def _seq(message: Message) -> int:
+    return message.seq or 0

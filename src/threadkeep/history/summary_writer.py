@@ -1,0 +1,176 @@
+"""Makes the summaries of one session: has all of a range written down in short, and stores what came of it.
+
+Each step is one summary, stored in one transaction before the next begins, so whatever stops the work between two steps
+loses nothing of it. Who works on a session holds a claim on it, which ends by itself when its process dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Sequence
+from uuid import uuid4
+
+from threadkeep.context.compression import packed, to_merge
+from threadkeep.context.cut import pieces
+from threadkeep.context.quotation import quoted_summary
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.errors import StoreError
+from threadkeep.history.compression import CompressionFailed, SummaryTask
+from threadkeep.history.keys import channel_of
+from threadkeep.history.summary_range import CompressionRequest, Part, RangeReader, is_due
+from threadkeep.observe import Observer, SummaryMade
+from threadkeep.records import Summary
+from threadkeep.store.codec import clean_text
+from threadkeep.store.summaries import Summaries
+
+PURPOSE = "compression"
+CLAIM_SECONDS = 300.0
+"""How long a summarizer may take for one answer, and how long others wait for a process that died at it."""
+
+_LEAST_ASKED = 40
+
+
+class SummaryWriter:
+    """Compresses one session once."""
+
+    def __init__(
+        self,
+        request: CompressionRequest,
+        reader: RangeReader,
+        summaries: Summaries,
+        *,
+        observer: Observer,
+        counter: TokenCounter,
+    ) -> None:
+        self._request = request
+        self._room = request.room
+        self._reader = reader
+        self._summaries = summaries
+        self._observer = observer
+        self._counter = counter
+        self._owner = str(uuid4())
+
+    async def compress(self) -> Summary | None:
+        """Summarise what is due; the newest summary that was made, None if there was nothing to do or others do it.
+
+        Raises:
+            CompressionFailed: what was made before stays; nothing else has changed.
+            StoreError: the database does not answer.
+        """
+        session_id = self._request.session_id
+        if not is_due(await self._summaries.uncovered(session_id), self._request):
+            return None
+        if not await self._claim():
+            return None
+        try:
+            return await self._until_done()
+        finally:
+            with contextlib.suppress(StoreError):  # it ends by itself
+                await self._summaries.release(session_id, PURPOSE, self._owner)
+
+    async def _claim(self) -> bool:
+        return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
+
+    async def _until_done(self) -> Summary | None:
+        session_id = self._request.session_id
+        # Read again: somebody may have done it before the claim.
+        uncovered = await self._summaries.uncovered(session_id)
+        upto = await self._reader.upto(self._request, uncovered)
+        newest: Summary | None = None
+        while True:
+            active = await self._summaries.active(session_id)
+            after = active[-1].last_seq if active else uncovered.after_seq
+            if merging := to_merge(active, self._room):
+                newest = await self._merge(merging)
+            elif after < upto and (part := await self._reader.part(session_id, after, upto, self._room.record)):
+                newest = await self._summarise(part, active)
+            else:
+                return newest
+
+    async def _summarise(self, part: Part, active: Sequence[Summary]) -> Summary:
+        started = time.perf_counter()
+        text = await self._write(part.records, "messages", active[-1].text if active else None)
+        summary = self._summary(part.first_seq, part.last_seq, text)
+        await self._store(summary, started, last_id=part.last_id)
+        return summary
+
+    async def _merge(self, summaries: Sequence[Summary]) -> Summary:
+        started = time.perf_counter()
+        text = await self._write(self._records_of(summaries), "summaries", None)
+        level = max(summary.level for summary in summaries) + 1
+        summary = self._summary(summaries[0].first_seq, summaries[-1].last_seq, text, level=level)
+        await self._store(summary, started, replaces=[one.id for one in summaries])
+        return summary
+
+    def _records_of(self, summaries: Sequence[Summary]) -> Sequence[str]:
+        room = self._room.record
+        lines = [
+            quoted_summary(summary, piece)
+            for summary in summaries
+            for piece in pieces(summary.text, room, lambda text, one=summary: self._counter(quoted_summary(one, text)))
+        ]
+        return packed(lines, [self._counter(line) + 1 for line in lines], room)
+
+    async def _write(self, records: Sequence[str], task: SummaryTask, earlier: str | None) -> str:
+        """One text for all records: each is read, with what was written of those before it."""
+        text = await self._ask(records[0], earlier, task)
+        for record in records[1:]:
+            text = await self._ask(record, text, "continuation")
+        return text
+
+    async def _ask(self, record: str, earlier: str | None, task: SummaryTask) -> str:
+        if not await self._claim():
+            raise CompressionFailed("outdated")
+        known = self._counter(earlier) if earlier and task == "continuation" else 0
+        asked = max(min(self._room.asked, (self._counter(record) + known) // 2), _LEAST_ASKED)
+        try:
+            async with asyncio.timeout(CLAIM_SECONDS):
+                said = await self._request.summarizer.summarize(record, earlier=earlier, task=task, max_tokens=asked)
+        except TimeoutError:
+            raise CompressionFailed("timeout") from None
+        except CompressionFailed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a model raises, the session stays as it is
+            # From None: what a model's error says may quote the record.
+            raise CompressionFailed("model", type(error).__name__) from None
+        text = clean_text(said).strip()
+        if not text:
+            raise CompressionFailed("empty")
+        if self._counter(text) > self._room.one:
+            raise CompressionFailed("too_long")
+        return text
+
+    def _summary(self, first_seq: int, last_seq: int, text: str, *, level: int = 1) -> Summary:
+        return Summary(
+            self._request.session_id,
+            first_seq,
+            last_seq,
+            text,
+            model=self._request.summarizer.name,
+            prompt_version=self._request.summarizer.prompt_version,
+            tokens=self._counter(text),
+            level=level,
+        )
+
+    async def _store(
+        self, summary: Summary, started: float, *, replaces: Sequence[str] = (), last_id: str | None = None
+    ) -> None:
+        """Store a summary and tell of it.
+
+        Raises:
+            CompressionFailed: it does not follow what is there now.
+        """
+        if not await self._summaries.add(summary, replaces, last_id=last_id):
+            raise CompressionFailed("outdated")
+        self._observer.notify(
+            SummaryMade(
+                channel=channel_of(summary.session_id),
+                messages=summary.last_seq - summary.first_seq + 1,
+                tokens=summary.tokens,
+                of="messages" if summary.level == 1 else "summaries",
+                milliseconds=(time.perf_counter() - started) * 1000,
+                session_id=summary.session_id,
+            )
+        )
