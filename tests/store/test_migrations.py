@@ -23,6 +23,8 @@ _TABLES = (
     "chat_anchors",
     "chat_claims",
     "chat_context_texts",
+    "chat_deleted_ids",
+    "chat_duties",
     "chat_embeddings",
     "chat_manifests",
     "chat_messages",

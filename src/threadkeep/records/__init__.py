@@ -14,6 +14,7 @@ from threadkeep.records.messages import (
     Status,
     Turn,
 )
+from threadkeep.records.retention import Retention, RetentionLimits
 from threadkeep.records.sessions import SessionInfo
 from threadkeep.records.summaries import Summary
 
@@ -26,6 +27,8 @@ __all__ = [
     "Message",
     "Page",
     "Receipt",
+    "Retention",
+    "RetentionLimits",
     "Role",
     "SearchHit",
     "SessionInfo",

@@ -11,7 +11,11 @@ from threadkeep.records.json_values import Json
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What is known of a session without reading its messages."""
+    """What is known of a session without reading its messages.
+
+    Messages up to `deleted_seq` are gone. Those up to `archived_seq`, which is never behind it, are in no window and no
+    search. Both are 0 while everything is as it was.
+    """
 
     session_id: str
     user_id: str | None
@@ -25,3 +29,5 @@ class SessionInfo:
     metadata: Mapping[str, Json]
     created_at: datetime
     updated_at: datetime
+    archived_seq: int = 0
+    deleted_seq: int = 0

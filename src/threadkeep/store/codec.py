@@ -145,7 +145,8 @@ def message_of(row: Row) -> Message:
 
 def session_of(row: Row) -> SessionInfo:
     """The session in a row of the columns of the statement `session`."""
-    session_id, user_id, title, last, count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at = row
+    session_id, user_id, title, last, count, *places, active, tags, metadata, created_at, updated_at = row
+    last_seq, reset_seq, archived_seq, deleted_seq = places
     return SessionInfo(
         session_id=session_id,
         user_id=user_id,
@@ -159,6 +160,8 @@ def session_of(row: Row) -> SessionInfo:
         metadata=json.loads(metadata),
         created_at=time_of(created_at),
         updated_at=time_of(updated_at),
+        archived_seq=archived_seq,
+        deleted_seq=deleted_seq,
     )
 
 

@@ -60,6 +60,9 @@ class _Group(NamedTuple):
         for session in self.sessions:
             self.counted.update(connection.execute(self.sql["reserve"], session).fetchall())
         connection.executemany(self.sql["insert_message"], self._numbered())
+        [(any_deleted,)] = connection.execute(self.sql["any_deleted_id"])
+        if any_deleted:
+            connection.executemany(self.sql["refuse_deleted_id"], self.messages)
         return connection.execute("COMMIT")
 
     def _numbered(self) -> Iterator[Parameters]:

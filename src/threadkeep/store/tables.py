@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 
 from threadkeep.errors import InvalidMessage
@@ -20,7 +20,7 @@ from threadkeep.store.codec import (
     time_text,
 )
 from threadkeep.store.commits import GroupCommit, PreparedTurn
-from threadkeep.store.driver import Backend, Driver, Parameters, Row
+from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
@@ -55,13 +55,12 @@ class TableTranscripts:
         """The newest messages before a `seq`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit}
+        # One more than asked for tells whether there is an older page: the first message is not always number 1.
+        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit + 1}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest" if user_id is None else "newest_of_user"], parameters)
-        messages = tuple([message_of(row) for row in reversed(rows)])
-        # seq has no gaps from 1 on, so the first message tells whether there is an older one.
-        older = len(messages) == limit and rows[-1][0] > 1
-        return Page(messages, rows[-1][0] if older else None)
+        messages = tuple([message_of(row) for row in reversed(rows[:limit])])
+        return Page(messages, messages[0].seq if len(rows) > limit else None)
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
@@ -73,16 +72,18 @@ class TableTranscripts:
             rows = await connection.fetch(self._sql["recent"], parameters)
             if not rows:
                 # Nothing since the reset: the row of the session alone knows of it.
-                info = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
-                return Recent((), session_of(info[0]).reset_seq if info else 0)
+                found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
+                info = session_of(found[0]) if found else None
+                return Recent((), info.reset_seq, None, info.archived_seq, info.deleted_seq) if info else Recent(())
             messages = tuple([message_of(row) for row in rows])
-            reset_seq, last_user_seq = rows[0][-2:]
+            reset_seq, archived_seq, deleted_seq, last_user_seq = rows[0][-4:]
             users: list[Row] = []
-            low = max(reset_seq, after)
+            low = max(reset_seq, archived_seq, after)
             if low < last_user_seq and all(message.role != "user" for message in messages):
                 place = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
                 users = await connection.fetch(self._sql["newest_user"], place)
-        return Recent(messages, reset_seq, message_of(users[0]) if users else None)
+        newest_user = message_of(users[0]) if users else None
+        return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """The message with an id."""
@@ -141,12 +142,8 @@ class TableTranscripts:
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all that was derived from them."""
-        steps = [name for name in ("forget_texts", "forget_documents", "delete_runs") if name in self._sql]
         async with self._driver.writing() as connection:
-            await connection.execute(self._sql["lock_session"], {"session_id": session_id})
-            for name in steps:
-                await connection.execute(self._sql[name], {"session_id": session_id})
-            return await connection.execute(self._sql["delete_session"], {"session_id": session_id}) > 0
+            return await delete_session(connection, self._sql, session_id)
 
     async def close(self) -> None:
         """Write what is waiting."""
@@ -171,6 +168,14 @@ class TableTranscripts:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
         return message_of(rows[0]) if rows else None
+
+
+async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
+    """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
+    for name in ("lock_session", "forget_texts", "forget_documents", "delete_runs"):
+        if name in sql:
+            await connection.execute(sql[name], {"session_id": session_id})
+    return await connection.execute(sql["delete_session"], {"session_id": session_id}) > 0
 
 
 def like_pattern(text: str) -> str:

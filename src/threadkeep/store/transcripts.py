@@ -16,14 +16,17 @@ END = 2**62
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest user and assistant messages since the last reset, newest first.
+    """The newest user and assistant messages since the last reset that are not archived, newest first.
 
     `newest_user` is the newest user message when it is older than all of `messages`: a window holds it all the same.
+    Places up to `archived_seq` are archived, those up to `deleted_seq` are not there any more.
     """
 
     messages: tuple[Message, ...]
     reset_seq: int = 0
     newest_user: Message | None = None
+    archived_seq: int = 0
+    deleted_seq: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,9 +55,9 @@ class Transcripts(Protocol):
 
     The laws of every implementation: a turn is stored whole or not at all, and durable when `append` returns; `seq` is
     1, 2, 3 … without gaps in each session, given in the transaction that stores the turn, whoever writes; an id that is
-    in the session already is not stored again; messages are never rewritten. With a `user_id`, only that user's
-    sessions are there to be read, and appending to another's raises `WrongUser`. `append` may be called by many tasks
-    at once.
+    in the session already is not stored again; messages are never rewritten, and what is left after the oldest were
+    deleted keeps its `seq`. With a `user_id`, only that user's sessions are there to be read, and appending to
+    another's raises `WrongUser`. `append` may be called by many tasks at once.
     """
 
     @property

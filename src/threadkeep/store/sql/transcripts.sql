@@ -28,7 +28,18 @@ VALUES (
 )
 
 -- name: seq_of
+-- Where the message with an id is, or was before it was deleted.
 SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
+UNION ALL
+SELECT seq FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
+
+-- name: any_deleted_id
+SELECT EXISTS (SELECT 1 FROM chat_deleted_ids)
+
+-- name: refuse_deleted_id
+-- Breaks the key of its own table when the id is that of a deleted message: it is no more new than one that is there.
+INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: newest
 -- The newest :limit messages before :before, newest first.
@@ -51,14 +62,20 @@ ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: recent
--- What was said since the last reset and after :after, newest first, without system rows: the raw material of a window.
+-- What was said since the last reset, after what is archived and after :after, newest first, without system rows: the
+-- raw material of a window. One lower bound, so that no row below it is read.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, s.reset_seq, s.last_user_seq
+    m.sent_at, m.created_at, s.reset_seq, s.archived_seq, s.deleted_seq, s.last_user_seq
 FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
 WHERE s.session_id = :session_id
     AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-    AND m.seq > s.reset_seq AND m.seq > :after AND m.seq < :before AND m.role IN ('user', 'assistant')
+    AND m.seq > CASE
+        WHEN s.reset_seq >= s.archived_seq AND s.reset_seq >= :after THEN s.reset_seq
+        WHEN s.archived_seq >= :after THEN s.archived_seq
+        ELSE :after
+    END
+    AND m.seq < :before AND m.role IN ('user', 'assistant')
 ORDER BY m.seq DESC
 LIMIT :limit
 
@@ -91,14 +108,16 @@ LIMIT 1
 
 -- name: session
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
+    metadata, created_at, updated_at
 FROM chat_sessions
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
 -- name: sessions
 -- Newest activity first, from the cursor (:updated_at, :session_id) on.
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
+    metadata, created_at, updated_at
 FROM chat_sessions
 WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -111,7 +130,8 @@ LIMIT :limit
 
 -- name: sessions_of_user
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, active, tags, metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
+    metadata, created_at, updated_at
 FROM chat_sessions
 WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))

@@ -3,8 +3,19 @@
 -- name: append
 -- Count the sessions up as `reserve` of transcripts.sql does, and insert the messages: `behind` says how many messages
 -- of its session in this group follow a message. Another user's session is left out, with its messages. The condition
--- is always true: it shortens the wait for locked rows, for this statement alone.
-WITH counted AS (
+-- is always true: it shortens the wait for locked rows, for this statement alone. `refused` breaks the key of its own
+-- table when an id is that of a deleted message: it is no more new than one that is there.
+WITH given AS (
+    SELECT * FROM json_to_recordset(:messages) AS m (
+        session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
+        confidence DOUBLE PRECISION, escalated BOOLEAN, run_id TEXT, metadata TEXT, original TEXT, sent_at TIMESTAMPTZ,
+        created_at TIMESTAMPTZ
+    )
+), refused AS (
+    INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+    SELECT d.session_id, d.id, d.seq, d.created_at
+    FROM given m JOIN chat_deleted_ids d ON d.session_id = m.session_id AND d.id = m.id
+), counted AS (
     INSERT INTO chat_sessions AS s (
         session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
     )
@@ -29,11 +40,6 @@ WITH counted AS (
     SELECT
         m.session_id, c.last_seq - m.behind, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
         m.metadata::JSONB, m.original::JSON, m.sent_at, m.created_at
-    FROM json_to_recordset(:messages) AS m (
-        session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
-        confidence DOUBLE PRECISION, escalated BOOLEAN, run_id TEXT, metadata TEXT, original TEXT, sent_at TIMESTAMPTZ,
-        created_at TIMESTAMPTZ
-    )
-    JOIN counted c ON c.session_id = m.session_id
+    FROM given m JOIN counted c ON c.session_id = m.session_id
 )
 SELECT session_id, last_seq FROM counted

@@ -46,6 +46,7 @@ CROSS JOIN chat_search_documents d ON d.document = f.rowid
 CROSS JOIN chat_sessions s ON s.session_id = d.session_id
 CROSS JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
 WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+    AND d.seq > s.archived_seq
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY f.rank, m.created_at DESC
 LIMIT :limit
@@ -55,7 +56,7 @@ LIMIT :limit
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at
-FROM chat_messages m
+FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC
 LIMIT :limit
@@ -64,7 +65,7 @@ LIMIT :limit
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at
-FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id
+FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE s.user_id = :user_id
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC

@@ -1,0 +1,243 @@
+"""The beginning of sessions archived and deleted, step by step; each step is whole, and short."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final, Literal
+
+from threadkeep.records import Retention, dump_json
+from threadkeep.store.codec import TITLE_CHARACTERS, shorten, time_of, time_text
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
+from threadkeep.store.statements import load_statements
+from threadkeep.store.tables import delete_session
+from threadkeep.store.transcripts import END
+
+type Action = Literal["archive", "delete"]
+
+REDELIVERY: Final = timedelta(days=7)
+"""How long after it was stored the id of a deleted message is known, so that its platform's repeat is no new turn."""
+
+# The time at which a text was used is not noted at each use.
+_TEXT_RENEWAL = timedelta(days=1)
+_STEP_MESSAGES = 200
+_STEP_CHARACTERS = 100_000
+_BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_deleting"}
+
+
+@dataclass(frozen=True)
+class Prunable:
+    """A session as far as retention goes.
+
+    `first_stored_at` is the time of the first message that is there, `first_live_at` of the first that is not archived;
+    None where there is none. Without a `retention` of its own the rules of the settings are the session's.
+    """
+
+    session_id: str
+    last_seq: int
+    last_user_seq: int
+    archived_seq: int
+    deleted_seq: int
+    updated_at: datetime
+    retention: Retention | None
+    first_stored_at: datetime | None
+    first_live_at: datetime | None
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What is to go from a session: all up to a place, and if there is a time, only if nothing was said since."""
+
+    session_id: str
+    action: Action
+    after_seq: int
+    upto_seq: int
+    idle_before: datetime | None = None
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What one step took: how far it came, and how many messages and tokens went."""
+
+    upto_seq: int
+    messages: int
+    tokens: int
+
+
+class RetentionRows:
+    """What retention asks of the tables.
+
+    Its laws: a step is whole or not at all; it is taken only from where the border stood; what is left keeps its `seq`.
+    A step holds the session's row (on SQLite the file) for as long as some hundred messages take.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("transcripts.sql", "retention.sql", f"{driver.backend}/retention.sql")
+        self._deletion = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+
+    async def sessions(self, *, after: str, limit: int, user_id: str | None = None) -> list[Prunable]:
+        """Some sessions in the order of their ids."""
+        parameters = {"after": after, "limit": limit, "user_id": user_id}
+        async with self._driver.reading() as connection:
+            return [_prunable(row) for row in await connection.fetch(self._sql["sessions"], parameters)]
+
+    async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
+        """One session; None when it is not there (or not this user's)."""
+        parameters = {"session_id": session_id, "user_id": user_id}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["session"], parameters)
+        return _prunable(rows[0]) if rows else None
+
+    async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
+        """Where the messages end that follow a place and were all stored before a time."""
+        parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["first_since"], parameters)
+        return int(rows[0][0]) - 1 if rows else session.last_seq
+
+    async def extent(self, removal: Removal) -> Removed:
+        """How much a removal would take now."""
+        between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
+        async with self._driver.reading() as connection:
+            [(messages, tokens)] = await connection.fetch(self._sql["extent"], between)
+        return Removed(removal.upto_seq, int(messages), int(tokens))
+
+    async def step(self, removal: Removal) -> Removed | None:
+        """Take the next messages of a removal; None when it is over, or the session is not as it was.
+
+        Raises:
+            RowLocked: somebody else's transaction has the session.
+        """
+        between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
+        async with self._driver.reading() as connection:
+            rows = _of_one_step(await connection.fetch(self._sql["sizes"], {**between, "limit": _STEP_MESSAGES}))
+        if not rows:
+            return None
+        upto, id_, _, _, created_at = rows[-1]
+        removed = Removed(upto, len(rows), sum(row[3] for row in rows))
+        place = {**between, "upto": upto}
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            if not await self._begins(connection, _BEGIN[removal.action], {**place, "id": id_}, removal.idle_before):
+                return None
+            await self._forget(connection, place)
+            if removal.action == "archive":
+                await connection.execute(self._sql["archive"], place)
+            else:
+                await self._delete(connection, place, removed, time_of(created_at))
+        return removed
+
+    async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
+        """Delete a session whose messages are all gone, if nothing was said in it since."""
+        place = {"session_id": session_id}
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            if not await self._begins(connection, "begin_deleting_session", place, idle_before):
+                return False
+            return await delete_session(connection, self._deletion, session_id)
+
+    async def forget_ids(self) -> None:
+        """Forget the ids of deleted messages whose platform does not send them again."""
+        parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": _STEP_MESSAGES}
+        while True:
+            async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+                if await connection.execute(self._sql["forget_ids"], parameters) < _STEP_MESSAGES:
+                    return
+
+    async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
+        """Whether a session is there (for this user), and its own retention."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
+        return bool(rows), _retention(rows[0][0]) if rows else None
+
+    async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
+        """Give a session limits of its own, or none; False when it is not there (or not this user's)."""
+        value = None if retention is None else dump_json(retention.to_dict())
+        parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql["set_retention"], parameters) > 0
+
+    async def give_back_room(self) -> bool:
+        """Shrink the file to what it holds, while nobody writes; False on PostgreSQL, whose autovacuum sees to it."""
+        if "vacuum" not in self._sql:
+            return False
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["optimize_search"], {})
+        async with self._driver.reading() as connection:
+            await connection.execute(self._sql["vacuum"], {})
+            await connection.fetch(self._sql["shorten_log"], {})
+        return True
+
+    async def _begins(
+        self, connection: Connection, statement: str, place: Parameters, idle_before: datetime | None
+    ) -> bool:
+        parameters = {**place, "idle_before": idle_before and time_text(idle_before)}
+        return await connection.execute(self._sql[statement], parameters) > 0
+
+    async def _forget(self, connection: Connection, place: Parameters) -> None:
+        """Take messages out of what finds them."""
+        for name in ("forget_texts", "forget_documents", "delete_vectors"):
+            if name in self._sql:
+                await connection.execute(self._sql[name], place)
+
+    async def _delete(
+        self, connection: Connection, place: dict[str, object], removed: Removed, created_at: datetime
+    ) -> None:
+        await self._retitle(connection, place)
+        times = {
+            "remember_since": time_text(self._clock() - REDELIVERY),
+            "moment": time_text(created_at),
+            "unused_since": time_text(created_at - _TEXT_RENEWAL),
+        }
+        for name in (
+            "remember_ids",
+            "delete_runs",
+            "delete_manifests",
+            "delete_context_texts",
+            "delete_superseded",
+            "delete_messages",
+        ):
+            await connection.execute(self._sql[name], {**place, **times})
+        await connection.execute(self._sql["delete"], {**place, "messages": removed.messages})
+
+    async def _retitle(self, connection: Connection, place: dict[str, object]) -> None:
+        """A title that was made of what goes is made of what stays: the first user message, as ever."""
+        going = await connection.fetch(self._sql["first_user"], place)
+        if not going:
+            return
+        rest = {**place, "after": place["upto"], "upto": END}
+        staying = await connection.fetch(self._sql["first_user"], rest)
+        titles = [shorten(rows[0][0], TITLE_CHARACTERS) if rows else None for rows in (going, staying)]
+        await connection.execute(self._sql["retitle"], {**place, "former": titles[0], "title": titles[1]})
+
+
+def _of_one_step(rows: list[Row]) -> list[Row]:
+    """As many rows as one step takes: at least one."""
+    characters = 0
+    for count, row in enumerate(rows):
+        characters += row[2]
+        if count and characters > _STEP_CHARACTERS:
+            return rows[:count]
+    return rows
+
+
+def _prunable(row: Row) -> Prunable:
+    session_id, *places, updated_at, retention, first_stored_at, first_live_at = row
+    last_seq, last_user_seq, archived_seq, deleted_seq = places
+    return Prunable(
+        session_id,
+        last_seq,
+        last_user_seq,
+        archived_seq,
+        deleted_seq,
+        updated_at=time_of(updated_at),
+        retention=_retention(retention),
+        first_stored_at=first_stored_at and time_of(first_stored_at),
+        first_live_at=first_live_at and time_of(first_live_at),
+    )
+
+
+def _retention(text: str | None) -> Retention | None:
+    return None if text is None else Retention.from_dict(json.loads(text))

@@ -1,0 +1,14 @@
+-- What one process at a time does for all sessions.
+
+-- name: claim
+-- Whoever has it gets more time; another gets it when that is over, unless it was done since :due.
+INSERT INTO chat_duties (duty, owner, claimed_until) VALUES (:duty, :owner, :until)
+ON CONFLICT (duty) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until
+WHERE (chat_duties.owner = excluded.owner AND chat_duties.claimed_until > :now)
+    OR (chat_duties.claimed_until <= :now AND (chat_duties.done_at IS NULL OR chat_duties.done_at <= :due))
+
+-- name: release
+UPDATE chat_duties SET owner = NULL, claimed_until = :now WHERE duty = :duty AND owner = :owner
+
+-- name: done
+UPDATE chat_duties SET owner = NULL, claimed_until = :now, done_at = :now WHERE duty = :duty AND owner = :owner

@@ -1,0 +1,135 @@
+-- Archiving and deleting the beginning of sessions, in steps that are each whole.
+
+-- name: sessions
+-- Some sessions by their ids, with the times of their first message that is stored and of the first that is not archived.
+SELECT
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
+FROM chat_sessions s
+WHERE s.session_id > :after
+    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+ORDER BY s.session_id
+LIMIT :limit
+
+-- name: session
+SELECT
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
+FROM chat_sessions s
+WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+
+-- name: first_since
+-- Where the messages that were all stored before a time end.
+SELECT seq FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND created_at >= :moment
+ORDER BY seq
+LIMIT 1
+
+-- name: extent
+SELECT count(*), coalesce(sum(tokens), 0) FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+
+-- name: sizes
+SELECT seq, id, length(content), tokens, created_at FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+ORDER BY seq
+LIMIT :limit
+
+-- name: begin_archiving
+-- Locks the session if it is as it was: the border stands at :after, at :upto is the message that was seen there, and if
+-- there is a time :idle_before nothing was said since.
+UPDATE chat_sessions SET active = active
+WHERE session_id = :session_id AND archived_seq = :after
+    AND (CAST(:idle_before AS TIMESTAMPTZ) IS NULL OR updated_at < :idle_before)
+    AND EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :upto AND m.id = :id)
+
+-- name: begin_deleting
+UPDATE chat_sessions SET active = active
+WHERE session_id = :session_id AND deleted_seq = :after
+    AND (CAST(:idle_before AS TIMESTAMPTZ) IS NULL OR updated_at < :idle_before)
+    AND EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :upto AND m.id = :id)
+
+-- name: begin_deleting_session
+UPDATE chat_sessions SET active = active
+WHERE session_id = :session_id AND deleted_seq = last_seq AND updated_at < :idle_before
+
+-- name: archive
+UPDATE chat_sessions SET
+    archived_seq = :upto,
+    indexed_seq = CASE WHEN indexed_seq < :upto THEN :upto ELSE indexed_seq END
+WHERE session_id = :session_id
+
+-- name: delete
+UPDATE chat_sessions SET
+    deleted_seq = :upto,
+    archived_seq = CASE WHEN archived_seq < :upto THEN :upto ELSE archived_seq END,
+    indexed_seq = CASE WHEN indexed_seq < :upto THEN :upto ELSE indexed_seq END,
+    message_count = message_count - :messages,
+    last_message = CASE WHEN last_seq = :upto THEN NULL ELSE last_message END
+WHERE session_id = :session_id
+
+-- name: first_user
+SELECT content FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto AND role = 'user'
+ORDER BY seq
+LIMIT 1
+
+-- name: retitle
+-- Only a title that nobody has changed: it is still that of the message that goes.
+UPDATE chat_sessions SET title = :title WHERE session_id = :session_id AND title = :former
+
+-- name: remember_ids
+-- Of messages that are so new that their platform may send them again.
+INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
+ON CONFLICT (session_id, id) DO NOTHING
+
+-- name: delete_runs
+DELETE FROM chat_runs
+WHERE session_id = :session_id AND message_id IN (
+    SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+)
+
+-- name: delete_vectors
+-- By each model there is, one after the other: the index begins with it.
+WITH RECURSIVE models (model) AS (
+    SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id
+    UNION ALL
+    SELECT (SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id AND e.model > models.model)
+    FROM models WHERE models.model IS NOT NULL
+)
+DELETE FROM chat_embeddings
+WHERE session_id = :session_id AND model IN (SELECT model FROM models WHERE model IS NOT NULL)
+    AND seq > :after AND seq <= :upto
+
+-- name: delete_manifests
+-- The records of calls that were made before all that is left was said.
+DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :moment
+
+-- name: delete_context_texts
+DELETE FROM chat_context_texts WHERE session_id = :session_id AND used_at <= :unused_since
+
+-- name: delete_superseded
+-- What a later summary took up; those that count stay, with the range that they stand for.
+DELETE FROM chat_summaries
+WHERE session_id = :session_id AND superseded_by IS NOT NULL AND last_seq <= :upto
+
+-- name: delete_messages
+DELETE FROM chat_messages WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+
+-- name: forget_ids
+DELETE FROM chat_deleted_ids
+WHERE (session_id, id) IN (
+    SELECT session_id, id FROM chat_deleted_ids WHERE created_at < :before ORDER BY created_at LIMIT :limit
+)
+
+-- name: retention
+SELECT retention FROM chat_sessions
+WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+
+-- name: set_retention
+UPDATE chat_sessions SET retention = :retention
+WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
