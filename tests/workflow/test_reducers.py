@@ -17,6 +17,7 @@ from langchain_core.messages import (
     ToolMessage,
 )
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
 
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.reducers import TrimReport
@@ -128,6 +129,15 @@ def test_an_update_with_a_known_id_replaces() -> None:
     left = [HumanMessage("one", id="1"), AIMessage("two", id="2")]
     assert texts(reduce(left, [AIMessage("zwei", id="2")])) == ["one", "zwei"]
     assert texts(reduce(left, [RemoveMessage(id="1")])) == ["two"]
+
+
+def test_a_memory_can_be_begun_anew() -> None:
+    """With LangGraph's own sign for it; what follows is bounded."""
+    reduce = bounded_messages(max_messages=2)
+    left = [HumanMessage("one"), AIMessage("two")]
+    anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage("a"), AIMessage("b"), HumanMessage("c")]
+    assert texts(reduce(left, anew)) == ["b", "c"]
+    assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=0, trimmed_by_count=1)
 
 
 def test_plain_inputs_are_taken() -> None:
