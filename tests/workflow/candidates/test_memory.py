@@ -1,46 +1,25 @@
-"""The candidate graph's memory: from turn to turn of a thread, bounded, and the same event only once."""
+"""The candidate graph's memory: from turn to turn of a thread, bounded."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing
-from typing import Any, cast
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, TypedDict, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
-from langgraph.graph.state import CompiledStateGraph
+from langgraph.graph import START, StateGraph
 
+from tests.workflow.candidates.asking import CONFIG, ask_all, asking, texts
 from threadkeep import create_checkpointer, load_settings
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.testing import ScriptedModel
 from threadkeep.workflow import candidate_graph
 from threadkeep.workflow.candidates import CandidateState
-
-type CandidateGraph = CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]
-
-CONFIG: RunnableConfig = {"configurable": {"thread_id": "room:1"}}
-
-
-def texts(messages: Sequence[BaseMessage]) -> list[str]:
-    """What was said."""
-    return [message.text for message in messages]
-
-
-def asking(number: int) -> CandidateState:
-    """An event with a number in it."""
-    return {"event": {"id": f"e{number}", "text": f"question {number}"}}
-
-
-async def ask_all(graph: CandidateGraph, *given: CandidateState) -> dict[str, Any]:
-    """The state after one event after another on one thread."""
-    states = [await graph.ainvoke(one, CONFIG) for one in given]
-    return cast("dict[str, Any]", states[-1])
 
 
 @pytest.fixture
@@ -60,6 +39,19 @@ async def test_turns_are_remembered_from_run_to_run(checkpointer: BaseCheckpoint
     assert texts(model.calls[1]) == ["Be brief.", "question 1", "answer 1", "question 2"]
     assert texts(model.calls[2]) == ["Be brief.", "question 1", "answer 1", "question 2", "answer 2", "question 3"]
     assert [type(call[0]) for call in model.calls] == [SystemMessage] * 3
+
+
+async def test_a_flat_prompt_has_the_turns_before() -> None:
+    """The prompts of several annotations and the answers to them, as far as the limits go, the system prompt first."""
+    model = ScriptedModel(f"answer {number}" for number in itertools.count(1))
+    graph = candidate_graph(model, system_prompt="Be brief.", flat=True, max_messages=4, checkpointer=InMemorySaver())
+    prompts: list[Any] = [{"kind": "prompt", "id": part, "value": f"part {part}"} for part in "ab"]
+    events: list[CandidateState] = [{"event": {**asking(n)["event"], "annotations": prompts}} for n in (1, 2, 3)]
+    state = await ask_all(graph, *events)
+    first = "(system) Be brief.\n\n(user) question 1\n\npart a\n\npart b\n\n(assistant) answer 1"
+    assert texts(model.calls[1]) == [f"{first}\n\n(user) question 2\n\npart a\n\npart b"]
+    assert texts(model.calls[2])[0].startswith("(system) Be brief.\n\n(user) question 2\n\npart a")
+    assert state["candidate"]["text"] == state["messages"][-1].text == "answer 3"
 
 
 async def test_what_no_database_keeps_does_not_stop_a_turn(checkpointer: BaseCheckpointSaver[str]) -> None:
@@ -133,70 +125,6 @@ async def test_a_memory_of_one_message_still_proposes_the_answer(max_messages: i
     assert state["candidate"]["text"] == "answer"
 
 
-async def test_the_same_event_again_gets_the_same_answer(clock: SettableClock) -> None:
-    """No second message, no second call, the same candidate."""
-    model = ScriptedModel(["answer"])
-    graph = candidate_graph(model, checkpointer=InMemorySaver(), clock=clock)
-    first = await graph.ainvoke(asking(1), CONFIG)
-    clock.advance(60)
-    second = await graph.ainvoke(asking(1), CONFIG)
-    assert second == first
-    assert len(model.calls) == 1
-
-
-async def test_an_event_is_tried_again_after_an_error() -> None:
-    """The question is there once, and the error is gone."""
-    model = ScriptedModel([ConnectionError("down"), "answer"])
-    graph = candidate_graph(model, system_prompt="Be brief.", checkpointer=InMemorySaver())
-    failed = await graph.ainvoke(asking(1), CONFIG)
-    assert failed["errors"][0]["source"] == "llm-bot"
-    state = await graph.ainvoke(asking(1), CONFIG)
-    assert model.calls[0] == model.calls[1]
-    assert (state["outcome"], state["errors"], "errors" in state["event"]) == ("OK", [], False)
-    assert texts(state["messages"]) == ["Be brief.", "question 1", "answer"]
-
-
-async def test_an_event_that_comes_back_late_is_asked_last() -> None:
-    """Its question moves to the end, and its old answer makes room."""
-    model = ScriptedModel(["answer 1", "answer 2", "answer 1 again"])
-    graph = candidate_graph(model, checkpointer=InMemorySaver())
-    state = await ask_all(graph, asking(1), asking(2), asking(1))
-    assert texts(model.calls[2]) == ["question 2", "answer 2", "question 1"]
-    assert texts(state["messages"]) == ["question 2", "answer 2", "question 1", "answer 1 again"]
-
-
-async def test_an_event_with_another_text_is_asked_anew() -> None:
-    """One message with its id is there, and it has the new text."""
-    model = ScriptedModel(["answer", "better answer"])
-    graph = candidate_graph(model, checkpointer=InMemorySaver())
-    await graph.ainvoke(asking(1), CONFIG)
-    state = await graph.ainvoke({"event": {"id": "e1", "text": "question 1, corrected"}}, CONFIG)
-    assert texts(model.calls[1]) == ["question 1, corrected"]
-    assert [message.id for message in state["messages"] if isinstance(message, HumanMessage)] == ["e1"]
-    assert state["candidate"]["text"] == "better answer"
-
-
-async def test_the_same_words_are_two_messages() -> None:
-    """Without an id they are no repeat."""
-    model = ScriptedModel(["one", "two"])
-    graph = candidate_graph(model, checkpointer=InMemorySaver())
-    state = await ask_all(graph, {"event": {"text": "ok"}}, {"event": {"text": "ok"}})
-    assert texts(state["messages"]) == ["ok", "one", "ok", "two"]
-
-
-async def test_annotations_with_ids_make_an_event_known() -> None:
-    """An event without an id of its own is known by its annotations."""
-    model = ScriptedModel(["one", "two"])
-    graph = candidate_graph(model, checkpointer=InMemorySaver())
-    event: dict[str, Any] = {
-        "annotations": [{"id": "a1", "kind": "prompt", "value": "Hi", "createdAt": "2026-01-01T10:00:00Z"}]
-    }
-    first = await graph.ainvoke({"event": event}, CONFIG)
-    second = await graph.ainvoke({"event": event}, CONFIG)
-    assert len(model.calls) == 1
-    assert second["candidate"] == first["candidate"]
-
-
 async def test_an_event_that_asks_nothing_leaves_the_memory_alone() -> None:
     """And nothing of the turn before it stands beside."""
     graph = candidate_graph(ScriptedModel(["answer 1"]), checkpointer=InMemorySaver())
@@ -206,19 +134,6 @@ async def test_an_event_that_asks_nothing_leaves_the_memory_alone() -> None:
     assert texts(state["messages"]) == ["question 1", "answer 1"]
 
 
-async def test_a_run_that_broke_off_goes_on_from_its_checkpoint() -> None:
-    """At the model call, with the question remembered once."""
-    gate = Gate()
-    saver = InMemorySaver()
-    model = ScriptedModel([["never", gate], "answer"])
-    graph = candidate_graph(model, checkpointer=saver)
-    async with aclosing(cast("AsyncGenerator[Any]", graph.astream(asking(1), CONFIG, stream_mode="updates"))) as steps:
-        await anext(steps)
-    state = await candidate_graph(ScriptedModel(["answer"]), checkpointer=saver).ainvoke(None, CONFIG)
-    assert texts(state["messages"]) == ["question 1", "answer"]
-    assert state["outcome"] == "OK"
-
-
 async def test_a_graph_can_be_compiled_again_from_its_builder() -> None:
     """With a checkpointer of another's choice."""
     model = ScriptedModel(["answer 1", "answer 2"])
@@ -226,6 +141,30 @@ async def test_a_graph_can_be_compiled_again_from_its_builder() -> None:
     await graph.ainvoke(asking(1), CONFIG)
     await graph.ainvoke(asking(2), CONFIG)
     assert texts(model.calls[1]) == ["question 1", "answer 1", "question 2"]
+
+
+async def test_a_candidate_graph_is_a_node_of_another_graph() -> None:
+    """With the keys that both states have; its memory is that of the thread of the whole."""
+
+    class Outer(TypedDict):
+        event: Mapping[str, Any]
+        outcome: str | None
+
+    async def event_of(state: Outer) -> dict[str, object]:
+        return {"event": {**state["event"], "text": state["event"]["text"].upper()}}
+
+    model = ScriptedModel(["answer 1", "answer 2"])
+    builder = StateGraph(Outer)
+    builder.add_node("shout", event_of)
+    builder.add_node("propose", candidate_graph(model, checkpointer=True))
+    builder.add_edge(START, "shout")
+    builder.add_edge("shout", "propose")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    await graph.ainvoke({"event": asking(1)["event"], "outcome": None}, CONFIG)
+    state = await graph.ainvoke({"event": asking(2)["event"], "outcome": None}, CONFIG)
+    assert texts(model.calls[1]) == ["QUESTION 1", "answer 1", "QUESTION 2"]
+    assert state["outcome"] == "OK"
+    assert state["event"]["candidates"][0]["text"] == "answer 2"
 
 
 async def test_two_graphs_have_limits_of_their_own() -> None:

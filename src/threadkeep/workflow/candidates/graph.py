@@ -5,21 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import datetime
 
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
+from langgraph.types import Checkpointer
 
 from threadkeep.history.memory import utc_now
 from threadkeep.observe import Observer, Observers
-from threadkeep.workflow.candidates.nodes import Answering, CandidateNodes
+from threadkeep.workflow.candidates.nodes import CandidateNodes, PromptedModel
 from threadkeep.workflow.candidates.state import CandidateState, bounded_state
 from threadkeep.workflow.prompt_template import PromptTemplate
 from threadkeep.workflow.reducers import bounded_messages
 
 
 def candidate_graph(
-    model: Answering,
+    model: PromptedModel,
     *,
     system_prompt: str = "",
     max_messages: int = 8,
@@ -28,7 +28,7 @@ def candidate_graph(
     timeout_seconds: float | None = None,
     observers: Sequence[Observer] = (),
     clock: Callable[[], datetime] = utc_now,
-    checkpointer: BaseCheckpointSaver[str] | None = None,
+    checkpointer: Checkpointer = None,
     store: BaseStore | None = None,
 ) -> CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]:
     """A compiled graph that makes a prompt of an event, calls a model, and proposes its answer.
@@ -49,7 +49,7 @@ def candidate_graph(
         timeout_seconds: how long the model may take; None is without end.
         observers: told of each update of the memory, each call and each failure; never of what was said.
         clock: gives the time of candidates and errors.
-        checkpointer: keeps the memory from run to run of a thread.
+        checkpointer: keeps the memory from run to run of a thread; True: the one of the graph that this is a node of.
         store: a LangGraph store for nodes that are added.
     """
     reducer = bounded_messages(max_messages, max_chars)

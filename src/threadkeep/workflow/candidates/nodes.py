@@ -33,7 +33,7 @@ SOURCE = "llm-bot"
 SYSTEM_PROMPT_ID = "system-prompt"
 """The id of the graph's own system message in the state."""
 
-type Answering = Runnable[LanguageModelInput, BaseMessage | str]
+type PromptedModel = Runnable[LanguageModelInput, BaseMessage | str]
 
 _NOTHING: CandidateState = {"outcome": None, "candidate": None, "errors": [], "combinedPrompt": None, "llmText": None}
 
@@ -42,7 +42,7 @@ _NOTHING: CandidateState = {"outcome": None, "candidate": None, "errors": [], "c
 class CandidateNodes:
     """The nodes, and what they share; see `candidate_graph` for the meaning of each field."""
 
-    model: Answering
+    model: PromptedModel
     system_prompt: str
     flat: bool | PromptTemplate
     timeout_seconds: float | None
