@@ -74,6 +74,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "HISTORY_MAX_TOKENS": ("0", 0),
         "MEMORY_MAX_MESSAGES": ("-1", -1),
         "MEMORY_MAX_CHARS": ("0", 0),
+        "MANIFEST_RETENTION_DAYS": ("0.5", 0.5),
         "API_KEYS": ("web:abc, bot:d:e", {"web": SecretStr("abc"), "bot": SecretStr("d:e")}),
         "SQLITE_SYNCHRONOUS": ("normal", "NORMAL"),
         "LOCK_TIMEOUT": ("1", 1.0),

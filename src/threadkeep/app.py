@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.observe import FromChannel, Observer, Observers
@@ -70,6 +71,11 @@ async def open_memory(
         await migrate(driver, options.clock())
         transcripts = TableTranscripts(driver, count=options.counter, clock=options.clock)
         stack.push_async_callback(transcripts.close)
+        tables = ContextTables.over(driver, clock=options.clock)
+        manifests = Manifests(
+            tables.manifests, observer=everyone, clock=options.clock, retention_days=options.manifest_retention_days
+        )
+        stack.push_async_callback(manifests.close)
         waiting = options.pending
         if address.path is not None or address.dsn is not None:
             waiting = replace(waiting, folder=folder_of(address, waiting.folder))
@@ -80,7 +86,8 @@ async def open_memory(
             index=SearchIndex(driver),
             archive=Archive(driver, count=options.counter, clock=options.clock),
             runs=Runs(driver, clock=options.clock),
-            tables=ContextTables.over(driver, clock=options.clock),
+            tables=tables,
+            manifests=manifests,
             pending=pending,
             observers=everyone,
             clock=options.clock,
@@ -88,6 +95,7 @@ async def open_memory(
         if options.background:
             await pending.start()
             await stack.enter_async_context(_running(memory.keep_index(), "threadkeep-search-index"))
+            await stack.enter_async_context(_running(manifests.keep_writing(), "threadkeep-manifests"))
         stack.push_async_callback(memory.settle)
         yield memory
 

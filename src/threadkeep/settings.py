@@ -72,6 +72,9 @@ class Settings(BaseSettings):
     memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; below 1 counts as 1.")
     memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
 
+    manifest_retention_days: float = Field(
+        30.0, ge=0, le=36_500, description="Days that the records of model calls are kept; 0 means not at all."
+    )
     pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
     write_timeout: float = Field(
         5.0, gt=0, description="Seconds after which a turn that is not written is kept as pending."
@@ -177,6 +180,7 @@ class Settings(BaseSettings):
         return MemoryOptions(
             store=self.store_options(),
             pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
+            manifest_retention_days=self.manifest_retention_days,
             background=background,
         )
 

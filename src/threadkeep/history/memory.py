@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
+from threadkeep.history.manifests import Manifests
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
@@ -36,14 +37,16 @@ def utc_now() -> datetime:
 class MemoryOptions:
     """How a memory is opened, beyond its database.
 
-    `counter` counts the tokens of a message when it is stored. `background` keeps the search index up to date and
-    delivers pending writes while the memory is open; short-lived commands turn it off.
+    `counter` counts the tokens of a message when it is stored. `manifest_retention_days` says how long the records of
+    model calls are kept: None is for good, 0 is not at all. `background` keeps the search index up to date, delivers
+    pending writes and writes manifests while the memory is open; short-lived commands turn it off.
     """
 
     store: StoreOptions = StoreOptions()
     pending: PendingOptions = PendingOptions()
     counter: TokenCounter = estimate
     clock: Callable[[], datetime] = utc_now
+    manifest_retention_days: float | None = 30.0
     background: bool = True
 
 
@@ -66,6 +69,7 @@ class Memory:
         archive: Archive,
         runs: Runs,
         tables: ContextTables,
+        manifests: Manifests,
         pending: PendingTurns,
         observers: Observers,
         clock: Callable[[], datetime],
@@ -75,6 +79,7 @@ class Memory:
         self._archive = archive
         self.runs = runs
         self.contexts = tables.contexts
+        self.manifests = manifests
         self.summaries = tables.summaries
         self.token_factors = tables.token_factors
         self.embeddings = tables.embeddings

@@ -10,6 +10,7 @@ type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http"
 type Outcome = Literal["ok", "fallback", "conflict", "error"]
 type TurnStatus = Literal["complete", "interrupted", "failed"]
 type SummarySource = Literal["messages", "summaries"]
+type ManifestLoss = Literal["crowded", "session_gone", "refused", "closing"]
 type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated", "store", "crowded"]
 
 BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
@@ -17,6 +18,7 @@ CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
 TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 SUMMARY_SOURCES: tuple[SummarySource, ...] = get_args(SummarySource.__value__)
+MANIFEST_LOSSES: tuple[ManifestLoss, ...] = get_args(ManifestLoss.__value__)
 SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__)
 
 
@@ -188,6 +190,28 @@ class SummaryFailed(Event):
     reason: SummaryFailure
     error: str | None = None
     session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestsDropped(Event):
+    """Records of model calls were not kept.
+
+    `crowded`: too many waited for the database. `session_gone`: their session was deleted, or never stored. `refused`:
+    the database does not take this one. `closing`: the memory was closed before it took them.
+    """
+
+    backend: Backend
+    count: int
+    reason: ManifestLoss
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestWriteFailed(Event):
+    """Records of model calls could not be written and wait for the next try; calls and turns go on."""
+
+    backend: Backend
+    error: str
+    waiting: int
 
 
 @dataclass(frozen=True, kw_only=True)

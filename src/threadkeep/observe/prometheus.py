@@ -12,6 +12,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, G
 from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
+    MANIFEST_LOSSES,
     OUTCOMES,
     SUMMARY_FAILURES,
     SUMMARY_SOURCES,
@@ -20,6 +21,8 @@ from threadkeep.observe.events import (
     Event,
     HistoryTruncated,
     KeyResolutionFailed,
+    ManifestsDropped,
+    ManifestWriteFailed,
     MemoryUpdated,
     ModelFailed,
     PendingWrites,
@@ -40,6 +43,8 @@ METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
     "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
     "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
+    "threadkeep_manifest_write_failures_total": "Tries to write the records of model calls that failed.",
+    "threadkeep_manifests_dropped_total": "Records of model calls that were not kept, by reason.",
     "threadkeep_memory_trimmed_chars_total": "Characters that left a run's memory because of its limit.",
     "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
     "threadkeep_model_failures_total": "Model calls that raised.",
@@ -77,6 +82,8 @@ class PrometheusObserver:
         self._pending = self._gauge("threadkeep_agent_history_pending_writes", "backend")
         self._reads = self._histogram("threadkeep_agent_history_store_read_latency_ms", *_STORE_LABELS)
         self._writes = self._histogram("threadkeep_agent_history_store_write_latency_ms", *_STORE_LABELS)
+        self._manifest_failures = self._counter("threadkeep_manifest_write_failures_total", "backend")
+        self._manifests_dropped = self._counter("threadkeep_manifests_dropped_total", "backend", "reason")
         self._trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
         self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
@@ -103,6 +110,11 @@ class PrometheusObserver:
                 self._read_failures.labels(*_store_labels(event)).inc()
             case WriteFailed():
                 self._write_failures.labels(*_store_labels(event)).inc()
+            case ManifestWriteFailed():
+                self._manifest_failures.labels(_one_of(BACKENDS, event.backend)).inc()
+            case ManifestsDropped():
+                reason = _one_of(MANIFEST_LOSSES, event.reason)
+                self._manifests_dropped.labels(_one_of(BACKENDS, event.backend), reason).inc(event.count)
             case PendingWrites():
                 self._pending.labels(_one_of(BACKENDS, event.backend)).set(event.count)
             case _:
@@ -139,6 +151,9 @@ class PrometheusObserver:
 
     def _start_at_zero(self, backend: Backend) -> None:
         self._pending.labels(backend).set(0)
+        self._manifest_failures.labels(backend)
+        for loss in MANIFEST_LOSSES:
+            self._manifests_dropped.labels(backend, loss)
         for channel in CHANNELS:
             for counter in (self._key_failures, self._truncations, self._model_failures):
                 counter.labels(channel)

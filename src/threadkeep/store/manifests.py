@@ -9,7 +9,7 @@ from datetime import datetime, timedelta
 
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, time_of, time_text
-from threadkeep.store.driver import Connection, Driver, DuplicateRow, Row
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Row
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 type Cursor = tuple[datetime, str, int]
@@ -63,14 +63,20 @@ class ManifestRows:
         self._clock = clock
         self._sql = load_statements("manifests.sql", f"{driver.backend}/sessions.sql")
 
+    @property
+    def backend(self) -> Backend:
+        """Which engine is below, for metrics."""
+        return self._driver.backend
+
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group in one transaction; answers how many of it are stored now.
+        """Store a group in one transaction; answers how many of it are there now.
 
         What belongs to a session that is gone is left out, and so is what was noted before its session began: that was
         an earlier one of the same name.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
+            RowLocked: somebody else has locked one of the sessions; nothing was stored.
         """
         rows = [(entry, dump_json(clean_json(dict(entry.manifest)))) for entry in entries]
         # In one order everywhere, so that two processes never wait for each other's rows in a circle.
@@ -121,18 +127,19 @@ class ManifestRows:
 
     async def _add(self, rows: Sequence[tuple[NotedManifest, str]]) -> int:
         stored = 0
-        async with self._driver.writing() as connection:
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             for session_id in dict.fromkeys(entry.session_id for entry, _ in rows):
                 there = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
                 if not there:
                     continue
                 began = time_of(there[0][0])
                 mine = [row for row in rows if row[0].session_id == session_id and row[0].created_at >= began]
-                stored += await self._insert(connection, mine)
+                await self._insert(connection, mine)
+                stored += len(mine)
                 await self._use_texts(connection, session_id, [entry for entry, _ in mine])
         return stored
 
-    async def _insert(self, connection: Connection, rows: Sequence[tuple[NotedManifest, str]]) -> int:
+    async def _insert(self, connection: Connection, rows: Sequence[tuple[NotedManifest, str]]) -> None:
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
             row: dict[str, object] = {
@@ -145,7 +152,6 @@ class ManifestRows:
                 parameters.append(row)
         if parameters:
             await connection.execute_many(self._sql["insert_manifest"], parameters)
-        return len(parameters)
 
     async def _use_texts(self, connection: Connection, session_id: str, entries: Sequence[NotedManifest]) -> None:
         texts = {digest: text for entry in entries for digest, text in sorted(entry.texts.items())}

@@ -1,0 +1,227 @@
+"""The records of model calls, written behind the call: whoever answers a person neither waits for them nor fails.
+
+What is noted waits in memory and is written in groups. While the database takes nothing it waits longer, until there is
+too much of it: then the oldest goes, counted. A conversation is whole without its manifests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
+from threadkeep.records import Json
+from threadkeep.store.driver import DuplicateRow, RowLocked
+from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
+
+_MOST_WAITING = 1_000
+_MOST_CHARACTERS = 50_000_000
+_GROUP = 100
+_GATHERING_SECONDS = 0.2
+_WRITE_SECONDS = 10.0
+_READER_SECONDS = 2.0
+_CLOSING_SECONDS = 5.0
+_FIRST_PAUSE_SECONDS = 0.5
+_LONGEST_PAUSE_SECONDS = 30.0
+_PURGE_SECONDS = 3600.0
+_PURGED_AT_ONCE = 500
+
+
+class Manifests:
+    """The manifests of a memory.
+
+    `retention_days` says how long they are kept: None is for good, 0 is not at all.
+    """
+
+    def __init__(
+        self, rows: ManifestRows, *, observer: Observer, clock: Callable[[], datetime], retention_days: float | None
+    ) -> None:
+        if retention_days is not None and not retention_days >= 0:
+            raise InvalidInput("The retention of manifests is a number of days from 0, or None for good.")
+        self._rows = rows
+        self._observer = observer
+        self._clock = clock
+        self._retention_days = retention_days
+        self._waiting: deque[NotedManifest] = deque()
+        self._characters = 0
+        self._writing = asyncio.Lock()
+        self._wake = asyncio.Event()
+
+    def note(self, session_id: str, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
+        """Keep the record of one model call, soon; returns at once, whatever the database does.
+
+        `texts` are by their digests what the call was sent that is in no transcript. They are written before their
+        manifest can be read, and kept as long as a manifest of the session that names them.
+        """
+        if self._retention_days == 0:
+            return
+        entry = NotedManifest(session_id, run_id, self._clock(), dict(manifest), dict(texts))
+        self._waiting.append(entry)
+        self._characters += _weight(entry)
+        self._drop_the_oldest()
+        self._wake.set()
+
+    async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
+        """The calls of a run in order, with a `user_id` only if it was in a session of that user."""
+        await self._flush_for_reader()
+        return await self._rows.of_run(run_id, user_id=user_id)
+
+    async def of_session(
+        self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
+    ) -> list[StoredManifest]:
+        """The calls of a session, the newest first; `before` is the `cursor` of the last one of the page before."""
+        if limit < 1:
+            raise InvalidInput("A page of manifests has at least one.")
+        await self._flush_for_reader()
+        return await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
+
+    async def texts(self, session_id: str, digests: Iterable[str]) -> dict[str, str]:
+        """What calls of a session were sent that is in no transcript, by digest; those that are kept."""
+        await self._flush_for_reader()
+        return await self._rows.texts(session_id, digests)
+
+    async def flush(self) -> bool:
+        """Write what waits now; False when something of it still waits, which is told to the observers."""
+        async with self._writing:
+            left = len(self._waiting)
+            again: list[NotedManifest] = []
+            group: list[NotedManifest] = []
+            try:
+                while left > 0 and self._waiting:
+                    group = self._take(min(left, _GROUP))
+                    left -= len(group)
+                    await self._write(group)
+                    again += group
+                    group = []
+            except (StoreError, TimeoutError) as error:
+                self._tell_failure(error)
+            finally:
+                self._put_back([*again, *group])
+        return not self._waiting
+
+    async def purge(self) -> int:
+        """Delete what is older than the retention; answers how many rows went."""
+        if self._retention_days is None:
+            return 0
+        before = self._clock() - timedelta(days=self._retention_days)
+        gone = step = await self._rows.purge(before, _PURGED_AT_ONCE)
+        while step >= _PURGED_AT_ONCE:
+            step = await self._rows.purge(before, _PURGED_AT_ONCE)
+            gone += step
+        return gone
+
+    async def keep_writing(self) -> None:
+        """Write what is noted and delete what is old, until cancelled."""
+        loop = asyncio.get_running_loop()
+        next_purge = loop.time() + _PURGE_SECONDS
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout_at(next_purge):
+                    await self._wake.wait()
+                    # What one turn notes is one group, and does not stand in the way of the turn itself.
+                    await asyncio.sleep(_GATHERING_SECONDS)
+            self._wake.clear()
+            await self._write_until_done()
+            if loop.time() >= next_purge:
+                next_purge = loop.time() + _PURGE_SECONDS
+                with contextlib.suppress(StoreError):
+                    await self.purge()
+
+    async def close(self) -> None:
+        """Write what waits, if the database takes it in time; the rest is dropped, and counted."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CLOSING_SECONDS):
+                await self.flush()
+        self._dropped(len(self._waiting), "closing")
+        self._waiting.clear()
+
+    async def _write_until_done(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not await self.flush():
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+    async def _write(self, group: list[NotedManifest]) -> None:
+        """Write a group, and take out of the list what is done; those whose session somebody has locked stay in it.
+
+        Raises:
+            StoreError, TimeoutError: the database takes nothing; what is in the list has to wait.
+        """
+        try:
+            async with asyncio.timeout(_WRITE_SECONDS):
+                stored = await self._rows.add(group)
+        except Exception as error:
+            if _is_outage(error):
+                raise
+            if len(group) > 1:
+                await self._write_one_by_one(group)
+                return
+            self._tell_failure(error)
+            if isinstance(error, RowLocked | DuplicateRow):
+                return
+            self._dropped(1, "refused")
+        else:
+            self._dropped(len(group) - stored, "session_gone")
+        group.clear()
+
+    async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
+        """The same where one of them is in trouble: it does not cost the others."""
+        locked: set[str] = set()
+        for entry in tuple(group):
+            if entry.session_id in locked:
+                continue
+            alone = [entry]
+            await self._write(alone)
+            if alone:
+                locked.add(entry.session_id)
+            else:
+                group.remove(entry)
+
+    async def _flush_for_reader(self) -> None:
+        """Whoever reads what this process noted finds it, unless the database does not take it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_READER_SECONDS):
+                await self.flush()
+
+    def _take(self, count: int) -> list[NotedManifest]:
+        group = [self._waiting.popleft() for _ in range(count)]
+        self._characters -= sum(map(_weight, group))
+        return group
+
+    def _put_back(self, group: Sequence[NotedManifest]) -> None:
+        """Let these wait again, before the others. They may be stored already: a write can fail after its commit."""
+        self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
+        self._characters += sum(map(_weight, group))
+        self._drop_the_oldest()
+
+    def _drop_the_oldest(self) -> None:
+        dropped = 0
+        while len(self._waiting) > _MOST_WAITING or (self._characters > _MOST_CHARACTERS and len(self._waiting) > 1):
+            self._take(1)
+            dropped += 1
+        self._dropped(dropped, "crowded")
+
+    def _dropped(self, count: int, reason: ManifestLoss) -> None:
+        if count > 0:
+            self._observer.notify(ManifestsDropped(backend=self._rows.backend, count=count, reason=reason))
+
+    def _tell_failure(self, error: Exception) -> None:
+        event = ManifestWriteFailed(backend=self._rows.backend, error=type(error).__name__, waiting=len(self._waiting))
+        self._observer.notify(event)
+
+
+def _weight(entry: NotedManifest) -> int:
+    return sum(map(len, entry.texts.values()))
+
+
+def _is_outage(error: Exception) -> bool:
+    """Whether others would fail too. A row that somebody has locked says nothing of the database."""
+    return isinstance(error, TimeoutError | StoreClosed) or (
+        isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
+    )

@@ -1,0 +1,235 @@
+"""The records of model calls in their tables: numbered, found by run and by session, kept no longer than is said."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from datetime import timedelta
+
+import pytest
+
+from tests.children import run_together
+from tests.databases import migrated_driver, query
+from tests.store.summarising import ROOM, say
+from threadkeep import InvalidMessage, Memory, MemoryOptions, StoreUnavailable, open_memory
+from threadkeep.records import Json
+from threadkeep.store.manifests import ManifestRows, NotedManifest
+from threadkeep.testing import SettableClock
+
+_NOTHING: Mapping[str, str] = {}
+
+
+@pytest.fixture
+async def rows(shared_url: str, memory_options: MemoryOptions, clock: SettableClock) -> AsyncIterator[ManifestRows]:
+    """The tables of a database with two sessions of four messages, of the users u1 and u2."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await say(memory, 4, user_id="u1")
+        await say(memory, 4, "other", user_id="u2")
+    async with migrated_driver(shared_url) as driver:
+        yield ManifestRows(driver, clock=clock)
+
+
+def noted(
+    clock: SettableClock,
+    run_id: str = "run-1",
+    *,
+    session_id: str = ROOM,
+    manifest: Mapping[str, Json] | None = None,
+    texts: Mapping[str, str] = _NOTHING,
+    again: bool = False,
+) -> NotedManifest:
+    """The record of a call at this moment."""
+    return NotedManifest(session_id, run_id, clock(), manifest or {"model": "test"}, texts, again)
+
+
+async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock: SettableClock) -> None:
+    """From 1, in the order of the group, each run for itself."""
+    group = [noted(clock, run, manifest={"n": n}) for n, run in enumerate(["a", "b", "a", "a"])]
+    assert await rows.add(group) == 4
+    assert await rows.add([noted(clock, "a", manifest={"n": 4})]) == 1
+    assert [(each.call, each.manifest) for each in await rows.of_run("a")] == [
+        (1, {"n": 0}),
+        (2, {"n": 2}),
+        (3, {"n": 3}),
+        (4, {"n": 4}),
+    ]
+    assert [each.call for each in await rows.of_run("b")] == [1]
+    assert await rows.of_run("c") == []
+
+
+async def test_a_manifest_comes_back_as_it_was(rows: ManifestRows, clock: SettableClock) -> None:
+    """Its keys in their order, its numbers and texts."""
+    manifest: dict[str, Json] = {"z": 1, "a": [1.5, None, True], "名": "茶", "nested": {"b": [], "a": {}}}
+    await rows.add([noted(clock, manifest=manifest)])
+    [stored] = await rows.of_run("run-1")
+    assert (stored.session_id, stored.run_id, stored.created_at) == (ROOM, "run-1", clock())
+    assert stored.manifest == manifest
+    assert list(stored.manifest) == list(manifest)
+
+
+async def test_what_is_not_json_is_refused(rows: ManifestRows, clock: SettableClock) -> None:
+    """With all of its group: whoever writes groups has to find out whose it is."""
+    with pytest.raises(InvalidMessage):
+        await rows.add([noted(clock), noted(clock, manifest={"n": float("nan")})])
+    assert await rows.of_run("run-1") == []
+
+
+async def test_a_session_that_is_gone_costs_the_others_nothing(rows: ManifestRows, clock: SettableClock) -> None:
+    """Its entries and their texts are left out."""
+    texts = {"d1": "You are kind."}
+    group = [noted(clock, session_id=session_id, texts=texts) for session_id in ("gone", ROOM, "gone", "other")]
+    assert await rows.add(group) == 2
+    assert [each.session_id for each in await rows.of_run("run-1")] == ["other", ROOM]
+    assert await rows.texts("gone", ["d1"]) == {}
+    assert await rows.texts(ROOM, ["d1"]) == texts
+
+
+async def test_what_was_noted_before_a_session_began_is_of_a_former_one(
+    rows: ManifestRows, clock: SettableClock
+) -> None:
+    """It was deleted since, with all that it held; its name was taken again."""
+    early = NotedManifest(ROOM, "run-1", clock() - timedelta(seconds=1), {"model": "test"}, {"d1": "erased"})
+    assert await rows.add([early, noted(clock, "run-2")]) == 1
+    assert await rows.of_run("run-1") == []
+    assert await rows.texts(ROOM, ["d1"]) == {}
+
+
+async def test_what_may_be_there_already_is_not_stored_twice(rows: ManifestRows, clock: SettableClock) -> None:
+    """A write that failed after its commit is tried again; a call that was equal by chance is another one."""
+    first = noted(clock, manifest={"n": 1})
+    await rows.add([first, noted(clock, manifest={"n": 2})])
+    assert (
+        await rows.add([noted(clock, manifest={"n": 1}, again=True), noted(clock, manifest={"n": 3}, again=True)]) == 2
+    )
+    assert [each.manifest for each in await rows.of_run("run-1")] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    await rows.add([first])
+    assert len(await rows.of_run("run-1")) == 4
+
+
+async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestRows, clock: SettableClock) -> None:
+    """Each page goes on where the last one ended, also among calls of the same moment."""
+    for run in ("a", "b", "c"):
+        await rows.add([noted(clock, run), noted(clock, run), noted(clock, run, session_id="other")])
+        clock.advance(1)
+    whole = await rows.of_session(ROOM, limit=50)
+    assert [(each.run_id, each.call) for each in whole] == [("c", 2), ("c", 1), ("b", 2), ("b", 1), ("a", 2), ("a", 1)]
+    first = await rows.of_session(ROOM, limit=3)
+    second = await rows.of_session(ROOM, limit=3, before=first[-1].cursor)
+    assert first + second == whole
+    assert await rows.of_session(ROOM, limit=3, before=second[-1].cursor) == []
+
+
+async def test_another_users_calls_are_not_there(rows: ManifestRows, clock: SettableClock) -> None:
+    """Neither by run nor by session."""
+    await rows.add([noted(clock), noted(clock, session_id="other")])
+    assert [each.session_id for each in await rows.of_run("run-1", user_id="u1")] == [ROOM]
+    assert [each.session_id for each in await rows.of_run("run-1", user_id="u2")] == ["other"]
+    assert len(await rows.of_session(ROOM, user_id="u1")) == 1
+    assert await rows.of_session(ROOM, user_id="u2") == []
+
+
+async def test_texts_come_back_exactly(rows: ManifestRows, clock: SettableClock) -> None:
+    """Also those that no text column keeps: what was sent is to be made again from them."""
+    texts = {"d1": "a\x00b\ud800c", "d2": "茶 🍵\r\n", "d3": "", "d4": "x" * 100_000}
+    await rows.add([noted(clock, texts=texts)])
+    assert await rows.texts(ROOM, [*texts, "unknown"]) == texts
+    assert await rows.texts("other", texts) == {}
+    assert await rows.texts(ROOM, []) == {}
+
+
+async def test_what_is_old_is_deleted_in_steps(rows: ManifestRows, clock: SettableClock) -> None:
+    """The oldest first; what is not that old stays."""
+    for run in ("a", "b", "c"):
+        await rows.add([noted(clock, run, texts={run: f"text of {run}"}), noted(clock, run)])
+        clock.advance(24 * 3600)
+    before = clock() - timedelta(days=1)
+    assert await rows.purge(before, 3) == 3 + 2
+    assert [len(await rows.of_run(run)) for run in ("a", "b", "c")] == [0, 1, 2]
+    assert await rows.purge(before, 3) == 1
+    assert await rows.purge(before, 3) == 0
+    assert [len(await rows.of_run(run)) for run in ("a", "b", "c")] == [0, 0, 2]
+    assert await rows.texts(ROOM, ["a", "b", "c"]) == {"c": "text of c"}
+
+
+async def test_a_text_is_kept_as_long_as_calls_use_it(rows: ManifestRows, clock: SettableClock) -> None:
+    """A system prompt is as old as the newest call that had it, however often it was used in an hour."""
+    started = clock()
+    for _ in range(30):
+        await rows.add([noted(clock, texts={"d1": "You are kind."})])
+        clock.advance(7 * 60)
+    for minutes in (0, 61, 100, 7 * 29):
+        await rows.purge(started + timedelta(minutes=minutes), 1000)
+        assert await rows.of_run("run-1")
+        assert await rows.texts(ROOM, ["d1"]) == {"d1": "You are kind."}
+    await rows.purge(started + timedelta(days=1), 1000)
+    assert await rows.texts(ROOM, ["d1"]) == {}
+
+
+async def test_who_deletes_a_session_deletes_its_calls(
+    shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """And the texts that they had, at once."""
+    await rows.add([noted(clock, texts={"d1": "secret"}), noted(clock, session_id="other", texts={"d1": "secret"})])
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await memory.session(ROOM).delete()
+    for table in ("chat_manifests", "chat_context_texts"):
+        assert query(shared_url, f"SELECT session_id FROM {table}") == [("other",)]
+
+
+@pytest.mark.process
+def test_many_processes_number_the_calls_of_one_run(shared_url: str) -> None:
+    """Each call has a number of its own, none is lost, and the numbers have no gap."""
+    asyncio.run(prepare(shared_url))
+    run_together(note_calls, [(shared_url, number) for number in range(4)])
+    numbers = query(shared_url, "SELECT call FROM chat_manifests WHERE run_id = 'run-1' ORDER BY call")
+    assert numbers == [(number,) for number in range(1, 4 * 10 + 1)]
+
+
+async def prepare(url: str) -> None:
+    """A session to speak in."""
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        await say(memory, 2)
+
+
+def note_calls(url: str, number: int) -> None:
+    """What each of the processes does."""
+
+    async def note() -> None:
+        async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+            for call in range(10):
+                memory.manifests.note(ROOM, "run-1", {"process": number, "call": call}, {f"d{call}": "text"})
+                while not await memory.manifests.flush():
+                    pass
+
+    asyncio.run(note())
+
+
+async def test_a_locked_session_is_said_to_be_locked_soon(postgres_url: str, clock: SettableClock) -> None:
+    """So that the others' calls need not wait for it."""
+    async with open_memory(postgres_url, options=MemoryOptions(background=False, clock=clock)) as memory:
+        await say(memory, 1)
+    async with migrated_driver(postgres_url) as holder, migrated_driver(postgres_url) as driver:
+        async with holder.writing() as connection:
+            await connection.fetch("SELECT 1 FROM chat_sessions FOR UPDATE", {})
+            with pytest.raises(StoreUnavailable, match="locked"):
+                await ManifestRows(driver, clock=clock).add([noted(clock)])
+        assert await ManifestRows(driver, clock=clock).add([noted(clock)]) == 1
+
+
+async def test_appends_and_calls_do_not_wait_for_each_other(postgres_url: str, clock: SettableClock) -> None:
+    """Keeping a session from being deleted does not keep others from saying something in it."""
+    async with open_memory(postgres_url, options=MemoryOptions(background=False, clock=clock)) as memory:
+        await say(memory, 1)
+        async with migrated_driver(postgres_url) as holder, holder.writing() as connection:
+            await connection.fetch("SELECT 1 FROM chat_sessions FOR KEY SHARE", {})
+            await say(memory, 1)
+            memory.manifests.note(ROOM, "run-1", {}, {})
+            assert await memory.manifests.flush()
+
+
+async def test_a_memory_gives_the_same_stores(sqlite_memory: Memory) -> None:
+    """What is noted there is read there."""
+    await say(sqlite_memory, 1)
+    sqlite_memory.manifests.note(ROOM, "run-1", {"n": 1}, {"d1": "text"})
+    assert [each.manifest for each in await sqlite_memory.manifests.of_run("run-1")] == [{"n": 1}]
+    assert await sqlite_memory.manifests.texts(ROOM, ["d1"]) == {"d1": "text"}
