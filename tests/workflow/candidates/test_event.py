@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ def annotation(value: object, **fields: object) -> dict[str, object]:
     [
         {"message": {"text": "Hi"}, "text": "other"},
         {"text": "Hi"},
+        {"message": "Hi"},
+        MappingProxyType({"message": MappingProxyType({"text": "Hi"})}),
         {"annotations": [annotation("Hi")]},
         {"annotations": [{"kind": "prompt", "text": "Hi"}]},
         {"message": None, "text": "Hi", "annotations": None},
@@ -78,6 +81,7 @@ def test_the_order_in_which_annotations_arrive_makes_no_difference(order: list[s
     ("event", "expected"),
     [
         ({"message": {"id": "telegram:42", "text": "Hi"}, "id": "e1", "correlationId": "c1"}, "telegram:42"),
+        ({"message": "Hi", "message_id": "telegram:42", "id": "e1"}, "telegram:42"),
         ({"text": "Hi", "id": "e1", "correlationId": "c1"}, "e1"),
         ({"text": "Hi", "correlation_id": "c1"}, "c1"),
         ({"text": "Hi", "correlationId": "c1"}, "c1"),
@@ -125,4 +129,12 @@ def test_a_wrong_field_is_named_and_not_quoted(event: dict[str, Any], place: str
     with pytest.raises(InvalidInput) as caught:
         prompt_of(event)
     assert str(caught.value).startswith(f"{place} cannot be used: ")
+    assert "canary" not in str(caught.value)
+
+
+@pytest.mark.parametrize("event", ["canary", ["canary"], 7])
+def test_an_event_is_an_object(event: Any) -> None:
+    """Anything else is refused, and not quoted."""
+    with pytest.raises(InvalidInput, match="An event is a JSON object") as caught:
+        prompt_of(event)
     assert "canary" not in str(caught.value)

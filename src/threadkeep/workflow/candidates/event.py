@@ -55,14 +55,17 @@ class _Fields(BaseModel):
 def prompt_of(event: Event) -> Prompt | None:
     """The prompt of an event; None if it asks nothing.
 
-    The text of the event's message comes first, then the annotations of kind `prompt` by time and id (those without a
-    time last); an annotation that says the same as the message is left out.
+    The text of the event's message (or the message, if it is a text) comes first, then the annotations of kind `prompt`
+    by time and id (those without a time last); an annotation that says the same as the message is left out.
 
     Raises:
         InvalidInput: a field has a value of the wrong kind; the sentence names the field.
     """
+    if not isinstance(event, Mapping):
+        raise InvalidInput("An event is a JSON object, with a text or with prompt annotations. Correct the event.")
     fields = _read(_Fields, event, "event")
-    base = fields.text or ""
+    message = event.get("message")
+    base = fields.text or (message if isinstance(message, str) else "")
     annotations = sorted(
         (
             _read(_Annotation, annotation, f"event.annotations.{place}")
