@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from threadkeep.history.compressor import Compressor
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
@@ -81,6 +82,10 @@ async def open_memory(
             waiting = replace(waiting, folder=folder_of(address, waiting.folder))
         pending = PendingTurns(transcripts, waiting, observer=everyone, clock=options.clock)
         stack.push_async_callback(pending.close)
+        compressor = Compressor(
+            transcripts, tables.summaries, observer=everyone, clock=options.clock, counter=options.counter
+        )
+        stack.push_async_callback(compressor.close)
         memory = Memory(
             transcripts,
             index=SearchIndex(driver),
@@ -89,6 +94,7 @@ async def open_memory(
             tables=tables,
             manifests=manifests,
             pending=pending,
+            compressor=compressor,
             observers=everyone,
             clock=options.clock,
         )

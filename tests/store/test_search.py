@@ -87,6 +87,21 @@ async def test_a_user_finds_own_messages_only(memory: Memory) -> None:
         assert await found(memory, query) == {"of:u1", "of:u2", "of:nobody"}
 
 
+async def test_one_session_can_be_searched_alone(memory: Memory) -> None:
+    """From a place on, and only by the user whose it is; short words too."""
+    for session_id in ("one", "two"):
+        session = memory.session(session_id, user_id="u1")
+        await session.append([Message(role="user", content="a red kite at 九 o'clock")])
+        await session.append([Message(role="user", content="the red kite again, 九")])
+    for words in ("red kite", "九"):
+        found = [(hit.session_id, hit.message.seq) for hit in await memory.search(words, session_id="two")]
+        assert sorted(found) == [("two", 1), ("two", 2)]
+        [later] = await memory.search(words, session_id="two", after=1)
+        assert later.message.seq == 2
+        assert len(await memory.search(words, session_id="two", user_id="u1")) == 2
+        assert await memory.search(words, session_id="two", user_id="u2") == []
+
+
 async def test_a_hit_is_the_message_as_it_is_stored(memory: Memory) -> None:
     """With its place, id and all fields; scores go down and the limit holds."""
     for number in range(5):

@@ -137,7 +137,14 @@ async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkey
 @pytest.mark.parametrize("name", ["match", "match_short_of_user"])
 async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: str, name: str) -> None:
     """On SQLite: whose a text is comes before the text, in the engine's own plan."""
-    parameters = {"user_id": "u1", "expression": '"refund"', "patterns": "[]", "limit": 10}
+    parameters = {
+        "user_id": "u1",
+        "session_id": None,
+        "after": 0,
+        "expression": '"refund"',
+        "patterns": "[]",
+        "limit": 10,
+    }
     async with migrated_driver(sqlite_url) as driver, driver.reading() as connection:
         sql = load_statements("sqlite/search.sql")[name]
         steps = [row[3] for row in await connection.fetch(f"EXPLAIN QUERY PLAN {sql}", parameters)]

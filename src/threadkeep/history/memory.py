@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
+from threadkeep.history.compressor import Compressor
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
@@ -71,6 +72,7 @@ class Memory:
         tables: ContextTables,
         manifests: Manifests,
         pending: PendingTurns,
+        compressor: Compressor,
         observers: Observers,
         clock: Callable[[], datetime],
     ) -> None:
@@ -84,6 +86,7 @@ class Memory:
         self.token_factors = tables.token_factors
         self.embeddings = tables.embeddings
         self.pending = pending
+        self.compressor = compressor
         self.observers = observers
         self.clock = clock
         self._unfinished: set[asyncio.Task[Any]] = set()
@@ -155,14 +158,16 @@ class Memory:
         last = found[query.limit - 1]
         return found[: query.limit], (last.updated_at, last.session_id)
 
-    async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> list[SearchHit]:
-        """Messages that have all words of a query, best first, of one user or of all.
+    async def search(
+        self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
+    ) -> list[SearchHit]:
+        """Messages that have all words of a query, best first; of one user or of all, of one session after a `seq`.
 
         What was stored before the call is found, unless so much is new (after an import) that indexing it takes longer
         than two seconds: then it goes on in the background.
         """
         await self._index.catch_up(seconds=_SEARCH_PATIENCE_SECONDS)
-        return await self._index.search(query, limit=limit, user_id=user_id)
+        return await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store messages that were exported, with the ids, times and tokens they had, in one transaction.

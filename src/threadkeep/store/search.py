@@ -17,7 +17,7 @@ from itertools import pairwise
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Row, RowLocked
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row, RowLocked
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
@@ -82,8 +82,10 @@ class SearchIndex:
                 return False
         return True
 
-    async def search(self, query: str, *, limit: int, user_id: str | None = None) -> list[SearchHit]:
-        """Messages with all the words of a query, best first.
+    async def search(
+        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
+    ) -> list[SearchHit]:
+        """Messages with all the words of a query, best first; of one user, or of one session after a place.
 
         Raises:
             StoreUnavailable: it takes too long, with whoever else is searching.
@@ -91,27 +93,27 @@ class SearchIndex:
         words = clean_text(query).split()
         if not words or limit <= 0:
             return []
+        place: Parameters = {"user_id": user_id, "session_id": session_id, "after": after, "limit": limit}
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
-                    parameters = {"terms": " ".join(search_terms(query)), "user_id": user_id, "limit": limit}
-                    rows = await connection.fetch(self._sql["match"], parameters)
+                    terms = " ".join(search_terms(query))
+                    rows = await connection.fetch(self._sql["match"], {**place, "terms": terms})
                 else:
-                    rows = await self._search_trigrams(connection, words, limit=limit, user_id=user_id)
+                    rows = await self._search_trigrams(connection, words, place)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds; ask for a longer or a rarer word."
             ) from None
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
-    async def _search_trigrams(
-        self, connection: Connection, words: list[str], *, limit: int, user_id: str | None
-    ) -> list[Row]:
+    async def _search_trigrams(self, connection: Connection, words: list[str], place: Parameters) -> list[Row]:
         """By trigrams; words too short for one are looked for in the texts themselves."""
         trigrams = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _TRIGRAM)
         patterns = [like_pattern(word) for word in words if len(word) < _TRIGRAM]
-        parameters = {"expression": trigrams, "patterns": dump_json(patterns), "user_id": user_id, "limit": limit}
-        short = "match_short" if user_id is None else "match_short_of_user"
+        parameters = {**place, "expression": trigrams, "patterns": dump_json(patterns)}
+        of_user = "match_short" if place["user_id"] is None else "match_short_of_user"
+        short = of_user if place["session_id"] is None else "match_short_of_session"
         return await connection.fetch(self._sql["match" if trigrams else short], parameters)
 
     async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:

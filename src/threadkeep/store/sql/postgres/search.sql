@@ -32,6 +32,8 @@ FROM plainto_tsquery('simple', :terms) AS q (query)
 JOIN chat_search f ON f.terms @@ q.query
 JOIN chat_messages m ON m.session_id = f.session_id AND m.seq = f.seq
 JOIN chat_sessions s ON s.session_id = f.session_id
-WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND f.seq > s.archived_seq
+WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR f.session_id = :session_id)
+    AND f.seq > s.archived_seq AND f.seq > :after
 ORDER BY ts_rank(f.terms, q.query) DESC, m.created_at DESC
 LIMIT :limit

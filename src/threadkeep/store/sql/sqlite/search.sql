@@ -46,7 +46,8 @@ CROSS JOIN chat_search_documents d ON d.document = f.rowid
 CROSS JOIN chat_sessions s ON s.session_id = d.session_id
 CROSS JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
 WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-    AND d.seq > s.archived_seq
+    AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
+    AND d.seq > s.archived_seq AND d.seq > :after
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY f.rank, m.created_at DESC
 LIMIT :limit
@@ -59,6 +60,16 @@ SELECT
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC
+LIMIT :limit
+
+-- name: match_short_of_session
+SELECT
+    m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+    m.metadata, m.original, m.sent_at, m.created_at
+FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
+WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND m.seq > :after
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: match_short_of_user

@@ -1,0 +1,172 @@
+"""Compression: which messages a summary comes to stand for, and that all of them were read."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.history.summaries import WrittenDown, check_coverage, exchange, ranges, talk
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, Message
+from threadkeep.errors import InvalidInput
+from threadkeep.history.compression import Compression
+from threadkeep.observe import SummaryMade
+
+SMALL = Compression(trigger=("messages", 20), keep=("messages", 6))
+BUDGET = 8_000
+
+
+async def test_nothing_happens_before_the_trigger(memory: Memory) -> None:
+    """And a session that is not there is no trouble."""
+    summarizer = WrittenDown()
+    assert await memory.compressor.compress_now("nowhere", SMALL, summarizer, budget=BUDGET) is None
+    await talk(memory, 9)
+    assert await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET) is None
+    assert summarizer.asked == []
+
+
+async def test_all_but_the_kept_tail_becomes_a_summary(memory: Memory, events: RecordedEvents) -> None:
+    """With its exact range, the model, the version of the prompt and its tokens; the messages stay."""
+    summarizer = WrittenDown()
+    await talk(memory, 10)
+    made = await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert made is not None
+    assert (made.first_seq, made.last_seq, made.level) == (1, 14, 1)
+    assert (made.model, made.prompt_version, made.text) == ("written-down", "test-1", "Messages 1 to 14.")
+    assert made.tokens > 0
+    assert summarizer.given() == list(range(1, 15))
+    assert [summary.id for summary in await check_coverage(memory)] == [made.id]
+    assert len(await memory.session("room").tail(100)) == 20
+    [told] = events.of(SummaryMade)
+    assert (told.messages, told.tokens, told.of, told.session_id) == (14, made.tokens, "messages", "room")
+
+
+async def test_the_next_summary_follows_the_first(memory: Memory) -> None:
+    """It is made when the trigger is reached again, and knows what came before."""
+    summarizer = WrittenDown()
+    await talk(memory, 10)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    await talk(memory, 6)
+    assert await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET) is None
+    await talk(memory, 1)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert await ranges(memory) == [(1, 14), (15, 28)]
+    assert summarizer.given() == list(range(1, 29))
+    assert summarizer.asked[1].earlier == "Messages 1 to 14."
+
+
+async def test_the_trigger_may_be_a_part_of_the_budget(memory: Memory) -> None:
+    """Of the budget that the caller names; no model has to say how much it takes."""
+    await talk(memory, 10)
+    tokens = sum(message.tokens or 0 for message in await memory.session("room").tail(100))
+    half = Compression(trigger=("fraction", 0.5), keep=("messages", 6))
+    summarizer = WrittenDown()
+    assert await memory.compressor.compress_now("room", half, summarizer, budget=tokens * 2 + 2) is None
+    assert await memory.compressor.compress_now("room", half, summarizer, budget=tokens * 2) is not None
+
+
+async def test_a_tail_in_tokens(memory: Memory) -> None:
+    """The newest turns that fit, from the beginning of a turn on."""
+    await talk(memory, 10)
+    [*_, last] = await memory.session("room").tail(100)
+    keep = Compression(trigger=("messages", 20), keep=("tokens", 4 * (last.tokens or 0) + 3))
+    await memory.compressor.compress_now("room", keep, WrittenDown(), budget=BUDGET)
+    assert await ranges(memory) == [(1, 16)]
+
+
+async def test_what_a_window_left_out_is_summarised_before_the_trigger(memory: Memory) -> None:
+    """To the end of its turn, even if it would be kept; never the newest question."""
+    summarizer = WrittenDown()
+    await talk(memory, 5)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=5)
+    assert await ranges(memory) == [(1, 6)]
+    assert await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=6) is None
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=10)
+    assert await ranges(memory) == [(1, 6), (7, 8)]
+
+
+async def test_notes_are_read_too(memory: Memory) -> None:
+    """System rows inside the range are given as notes, and belong to the range; they do not count for the trigger."""
+    summarizer = WrittenDown()
+    await memory.session("room").append([Message(role="system", content="The weather turns."), *exchange(1)])
+    await talk(memory, 9)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert await ranges(memory) == [(1, 15)]
+    assert summarizer.asked[0].lines[0] == {
+        "message": 1,
+        "at": "2026-01-01 12:00",
+        "from": "note",
+        "text": "The weather turns.",
+    }
+
+
+async def test_a_range_that_is_too_long_is_read_in_parts(memory: Memory) -> None:
+    """Each part is a summary of its own; nothing is read twice, nothing is skipped."""
+    summarizer = WrittenDown(input_tokens=2_000)
+    await talk(memory, 100)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert summarizer.given() == list(range(1, 195))
+    assert len(summarizer.asked) > 3
+    assert all(asked.record.count("word") < 2_000 for asked in summarizer.asked)
+    assert (await check_coverage(memory))[-1].last_seq == 194
+
+
+async def test_a_message_that_is_too_long_is_read_in_pieces(memory: Memory) -> None:
+    """All of it, piece after piece; each time with what was written so far."""
+    summarizer = WrittenDown(input_tokens=1_000)
+    words = " ".join(f"word{number}" for number in range(3_000))
+    await memory.session("room").append([Message(role="user", content=words), Message(role="assistant", content="ok")])
+    await talk(memory, 10)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    pieces = [asked for asked in summarizer.asked if asked.lines[0]["message"] == 1]
+    assert "".join(str(asked.lines[0]["text"]) for asked in pieces) == words
+    assert [asked.task for asked in pieces] == ["messages", *["continuation"] * (len(pieces) - 1)]
+    assert [asked.lines[0]["part"] for asked in pieces] == [f"{n} of {len(pieces)}" for n in range(1, len(pieces) + 1)]
+    assert pieces[1].earlier == "Messages 1 to 1."
+    assert (await ranges(memory))[0] == (1, 1)
+    await check_coverage(memory)
+
+
+async def test_summaries_become_one_when_they_are_too_much(memory: Memory, events: RecordedEvents) -> None:
+    """The older ones; then the new one stands for their messages, which are in no other."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: f"{asked.task} " + "much " * 90
+    options = Compression(trigger=("messages", 20), keep=("messages", 6), max_summary_tokens=250)
+    for _ in range(6):
+        await talk(memory, 10)
+        await memory.compressor.compress_now("room", options, summarizer, budget=BUDGET)
+        assert sum(summary.tokens for summary in await check_coverage(memory)) <= 250
+    active = await check_coverage(memory)
+    assert active[0].level > 1
+    assert active[0].first_seq == 1
+    assert active[-1].last_seq == 114
+    assert {told.of for told in events.of(SummaryMade)} == {"messages", "summaries"}
+    merged = [asked for asked in summarizer.asked if asked.task == "summaries"]
+    assert merged[0].lines[0]["summary_of_messages"] == "1-14"
+
+
+async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
+    """What comes after it is summarised by itself."""
+    summarizer = WrittenDown()
+    await talk(memory, 10)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    await memory.session("room").reset()
+    assert await ranges(memory) == []
+    await talk(memory, 10)
+    await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert await ranges(memory) == [(21, 34)]
+    assert summarizer.asked[1].earlier is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"trigger": ("messages", 0)}, "trigger"),
+        ({"keep": ("fraction", 2)}, "keep"),
+        ({"trigger": ("messages", 20), "keep": ("messages", 20)}, "keep"),
+        ({"max_summary_tokens": 5}, "max_summary_tokens"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, object], word: str) -> None:
+    """In a sentence that names the option."""
+    with pytest.raises(InvalidInput, match=f"^{word}"):
+        Compression(**options)  # type: ignore[arg-type]
