@@ -1,0 +1,77 @@
+"""Duties: one process at a time, and not before they are due again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.children import run_together
+from tests.databases import migrated_driver
+from threadkeep.store.duties import Duties
+from threadkeep.testing import SettableClock
+
+HOUR = 3600.0
+
+
+@pytest.fixture
+async def duties(database_url: str, clock: SettableClock) -> AsyncIterator[Duties]:
+    """Duties in an empty database of each kind in turn."""
+    async with migrated_driver(database_url) as driver:
+        yield Duties(driver, clock=clock)
+
+
+async def test_one_has_a_duty_until_it_is_over(duties: Duties, clock: SettableClock) -> None:
+    """Others get nothing meanwhile; who has it may have it longer; when the time is over another takes it."""
+    assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+    assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+    assert await duties.claim("other", "b", seconds=60, every_seconds=HOUR)
+    clock.advance(40)
+    assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+    clock.advance(40)
+    assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+    clock.advance(21)
+    assert await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+    assert not await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+
+
+async def test_what_is_done_is_not_begun_before_it_is_due(duties: Duties, clock: SettableClock) -> None:
+    """By nobody: the interval is that of all processes together."""
+    assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+    clock.advance(30)
+    await duties.done("tidy", "a")
+    for _ in range(2):
+        assert not await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+        assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+        clock.advance(HOUR - 31)
+        assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+        clock.advance(31)
+        assert await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+        await duties.done("tidy", "b")
+
+
+async def test_what_was_given_back_may_be_begun_at_once(duties: Duties) -> None:
+    """It was not done. Only who has a duty can end it."""
+    assert await duties.claim("tidy", "a", seconds=60, every_seconds=HOUR)
+    await duties.done("tidy", "b")
+    await duties.release("tidy", "b")
+    assert not await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+    await duties.release("tidy", "a")
+    assert await duties.claim("tidy", "b", seconds=60, every_seconds=HOUR)
+
+
+@pytest.mark.process
+def test_of_several_processes_one_gets_it(shared_url: str) -> None:
+    """However close together they ask."""
+    assert sum(run_together(claim_in_a_process, [(shared_url, f"owner {n}") for n in range(4)])) == 1
+
+
+def claim_in_a_process(url: str, owner: str) -> bool:
+    """What each of the processes does."""
+
+    async def claim() -> bool:
+        async with migrated_driver(url) as driver:
+            return await Duties(driver, clock=SettableClock()).claim("tidy", owner, seconds=60, every_seconds=HOUR)
+
+    return asyncio.run(claim())
