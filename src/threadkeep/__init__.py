@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
     from threadkeep.workflow.trimming import trim as trim
-    from threadkeep.workflow.turns import TurnOptions as TurnOptions
+    from threadkeep.workflow.turn_options import TurnOptions as TurnOptions
 
 _HOMES = {
     "threadkeep.app": (
@@ -129,7 +129,7 @@ _HOMES = {
     "threadkeep.workflow.reducers": ("bounded_messages",),
     "threadkeep.workflow.counting": ("count_tokens",),
     "threadkeep.workflow.trimming": ("trim",),
-    "threadkeep.workflow.turns": ("TurnOptions",),
+    "threadkeep.workflow.turn_options": ("TurnOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from threadkeep.history.compressor import Compressor
+from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
@@ -86,6 +87,8 @@ async def open_memory(
             transcripts, tables.summaries, observer=everyone, clock=options.clock, counter=options.counter
         )
         stack.push_async_callback(compressor.close)
+        token_factors = LearnedFactors(tables.token_factors)
+        stack.push_async_callback(token_factors.close)
         memory = Memory(
             transcripts,
             index=SearchIndex(driver),
@@ -95,6 +98,8 @@ async def open_memory(
             manifests=manifests,
             pending=pending,
             compressor=compressor,
+            token_factors=token_factors,
+            counter=options.counter,
             observers=everyone,
             clock=options.clock,
         )
@@ -102,6 +107,7 @@ async def open_memory(
             await pending.start()
             await stack.enter_async_context(_running(memory.keep_index(), "threadkeep-search-index"))
             await stack.enter_async_context(_running(manifests.keep_writing(), "threadkeep-manifests"))
+            await stack.enter_async_context(_running(token_factors.keep_saving(), "threadkeep-token-factors"))
         stack.push_async_callback(memory.settle)
         yield memory
 

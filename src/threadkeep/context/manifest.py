@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
-from typing import Literal
-
-from pydantic import TypeAdapter
+from typing import TYPE_CHECKING, Literal
 
 from threadkeep.records import Json, Message
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 type ExclusionReason = Literal[
     "over_budget", "over_limit", "before_anchor", "reset", "summarised", "duplicate", "role", "orphan_tool", "archived"
@@ -173,4 +174,6 @@ class ContextManifest:
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
+    from pydantic import TypeAdapter  # windows need it not, and load nothing for it
+
     return TypeAdapter(ContextManifest)

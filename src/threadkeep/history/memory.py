@@ -13,6 +13,7 @@ from weakref import WeakSet
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
 from threadkeep.history.compressor import Compressor
+from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.session import Session
@@ -73,6 +74,8 @@ class Memory:
         manifests: Manifests,
         pending: PendingTurns,
         compressor: Compressor,
+        token_factors: LearnedFactors,
+        counter: TokenCounter,
         observers: Observers,
         clock: Callable[[], datetime],
     ) -> None:
@@ -83,7 +86,8 @@ class Memory:
         self.contexts = tables.contexts
         self.manifests = manifests
         self.summaries = tables.summaries
-        self.token_factors = tables.token_factors
+        self.token_factors = token_factors
+        self.counter = counter
         self.embeddings = tables.embeddings
         self.pending = pending
         self.compressor = compressor

@@ -207,6 +207,10 @@ class Session:
         there = {message.id for message in found.messages}
         return replace(found, messages=(*found.messages, *(message for message in waiting if message.id not in there)))
 
+    def tell_write_failed(self, error: Exception) -> None:
+        """Tell that something beside the transcript could not be written; nothing that was said is lost by it."""
+        self._events.write_failed(error, "fallback")
+
     async def count(self) -> int:
         """How many messages the session has; 0 for one that is not there."""
         info = await self._info()

@@ -13,7 +13,7 @@ from threadkeep.errors import InvalidKey
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json
-from threadkeep.workflow.turns import TurnOptions
+from threadkeep.workflow.turn_options import TurnOptions
 
 
 def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:

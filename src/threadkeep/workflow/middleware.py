@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
@@ -17,16 +18,21 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic_core import to_json
 
+from threadkeep.context.plan import ContextPlan, WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named
+from threadkeep.history.compression import Compression
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
 from threadkeep.workflow.conversion import id_of, text_of
+from threadkeep.workflow.extras import ExtraSource
 from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turns import IdOf, OpenTurn, TurnOptions
+from threadkeep.workflow.turn_context import ModelUse
+from threadkeep.workflow.turn_options import IdOf, TurnOptions
+from threadkeep.workflow.turns import OpenTurn
 from threadkeep.workflow.unsettled import Unsettled
 
 _MOST_RUNS = 1_000
@@ -56,8 +62,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         session_id: IdOf | None = None,
         user_id: IdOf | None = None,
         keep_originals: bool = False,
+        window: WindowKind | None = None,
+        plan: ContextPlan | None = None,
+        sources: Sequence[ExtraSource] = (),
+        compression: Compression | None = None,
+        context_window: int | None = None,
+        max_output_tokens: int | None = None,
     ) -> None:
-        """See `threadkeep.workflow.turns.TurnOptions` for what each limit means."""
+        """See `threadkeep.TurnOptions` for what each means; `window` is a short way to write that of the plan."""
         super().__init__()
         self._memory = memory
         self._options = TurnOptions(
@@ -67,6 +79,11 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             session_id=session_id,
             user_id=user_id,
             keep_originals=keep_originals,
+            plan=replace(plan or ContextPlan(), window=window or (plan or ContextPlan()).window),
+            sources=tuple(sources),
+            compression=compression,
+            context_window=context_window,
+            max_output_tokens=max_output_tokens,
         )
         self._unsettled: dict[tuple[str, str | None], Unsettled] = {}
         memory.before_closing(self)
@@ -103,11 +120,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         unsettled = await self._turn_of(request.messages, config)
         unsettled.stop_waiting()
         turn = unsettled.turn
-        messages = await turn.context(request.messages, request.system_message)
+        sent = await turn.context(
+            request.messages, request.system_message, ModelUse(request.model, tuple(request.tools))
+        )
+        told = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         partial = PartialAnswer()
         token = var_child_runnable_config.set(listening(config, partial))
         try:
-            response = await handler(request.override(messages=cast("list[AnyMessage]", messages)))
+            response = await handler(told)
         except asyncio.CancelledError:
             await self._end(unsettled, partial.text, "interrupted")
             raise
@@ -120,6 +140,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         finally:
             var_child_runnable_config.reset(token)
         final = response.result[-1] if response.result else None
+        turn.contexts.report(final if isinstance(final, AIMessage) else None)
         if isinstance(final, AIMessage) and not final.tool_calls:
             self._hold(unsettled, final, "interrupted", request.runtime)
         else:

@@ -17,7 +17,9 @@ from langgraph.errors import GraphBubbleUp
 from threadkeep.history.memory import Memory
 from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turns import OpenTurn, TurnOptions
+from threadkeep.workflow.turn_context import ModelUse
+from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turns import OpenTurn
 
 
 class SessionTurn:
@@ -32,15 +34,21 @@ class SessionTurn:
         self.answered = turn.answered
         self.reply: BaseMessage | str | None = None
 
-    async def messages(self, system: SystemMessage | None = None) -> list[BaseMessage]:
-        """What the model call is sent: the system message, earlier turns, the state's messages, within the limits."""
-        fitting = await self._turn.context(self._state, system)
-        return fitting if system is None else [system, *fitting]
+    async def messages(
+        self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
+    ) -> list[BaseMessage]:
+        """What the model call is sent: the system message, earlier turns, the state's messages, within the limits.
+
+        With the `model` (and the `tools` that it is told of) its context window counts as a limit too.
+        """
+        sent = await self._turn.context(self._state, system, ModelUse(model, tools))
+        return [*([sent.system] if sent.system else []), *sent.messages]
 
     def answer(self, reply: BaseMessage | str) -> None:
         """The assistant's answer; it is stored when the block ends. A message without an id gets one."""
         if isinstance(reply, BaseMessage):
             _identify([reply])
+        self._turn.contexts.report(reply if isinstance(reply, AIMessage) else None)
         self.reply = reply
 
 
@@ -120,7 +128,7 @@ def memory_node(
 
     async def chat(state: dict[str, Any], config: RunnableConfig) -> MessagesUpdate:
         async with session_turn(memory, state["messages"], config, options) as turn:
-            reply: AIMessage = turn.answered or await model.ainvoke(await turn.messages(system))
+            reply: AIMessage = turn.answered or await model.ainvoke(await turn.messages(system, model=model))
             turn.answer(reply)
         return {"messages": [reply]}
 

@@ -7,61 +7,25 @@ model sees is read from the transcript before the question's place, so a run tha
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from langchain_core.runnables import RunnableConfig
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.context.tokens import TokenCounter
-from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
-from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.recollection import Past, Recollection
 from threadkeep.history.session import Session
-from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Json, Message, Status
-from threadkeep.workflow.conversion import (
-    from_langchain,
-    id_of,
-    is_utterance,
-    merge,
-    plain,
-    repair,
-    text_of,
-    to_langchain,
-)
-from threadkeep.workflow.counting import count_tokens
-from threadkeep.workflow.trimming import trim
+from threadkeep.workflow.conversion import from_langchain, id_of, text_of
+from threadkeep.workflow.model_call import Assembled
+from threadkeep.workflow.turn_context import ModelUse, TurnContext
+from threadkeep.workflow.turn_options import TurnOptions
 
 _LONG_TURN = timedelta(seconds=10)
 """How long a turn lasts before somebody else may have taken its question for abandoned, and answered it."""
-
-type IdOf = Callable[[RunnableConfig], str | None]
-
-
-@dataclass(frozen=True)
-class TurnOptions:
-    """How a turn reads and writes its session.
-
-    `max_messages` limits what comes from earlier turns; `max_tokens` bounds everything that a model call is sent, the
-    system message and this turn's tool calls included, by `counter` (the default estimate when None); 0 for either
-    leaves earlier turns out. `session_id` and `user_id` find their values in a run's config; by default the session is
-    `configurable["thread_id"]` and the user `configurable["user_id"]`. `keep_originals` stores the full LangChain
-    message beside its text.
-    """
-
-    max_messages: int | None = 20
-    max_tokens: int | None = 4000
-    counter: TokenCounter | None = None
-    session_id: IdOf | None = None
-    user_id: IdOf | None = None
-    keep_originals: bool = False
 
 
 @dataclass(eq=False)
@@ -90,8 +54,7 @@ class OpenTurn:
         self._options = options
         self._repeated = False
         self._began = memory.clock()
-        self._recollection: Recollection | None = None
-        self._truncation_told = False
+        self.contexts = TurnContext(memory, session, options, self.question)
         self._closing = _Closing()
         if self.question_id is not None:
             closings = _closings.setdefault(memory, WeakValueDictionary())
@@ -124,21 +87,15 @@ class OpenTurn:
         self._repeated = True
         self.answered = await self._stored_answer()
 
-    async def context(self, messages: Sequence[BaseMessage], system: SystemMessage | None = None) -> list[BaseMessage]:
-        """What a model call is sent beside its system message: earlier turns, then the run's own messages.
+    async def context(
+        self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
+    ) -> Assembled:
+        """What a model call is sent: the system message, earlier turns, then the run's own messages.
 
         Raises:
             BudgetTooSmall: the system message alone is over the budget.
         """
-        start = self._start(messages)
-        recollection = self._recollection = self._recollection or await self._recall(messages[:start])
-        before = _since(recollection.forgotten, messages[:start])
-        earlier = [to_langchain(message) for message in recollection.messages]
-        merged = plain(repair(merge(earlier, [*before, *messages[start:]])))
-        everything = merged if system is None else [system, *merged]
-        fitting = self._fitting(everything)
-        self._tell(recollection, before, fitting, left_out=len(everything) - len(fitting))
-        return fitting[1:] if system is not None else fitting
+        return await self.contexts.build(messages, system, use or ModelUse(), self.run_id)
 
     async def close(self, answer: BaseMessage | str, status: Status = "complete") -> None:
         """Store what the assistant said; nothing for an empty answer, and never a second answer to one question.
@@ -146,14 +103,18 @@ class OpenTurn:
         A caller that is cancelled does not stop it.
         """
         message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
-        if text_of(message).strip():
-            await self._memory.finish(self._close, message, status)
+        await self._memory.finish(self._close, message, status)
 
     async def is_stored(self, message: BaseMessage) -> bool:
         """Whether the session has a message already."""
         return await self._find(id_of(message)) is not None
 
     async def _close(self, message: BaseMessage, status: Status) -> None:
+        if text_of(message).strip():
+            await self._answer(message, status)
+        await self.contexts.settle()
+
+    async def _answer(self, message: BaseMessage, status: Status) -> None:
         async with self._closing.lock:
             # A turn that was quick has its question for itself, and is spared the read.
             doubtful = self._repeated or self._memory.clock() - self._began >= _LONG_TURN
@@ -161,51 +122,6 @@ class OpenTurn:
                 return
             await self.session.record([self._stored(message, status)])
             self._closing.done = status == "complete"
-
-    def _start(self, messages: Sequence[BaseMessage]) -> int:
-        """Where the question begins among the run's messages."""
-        first = self.question[0].id if self.question else None
-        return next((place for place, message in enumerate(messages) if message.id == first), 0)
-
-    async def _recall(self, before: Sequence[BaseMessage]) -> Recollection:
-        limits = Limits(self._options.max_messages, self._options.max_tokens, self._options.counter)
-        known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
-        return await self.session.recall(Past(limits, before_id=self.question_id, known_ids=known_ids))
-
-    def _fitting(self, everything: list[BaseMessage]) -> list[BaseMessage]:
-        places, budget = self._options.max_messages, self._options.max_tokens
-        if places is None and budget is None:
-            return everything
-        if budget == 0:
-            places = 0
-        return trim(everything, budget or sys.maxsize, counter=self._options.counter, max_messages=places)
-
-    def _tell(
-        self,
-        recollection: Recollection,
-        before: Sequence[BaseMessage],
-        fitting: Sequence[BaseMessage],
-        *,
-        left_out: int,
-    ) -> None:
-        in_window = {message.id for message in recollection.messages}
-        # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
-        again = sum(1 for message in before if is_utterance(message) and id_of(message) not in in_window)
-        self._memory.observers.notify(
-            ContextBuilt(
-                run_id=self.run_id,
-                session_id=self.session.session_id,
-                messages=len(fitting),
-                tokens=count_tokens(fitting, counter=self._options.counter),
-                dropped=max(recollection.dropped - again, 0) + left_out,
-            )
-        )
-        if left_out and not recollection.dropped and not self._truncation_told:
-            self._truncation_told = True
-            channel = channel_of(self.session.session_id)
-            self._memory.observers.notify(
-                HistoryTruncated(channel=channel, dropped=left_out, session_id=self.session.session_id)
-            )
 
     async def _stored_answer(self) -> AIMessage | None:
         """The answer that the question got before."""
@@ -234,11 +150,3 @@ class OpenTurn:
     def _stored(self, message: BaseMessage, status: Status) -> Message:
         stored = from_langchain(message, full=self._options.keep_originals)
         return stored.with_fields(run_id=self.run_id, status=status)
-
-
-def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """The earlier turns of a checkpoint without those that were forgotten by a reset; system messages stay."""
-    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
-    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
-        place += 1
-    return [*(message for message in before[:place] if isinstance(message, SystemMessage)), *before[place:]]

@@ -1,0 +1,218 @@
+"""The context of one model call: sections laid out within the budget, with an entry that explains each message.
+
+`Assembler` serves one turn. What was read for it once (earlier turns, summaries, what is quoted) is the same at all of
+its model calls, so that they share their leading messages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+
+from threadkeep.context.cut import cut_end
+from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
+from threadkeep.context.plan import ContextPlan
+from threadkeep.context.quotation import summary_message_text
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.trim import Anchor, Item, Plan, Size, plan
+from threadkeep.errors import BudgetTooSmall
+from threadkeep.history.recollection import Recollection
+from threadkeep.records import Message
+from threadkeep.workflow.conversion import id_of, merge, plain, repair, to_langchain
+from threadkeep.workflow.counting import count_message
+from threadkeep.workflow.left_out import dropped, exclusions
+from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
+from threadkeep.workflow.sent_messages import digest_of, digest_of_all, dump_message, is_plain, merged_system
+from threadkeep.workflow.trimming import items_of, shortened, size_of
+
+
+class Assembler:
+    """Builds the contexts of one turn."""
+
+    def __init__(self, recollection: Recollection, layout: ContextPlan) -> None:
+        self._recollection = recollection
+        self._layout = layout
+        self._earlier = [to_langchain(message) for message in recollection.messages]
+        self._rows = {id(sent): row for sent, row in zip(self._earlier, recollection.messages, strict=True)}
+        self._rows_by_id: dict[str | None, Message] = {row.id: row for row in recollection.messages if row.id}
+        self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
+        self._begin_id: str | None = None
+
+    def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
+        """Choose the window; `wanted` are the extras that are still to be found, `extras` those that were.
+
+        Raises:
+            BudgetTooSmall: the system message, or it and the newest user message cut to its mark, are over the budget.
+        """
+        pieces = tuple(self._pieces(call))
+        fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section != "window")
+        rooms = self._layout.rooms(call.budget, fixed, wanted)
+        reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
+        with suppress(BudgetTooSmall):
+            chosen = self._plan(call, pieces, call.budget - reserved)
+            if not (reserved and _turn_suffers(chosen, pieces)):
+                return Draft(call, pieces, chosen, rooms, tuple(extras))
+        with suppress(BudgetTooSmall):
+            return Draft(call, pieces, self._plan(call, pieces, call.budget))
+        pieces = tuple(piece for piece in pieces if piece.section != "summary")
+        return Draft(call, pieces, self._plan(call, pieces, call.budget))
+
+    def build(self, draft: Draft) -> Assembled:
+        """Lay out what was chosen, with the extras of the draft in their places."""
+        call, pieces, chosen = draft.call, draft.pieces, draft.chosen
+        if chosen.cut_back and self._layout.window == "anchored" and chosen.begin < len(pieces):
+            self._begin_id = id_of(pieces[chosen.begin].message)
+        texts: dict[str, str] = {}
+        sent = [self._sent(call, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
+        inputs = [place for place, (_, entry) in enumerate(sent) if entry.section == "input"]
+        stable = inputs[0] if inputs else len(sent)
+        if inputs:
+            sent[inputs[-1] + 1 : inputs[-1] + 1] = _ordered(draft.extras, self._layout.extras_after_input)
+            sent[stable:stable] = _ordered(draft.extras, self._layout.extras_before_input)
+            texts |= {digest: text for extra in draft.extras for digest, text in extra.texts.items()}
+        messages = [message for message, _ in sent]
+        system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
+        excluded, left_out = exclusions(pieces, chosen, self._rows_by_id, self._recollection)
+        return Assembled(
+            system=system,
+            messages=tuple(messages if system is None else messages[1:]),
+            entries=tuple(entry for _, entry in sent),
+            excluded=excluded,
+            left_out=left_out,
+            dropped=dropped(pieces, chosen, self._rows_by_id, self._recollection),
+            prefix=StablePrefix(
+                stable, sum(entry.tokens for _, entry in sent[:stable]), digest_of_all(messages[:stable])
+            ),
+            digest=digest_of_all(messages),
+            begin_seq=self._new_begin(draft),
+            texts=texts,
+        )
+
+    def _pieces(self, call: Call) -> Iterator[Piece]:
+        """All that may be sent, in order: the system message and the summary first."""
+        talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
+        systems = [message for message in call.messages if isinstance(message, SystemMessage)]
+        if system := merged_system([*([call.system] if call.system else []), *systems]):
+            yield Piece(system, "system")
+        if self._recollection.summaries:
+            text = summary_message_text(self._recollection.summaries)
+            text = cut_end(text, self._layout.most("summary", call.budget), call.counter)
+            if text:
+                yield Piece(HumanMessage(text), "summary")
+        question = {id_of(message) for message in call.question}
+        section: Section = "window"
+        everything = plain(repair(merge(self._earlier, talk)))
+        asked = any(id_of(message) in question for message in everything)
+        for message in everything:
+            if asked and id_of(message) in question:
+                section = "input"
+            elif section == "input" or not (asked or id_of(message) in self._rows_by_id):
+                section = "steps"
+            yield Piece(message, section)
+
+    def _plan(self, call: Call, pieces: Sequence[Piece], budget: int) -> Plan:
+        items = items_of([piece.message for piece in pieces])
+        for index, piece in enumerate(pieces):
+            if piece.section in ("system", "summary"):
+                items[index] = Item("system")
+        return plan(
+            items,
+            lambda index: self._size(call, pieces[index]),
+            budget,
+            max_messages=call.max_messages,
+            anchor=self._anchor(pieces),
+        )
+
+    def _anchor(self, pieces: Sequence[Piece]) -> Anchor:
+        held = self._begin_id is not None
+        begin = 0
+        if held:
+            begin = next((i for i, piece in enumerate(pieces) if id_of(piece.message) == self._begin_id), 0)
+        elif self._recollection.begin:
+            # What the state has from before the first message that was read is before the anchor, or summarised.
+            known = (i for i, p in enumerate(pieces) if p.section != "window" or id_of(p.message) in self._rows_by_id)
+            begin = next((i for i in known if pieces[i].section not in ("system", "summary")), len(pieces))
+        if self._layout.window == "sliding":
+            return Anchor(begin)
+        return Anchor(
+            begin,
+            set=held or self._recollection.begun,
+            overflowing=self._recollection.overflowing and not held,
+            fraction=self._layout.step,
+        )
+
+    def _size(self, call: Call, piece: Piece) -> Size:
+        message = piece.message
+        known = self._sizes.get(id(message))
+        if known is not None and known[1] is call.counter:
+            return known[2]
+        row = self._rows.get(id(message))
+        if row is not None and row.tokens is not None and call.stored_hundredths is not None:
+            tokens = -(-row.tokens * call.stored_hundredths // 100)
+            size = Size(tokens, tokens)
+        elif piece.section == "summary":
+            tokens = count_message(message, call.counter)
+            size = Size(tokens, tokens)
+        else:
+            size = size_of(message, call.counter)
+        # The message is kept beside its size: while it lives, nothing else has its identity.
+        self._sizes[id(message)] = (message, call.counter, size)
+        return size
+
+    def _sent(self, call: Call, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
+        """A message as it is sent, and its entry; what no transcript has is put among the texts."""
+        message, size = piece.message, self._size(call, piece).tokens
+        entry = Entry(piece.section, size, self._source(piece), seq=self._seq(call, piece), id=id_of(message))
+        if cut_to is not None:
+            message = shortened(message, cut_to, call.counter)
+            after = count_message(message, call.counter)
+            entry = replace(entry, tokens=after, tokens_before=size, source="text")
+        if piece.section == "summary":
+            entry = replace(entry, summaries=tuple(summary.id for summary in self._recollection.summaries))
+        if entry.source == "text":
+            body = dump_message(message)
+            entry = replace(entry, digest=digest_of(body))
+            texts[digest_of(body)] = body
+        return message, entry
+
+    def _source(self, piece: Piece) -> Source:
+        """Where the text of a message is found again."""
+        message = piece.message
+        if piece.section == "summary":
+            return "summaries" if message.content == summary_message_text(self._recollection.summaries) else "text"
+        if id(message) in self._rows:
+            return "transcript"
+        row = self._rows_by_id.get(id_of(message))
+        stored = piece.section == "input" or (row is not None and row.content == message.content)
+        return "transcript" if stored and is_plain(message) and message.id == id_of(message) else "text"
+
+    def _seq(self, call: Call, piece: Piece) -> int | None:
+        message_id = id_of(piece.message)
+        if (row := self._rows_by_id.get(message_id)) is not None:
+            return row.seq
+        newest = piece.section == "input" and message_id == id_of(call.question[-1])
+        return self._recollection.question_seq if newest else None
+
+    def _new_begin(self, draft: Draft) -> int | None:
+        """Where the window begins from the next turn on. What a turn's own steps pushed out is there again then."""
+        if self._layout.window == "sliding" or not draft.chosen.cut_back:
+            return None
+        if any(piece.section == "steps" for piece in draft.pieces):
+            return None
+        rows = (self._rows_by_id.get(id_of(piece.message)) for piece in draft.pieces[draft.chosen.begin :])
+        found = next((row.seq for row in rows if row is not None and row.seq), None)
+        return found or self._recollection.question_seq
+
+
+def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
+    """Whether something of the turn itself is cut or left out."""
+    out = (index for index, reason in chosen.excluded if reason != "orphan_tool")
+    return bool(chosen.cuts) or any(pieces[index].section in ("input", "steps") for index in out)
+
+
+def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[tuple[BaseMessage, Entry]]:
+    found = {extra.entry.section: extra for extra in extras}
+    return [(found[section].message, found[section].entry) for section in order if section in found]

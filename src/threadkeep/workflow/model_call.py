@@ -1,0 +1,89 @@
+"""One model call on its way: what it is made of, what was chosen for it, what is sent."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+
+from threadkeep.context.manifest import Entry, Exclusion, LeftOut, Section, StablePrefix
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.trim import Plan
+from threadkeep.workflow.conversion import id_of
+
+
+@dataclass(frozen=True)
+class Call:
+    """What a model call is made of, beside what its turn remembers.
+
+    `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`,
+    `max_messages` limits what is from earlier turns. `stored_hundredths` is what the tokens that were counted when a
+    message was stored are to be multiplied by, in hundredths, for this counter; None if they are of another one.
+    """
+
+    messages: Sequence[BaseMessage]
+    question: Sequence[BaseMessage]
+    system: SystemMessage | None
+    counter: TokenCounter
+    budget: int
+    max_messages: int | None = None
+    stored_hundredths: int | None = None
+
+
+@dataclass(frozen=True)
+class Extra:
+    """A block that was found for an input: its message, its entry, and the texts that the entry names by digest."""
+
+    message: HumanMessage
+    entry: Entry
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One message that may be sent."""
+
+    message: BaseMessage
+    section: Section
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A call whose window is chosen: `rooms` are the tokens that each extra which is still to be found may take."""
+
+    call: Call
+    pieces: tuple[Piece, ...]
+    chosen: Plan
+    rooms: Mapping[Section, int] = field(default_factory=dict)
+    extras: tuple[Extra, ...] = ()
+
+    @property
+    def kept_ids(self) -> frozenset[str]:
+        """The stored ids of what is in already."""
+        ids = (id_of(self.pieces[index].message) for index in self.chosen.kept)
+        return frozenset(found for found in ids if found is not None)
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """What a model call is sent, and why: `texts` are those that the entries name by digest.
+
+    `begin_seq` is where the window begins from now on, None where that is as before.
+    """
+
+    system: SystemMessage | None
+    messages: tuple[BaseMessage, ...]
+    entries: tuple[Entry, ...]
+    excluded: tuple[Exclusion, ...]
+    left_out: tuple[LeftOut, ...]
+    dropped: int
+    prefix: StablePrefix
+    digest: str
+    begin_seq: int | None = None
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> int:
+        """All that is sent, by the counter."""
+        return sum(entry.tokens for entry in self.entries)

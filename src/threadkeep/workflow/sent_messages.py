@@ -1,0 +1,71 @@
+"""LangChain messages as they are sent: told apart by a hash, written down as JSON, and read again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from hashlib import sha256
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, messages_from_dict
+
+from threadkeep.records import dump_json
+
+
+def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
+    """Several system messages as one, in order: providers take one, and at the beginning only."""
+    given = [message for message in systems if message.content]
+    if len(given) == 1 and isinstance(given[0], SystemMessage):
+        return given[0]
+    if not given:
+        return None
+    if all(isinstance(message.content, str) for message in given):
+        return SystemMessage("\n\n".join(str(message.content) for message in given))
+    blocks: list[str | dict[str, Any]] = []
+    for message in given:
+        blocks += [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
+    return SystemMessage(content=blocks)
+
+
+def is_plain(message: BaseMessage) -> bool:
+    """Whether a message is but its speaker, its text and its id: all that the transcript keeps of it."""
+    if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
+        return False
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        return False
+    return not message.name and not message.additional_kwargs and _is_storable(message.content)
+
+
+def dump_message(message: BaseMessage) -> str:
+    """The whole message as JSON, which `load_message` reads."""
+    return dump_json({"type": message.type, "data": message.model_dump(mode="json", fallback=str)})
+
+
+def load_message(body: str) -> BaseMessage:
+    """The message that `dump_message` wrote. Raises `ValueError` for anything else."""
+    (message,) = messages_from_dict([json.loads(body)])
+    return message
+
+
+def digest_of(text: str) -> str:
+    """SHA-256 of a text, in hexadecimal digits."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def digest_of_all(messages: Iterable[BaseMessage]) -> str:
+    """SHA-256 of messages in order: speaker, text and id of plain ones, all of others."""
+    running = sha256()
+    for message in messages:
+        written = f"{message.type}\0{message.id}\0{message.content}" if is_plain(message) else dump_message(message)
+        running.update(written.encode("utf-8", "surrogatepass"))
+        running.update(b"\0\0")
+    return running.hexdigest()
+
+
+def _is_storable(text: str) -> bool:
+    """Whether a database takes the text as it is: no NUL, no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

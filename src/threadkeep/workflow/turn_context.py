@@ -1,0 +1,256 @@
+"""What the model calls of one turn are sent, and the records of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from threadkeep.context.budget import input_budget
+from threadkeep.context.calibration import ScaledCounter
+from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.manifest import ContextManifest, ReportedUsage
+from threadkeep.context.tokens import TokenCounter, counter_for, estimate, name_of
+from threadkeep.context.window import Limits
+from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreError
+from threadkeep.history.keys import channel_of
+from threadkeep.history.memory import Memory
+from threadkeep.history.recollection import Past, Recollection
+from threadkeep.history.session import Session
+from threadkeep.observe import ContextBuilt, HistoryTruncated
+from threadkeep.workflow.assembly import Assembler
+from threadkeep.workflow.conversion import id_of
+from threadkeep.workflow.extras import ExtraRequest
+from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
+from threadkeep.workflow.model_facts import facts_of, tools_text
+from threadkeep.workflow.turn_options import TurnOptions
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """The model that a call is for, and the JSON of the tools that it is told of."""
+
+    model: BaseChatModel | None = None
+    tools: Sequence[object] = ()
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """What counts a call's tokens, and how many it may have; `tools` are those of what the model is told of tools.
+
+    `stored` is what stored counts are multiplied by, in hundredths; `learns` whether the provider's count of the call
+    says something of the counter.
+    """
+
+    model: str | None
+    counter: TokenCounter
+    budget: int
+    tools: int
+    stored: int | None
+    learns: bool
+
+
+class TurnContext:
+    """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins."""
+
+    def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
+        self._memory = memory
+        self._session = session
+        self._options = options
+        self._question = question
+        self._assembler: Assembler | None = None
+        self._recollection = Recollection(())
+        self._extras: list[Extra] | None = None
+        self._tools_text: str | None = None
+        self._open: tuple[ContextManifest, Mapping[str, str], _Measure] | None = None
+        self._new_begin: int | None = None
+        self._truncation_told = False
+
+    @property
+    def left_out_upto(self) -> int:
+        """The newest place that had no room in the window and stands in no summary; 0 if there is none."""
+        gaps = self._recollection.excluded
+        out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
+        return max(*out, (self._new_begin or 1) - 1, 0)
+
+    async def build(
+        self, messages: Sequence[BaseMessage], system: SystemMessage | None, use: ModelUse, run_id: str
+    ) -> Assembled:
+        """What one model call is sent.
+
+        Raises:
+            BudgetTooSmall: the system message and the newest user message do not fit.
+        """
+        self.keep()
+        measure = await self._measure(use)
+        start = self._start(messages)
+        if self._assembler is None:
+            self._recollection = await self._recall(messages[:start], measure)
+            self._assembler = Assembler(self._recollection, self._options.plan)
+        call = Call(
+            messages=[*_since(self._recollection.forgotten, messages[:start]), *messages[start:]],
+            question=self._question,
+            system=system,
+            counter=measure.counter,
+            budget=measure.budget,
+            max_messages=0 if self._options.no_history else self._options.max_messages,
+            stored_hundredths=measure.stored,
+        )
+        draft = await self._draft(self._assembler, call)
+        sent = self._assembler.build(draft)
+        self._new_begin = sent.begin_seq or self._new_begin
+        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
+        self._tell(sent, run_id)
+        return sent
+
+    def report(self, reply: AIMessage | None) -> None:
+        """The model has answered the last call, or failed: what its provider counted is kept with the manifest."""
+        usage = reply.usage_metadata if reply is not None else None
+        if self._open is not None and usage is not None:
+            manifest, texts, measure = self._open
+            cached = (usage.get("input_token_details") or {}).get("cache_read") or 0
+            reported = ReportedUsage(usage["input_tokens"], usage["output_tokens"], cached)
+            self._open = (replace(manifest, reported=reported), texts, measure)
+            if measure.learns and measure.model:
+                estimated = (manifest.tokens + measure.tools) * 100 // _hundredths(measure.counter)
+                self._memory.token_factors.learn(measure.model, estimated, reported.input_tokens)
+        self.keep()
+
+    def keep(self) -> None:
+        """Have the record of the last call stored."""
+        if self._open is not None:
+            manifest, texts, _ = self._open
+            self._open = None
+            self._memory.manifests.note(manifest.session_id, manifest.run_id, manifest.to_dict(), texts)
+
+    async def settle(self) -> None:
+        """The turn is over: keep what the next ones begin with. A database that does not answer changes nothing."""
+        self.keep()
+        begin, self._new_begin = self._new_begin, None
+        if begin is None:
+            return
+        try:
+            async with self._session.patience():
+                await self._memory.contexts.move_anchor(self._session.session_id, self._profile or "", begin)
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._session.tell_write_failed(error)
+
+    @property
+    def _profile(self) -> str | None:
+        """Agents with the same limits share an anchor in a session; others have their own."""
+        options = self._options
+        return None if options.plan.window == "sliding" else f"{options.max_messages}/{options.max_tokens}"
+
+    async def _measure(self, use: ModelUse) -> _Measure:
+        options, memory = self._options, self._memory
+        facts = facts_of(use.model, options.context_window)
+        learns = options.counter is None and memory.counter is estimate
+        if not learns:
+            counter = options.counter or memory.counter
+        else:
+            factor = await memory.token_factors.of(facts.name) if facts.name else None
+            counter = counter_for(facts.name, factor=factor)
+        if self._tools_text is None:
+            self._tools_text = tools_text(use.tools)
+        tools = counter(self._tools_text)
+        room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
+        if room <= 0:
+            raise BudgetTooSmall(
+                f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
+                "tools, or a model with a larger context window."
+            )
+        budget = min(options.max_tokens or room, room)
+        base = counter.counter if isinstance(counter, ScaledCounter) else counter
+        stored = _hundredths(counter) if base is memory.counter else None
+        return _Measure(facts.name, counter, budget, tools, stored, learns and not isinstance(counter, ExactCounter))
+
+    async def _recall(self, before: Sequence[BaseMessage], measure: _Measure) -> Recollection:
+        options = self._options
+        if options.no_history:
+            return Recollection(())
+        if measure.stored is None:
+            limits = Limits(options.max_messages, measure.budget, measure.counter)
+        else:
+            limits = Limits(options.max_messages, measure.budget * 100 // measure.stored)
+        known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
+        question_id = id_of(self._question[-1]) if self._question else None
+        return await self._session.recall(Past(limits, question_id, known_ids, self._profile))
+
+    async def _draft(self, assembler: Assembler, call: Call) -> Draft:
+        """The window, and beside it what was found for the input; looked for once in a turn."""
+        if self._extras is not None:
+            return assembler.draft(call, extras=self._extras)
+        sources = self._options.sources if self._question and not self._options.no_history else ()
+        draft = assembler.draft(call, wanted=[source.section for source in sources])
+        request = ExtraRequest(
+            session=self._session,
+            question=self._question,
+            earlier=self._recollection.messages,
+            known_ids=draft.kept_ids | {message_id for one in self._question if (message_id := id_of(one)) is not None},
+            counter=call.counter,
+            now=self._memory.clock(),
+        )
+        rooms = draft.rooms
+        found = await asyncio.gather(*(source.find(request, rooms.get(source.section, 0)) for source in sources))
+        self._extras = [extra for extra in found if extra is not None]
+        return replace(draft, extras=tuple(self._extras))
+
+    def _start(self, messages: Sequence[BaseMessage]) -> int:
+        """Where the question begins among the run's messages."""
+        first = self._question[0].id if self._question else None
+        return next((place for place, message in enumerate(messages) if message.id == first), 0)
+
+    def _manifest(self, sent: Assembled, measure: _Measure, run_id: str) -> ContextManifest:
+        return ContextManifest(
+            session_id=self._session.session_id,
+            run_id=run_id,
+            created_at=self._memory.clock(),
+            model=measure.model,
+            counter=name_of(measure.counter),
+            budget=measure.budget,
+            max_messages=self._options.max_messages,
+            window=self._options.plan.window,
+            anchor_seq=sent.begin_seq or self._recollection.begin,
+            entries=sent.entries,
+            excluded=sent.excluded,
+            left_out=sent.left_out,
+            dropped=sent.dropped,
+            tokens=sent.tokens,
+            prefix=sent.prefix,
+            digest=sent.digest,
+            notes=("history_unavailable",) if self._recollection.failed else (),
+        )
+
+    def _tell(self, sent: Assembled, run_id: str) -> None:
+        observers, session_id = self._memory.observers, self._session.session_id
+        observers.notify(
+            ContextBuilt(
+                run_id=run_id,
+                session_id=session_id,
+                messages=len(sent.entries),
+                tokens=sent.tokens,
+                dropped=sent.dropped,
+            )
+        )
+        if sent.dropped and not self._recollection.dropped and not self._truncation_told:
+            self._truncation_told = True
+            observers.notify(
+                HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
+            )
+
+
+def _hundredths(counter: TokenCounter) -> int:
+    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
+
+
+def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+    """The earlier turns of a checkpoint without those that were forgotten by a reset; system messages stay."""
+    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
+    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
+        place += 1
+    return [*(message for message in before[:place] if isinstance(message, SystemMessage)), *before[place:]]

@@ -1,0 +1,60 @@
+"""How a turn reads and writes its session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from langchain_core.runnables import RunnableConfig
+
+from threadkeep.context.budget import input_budget
+from threadkeep.context.plan import ContextPlan
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.history.compression import Compression
+from threadkeep.workflow.extras import ExtraSource
+
+type IdOf = Callable[[RunnableConfig], str | None]
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """How a turn reads and writes its session.
+
+    `max_messages` limits what comes from earlier turns; `max_tokens` bounds everything that a model call is sent, the
+    system message and this turn's tool calls included, by `counter`; 0 for either leaves earlier turns out. The model's
+    own context window bounds it as well, less the reply (`max_output_tokens`) and the tools; `context_window` is that
+    window, by default what the model's profile or its name says. Without a `counter` it is the best one for the model.
+
+    `plan` lays the sections out. `sources` find what else bears on an input: older turns, passages of a knowledge base.
+    With `compression` older messages become summaries.
+
+    `session_id` and `user_id` find their values in a run's config; by default the session is
+    `configurable["thread_id"]` and the user `configurable["user_id"]`. `keep_originals` stores the full LangChain
+    message beside its text.
+    """
+
+    max_messages: int | None = 20
+    max_tokens: int | None = 4000
+    counter: TokenCounter | None = None
+    session_id: IdOf | None = None
+    user_id: IdOf | None = None
+    keep_originals: bool = False
+    plan: ContextPlan = ContextPlan()
+    sources: tuple[ExtraSource, ...] = ()
+    compression: Compression | None = None
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a window that leaves no room for a prompt.
+
+        Raises:
+            BudgetTooSmall: names the three numbers.
+        """
+        if self.context_window is not None:
+            input_budget(None, self.max_output_tokens, self.context_window)
+
+    @property
+    def no_history(self) -> bool:
+        """Whether earlier turns are left out."""
+        return self.max_messages == 0 or self.max_tokens == 0
