@@ -19,6 +19,7 @@ type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"
 _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
 _LEAST_INPUT_TOKENS = 400
+_FRAME_TOKENS = 150
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class SummaryRoom:
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
         """The room for summaries by somebody who reads so many tokens at once.
 
-        It is what the options say at most, and never more than a quarter of the budget of a model call.
+        It is what the options say at most, and never more than a quarter of the budget of a model call less what it
+        takes to say what they are.
         """
-        together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, budget // 4))
+        together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, budget // 4 - _FRAME_TOKENS))
         reading = max(input_tokens, _LEAST_INPUT_TOKENS)
         one = min(together, reading) // 2
         return cls(together, one, one * 3 // 5, reading - one)
