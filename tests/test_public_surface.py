@@ -45,6 +45,8 @@ PROMISED = {
     "check_key",
     "context_window",
     "count_tokens",
+    "counter_for",
+    "counter_named",
     "create_checkpointer",
     "create_graph_store",
     "escape_key",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from threadkeep.context.budget import context_window as context_window
     from threadkeep.context.budget import input_budget as input_budget
     from threadkeep.context.manifest import Window as Window
+    from threadkeep.context.tokens import counter_for as counter_for
+    from threadkeep.context.tokens import counter_named as counter_named
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
     from threadkeep.errors import Interrupted as Interrupted
     from threadkeep.errors import InvalidInput as InvalidInput
@@ -74,6 +76,10 @@ _HOMES = {
         "input_budget",
     ),
     "threadkeep.context.manifest": ("Window",),
+    "threadkeep.context.tokens": (
+        "counter_for",
+        "counter_named",
+    ),
     "threadkeep.errors": (
         "BudgetTooSmall",
         "Interrupted",
