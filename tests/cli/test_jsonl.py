@@ -9,8 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, message_line, parse_line, session_line
-from threadkeep.records import Json, Message, SessionInfo
+from threadkeep.cli.jsonl import (
+    BadLine,
+    MessageLine,
+    SessionLine,
+    SummaryLine,
+    message_line,
+    parse_line,
+    session_line,
+    summary_line,
+)
+from threadkeep.records import Json, Message, SessionInfo, Summary
+from threadkeep.store.summaries import ArchivedSummary
 
 _NOW = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"))
@@ -45,6 +55,13 @@ _MESSAGES = st.builds(
 )
 
 
+def _summary_line(**changes: Json) -> bytes:
+    """The line of a summary of three messages, with other values for some fields."""
+    summary = Summary("a", 1, 3, "Tea.", "test-model", "1", 7, id="s1", created_at=_NOW)
+    values = json.loads(summary_line(ArchivedSummary(summary, 3, "m1", "m3")))
+    return json.dumps({**values, **changes}).encode()
+
+
 @given(message=_MESSAGES)
 def test_a_message_comes_back_from_its_line(message: Message) -> None:
     """Every field, exactly; the line is one line."""
@@ -59,6 +76,25 @@ def test_a_session_comes_back_from_its_line(title: str | None, tags: list[str], 
     info = SessionInfo("a", "u1", title, "last", 7, 7, 3, False, tuple(tags), metadata, _NOW, _NOW)
     parsed = parse_line(session_line(info).encode())
     assert parsed == SessionLine("a", "u1", title, tuple(tags), metadata, False, 3, _NOW, _NOW)
+
+
+@given(
+    first_seq=st.integers(1, 2**40),
+    text=_TEXTS.filter(str.strip),
+    level=st.integers(1, 9),
+    created_at=_TIMES,
+    left=st.integers(0, 5),
+)
+def test_a_summary_comes_back_from_its_line(
+    first_seq: int, text: str, level: int, created_at: datetime | None, left: int
+) -> None:
+    """With what tells whether its messages are the same."""
+    summary = Summary("a", first_seq, first_seq + 4, text, "test-model", "1", 7, level, created_at=created_at)
+    ends = ("m1", "m5") if left else (None, None)
+    archived = ArchivedSummary(summary, left, *ends)
+    line = summary_line(archived)
+    assert line.count("\n") == 1
+    assert parse_line(line.encode()) == SummaryLine("a", archived)
 
 
 def test_an_original_keeps_the_order_of_its_keys() -> None:
@@ -78,8 +114,8 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
         (b"[" * 100_000, "not JSON"),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","confidence":NaN}', "not JSON"),
         (b"[]", "one JSON object"),
-        (b'{"session_id":"a"}', "type is session or message"),
-        (b'{"type":"turn","session_id":"a"}', "type is session or message"),
+        (b'{"session_id":"a"}', "type is session, message or summary"),
+        (b'{"type":"turn","session_id":"a"}', "type is session, message or summary"),
         (b'{"type":"session"}', "session_id"),
         (b'{"type":"session","session_id":7}', "session_id"),
         (b'{"type":"session","session_id":"a b"}', "A-Z"),
@@ -101,6 +137,25 @@ def test_an_original_keeps_the_order_of_its_keys() -> None:
         (b'{"type":"message","session_id":"a","role":"user","content":"x","sent_at":7}', "sent_at"),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","sent_at":"0001-01-01T00:00:00Z"}', "years"),
         (b'{"type":"message","session_id":"a","role":"user","content":"x","metadata":[]}', "metadata"),
+        (b'{"type":"summary","session_id":"a","text":"x"}', "has the fields"),
+        (_summary_line(color="red"), "has the fields"),
+        (_summary_line(text=" "), "text is not blank"),
+        (_summary_line(text=7), "text is not blank"),
+        (_summary_line(first_seq=0), "first_seq is a whole number from 1"),
+        (_summary_line(first_seq="1"), "first_seq is a whole number"),
+        (_summary_line(last_seq=0), "last_seq is a whole number from 1"),
+        (_summary_line(level=2**31), "level is a whole number"),
+        (_summary_line(tokens=True), "tokens is a whole number"),
+        (_summary_line(id="a\nb"), "id is text of 1 to 512 printable"),
+        (_summary_line(model=""), "model is text of 1 to 512 printable"),
+        (_summary_line(messages=4), "so many as its range has"),
+        (_summary_line(messages=-1), "so many as its range has"),
+        (_summary_line(messages=2.0), "so many as its range has"),
+        (_summary_line(messages=0), "first_id and last_id"),
+        (_summary_line(first_id=None), "first_id and last_id"),
+        (_summary_line(last_id="a\u0000"), "first_id and last_id"),
+        (_summary_line(created_at=7), "created_at is a time"),
+        (_summary_line(created_at="0001-01-01T00:00:00Z"), "years"),
     ],
 )
 def test_a_line_that_is_not_of_an_export_is_refused(line: bytes, sentence: str) -> None:

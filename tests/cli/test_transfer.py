@@ -12,7 +12,7 @@ import pytest
 from tests.cli.running import CommandLine, start
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
-from threadkeep.records import Message
+from threadkeep.records import Message, Summary
 from threadkeep.store.archive import ArchivedPart, Restored
 
 _SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
@@ -51,6 +51,10 @@ async def _write_everything(memory: Memory) -> None:
     await full.update(title="Its own title", tags=["x", "ü"], metadata={"z": {"b": 1, "a": 2}}, active=False)
     for place in range(3):
         await memory.session("long").append([Message(role="user", content=f"{place}-{n}") for n in range(400)])
+    for first, last in ((1, 500), (501, 1_000)):
+        made = datetime(2026, 1, 2, tzinfo=UTC) + timedelta(seconds=first)
+        summary = Summary("long", first, last, f"Numbers up to {last}: 数字.", "test-model", "1", 9, created_at=made)
+        assert await memory.summaries.add(summary)
     await memory.session("nobody:s").append([Message(role="assistant", content="An announcement.")])
 
 
@@ -72,6 +76,7 @@ def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: 
         assert imported.exit_code == 0
         assert imported.json["stored"] == 1205
         assert imported.json["moved"] == 0
+        assert (imported.json["summaries"], imported.json["summaries_left_out"]) == (2, 0)
         assert any_cli("sessions", "export", "--all").out == exported
 
 
@@ -86,6 +91,7 @@ def test_importing_twice_changes_nothing(any_cli: CommandLine) -> None:
     exported = any_cli("sessions", "export", "--all").out
     again = any_cli("sessions", "import", "-", "--json", given=exported)
     assert (again.json["stored"], again.json["known"]) == (0, 1205)
+    assert (again.json["summaries"], again.json["summaries_left_out"]) == (0, 0)
     assert any_cli("sessions", "export", "--all").out == exported
 
 
@@ -123,7 +129,7 @@ def test_a_file_is_there_only_when_it_is_complete(cli: CommandLine, tmp_path: Pa
     cli.store("a", "hi")
     file = tmp_path / "export.jsonl"
     outcome = cli("sessions", "export", "--all", "-o", str(file), "--json")
-    assert outcome.json == {"sessions": 1, "messages": 1, "file": str(file)}
+    assert outcome.json == {"sessions": 1, "messages": 1, "summaries": 0, "file": str(file)}
     assert file.stat().st_mode & 0o777 == 0o600
     before = file.read_text()
 

@@ -10,8 +10,9 @@ import pytest
 
 from threadkeep.errors import InvalidKey, WrongUser
 from threadkeep.history.memory import Memory
-from threadkeep.records import Message, SessionInfo
+from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.summaries import ArchivedSummary
 from threadkeep.testing import SettableClock
 
 _START = datetime(2025, 3, 4, 5, 6, 7, 89, tzinfo=UTC)
@@ -161,3 +162,66 @@ async def test_what_came_back_is_found(memory: Memory) -> None:
     """The search index follows restored messages like any others."""
     await _restore(memory, _info(), _messages(1, 3))
     assert [hit.message.id for hit in await memory.search("Message 2")] == ["m2"]
+
+
+def _archived(first: int, last: int, *, left: int | None = None, id_: str = "s1") -> ArchivedSummary:
+    """A summary of some of the messages above; `left` says how many of them are still there."""
+    summary = Summary("telegram:1", first, last, "Tea.", "test-model", "1", 3, id=id_, created_at=_START)
+    messages = last - first + 1 if left is None else left
+    ends = (f"m{last - messages + 1}", f"m{last}") if messages else (None, None)
+    return ArchivedSummary(summary, messages, *ends)
+
+
+async def _restore_summaries(
+    memory: Memory, messages: Sequence[Message], *summaries: ArchivedSummary, reset_seq: int = 0
+) -> tuple[int, int]:
+    """Restore messages and summaries; answers how many summaries were stored, and how many left out."""
+    [outcome] = await memory.restore([ArchivedPart(_info(reset_seq=reset_seq), tuple(messages), summaries)])
+    assert isinstance(outcome, Restored)
+    return outcome.summaries, outcome.summaries_left_out
+
+
+async def test_summaries_come_back_with_their_messages(memory: Memory) -> None:
+    """Also when those came in earlier parts; a second time changes nothing."""
+    first, second = _archived(1, 3), _archived(4, 5, id_="s2")
+    assert await _restore_summaries(memory, _messages(1, 4), first) == (1, 0)
+    assert await _restore_summaries(memory, _messages(5, 6), second) == (1, 0)
+    assert await memory.summaries.active("telegram:1") == [first.summary, second.summary]
+    assert await memory.summaries.for_export("telegram:1") == [first, second]
+    assert await _restore_summaries(memory, _messages(1, 6), first, second) == (0, 0)
+    assert await memory.summaries.all_of("telegram:1") == [first.summary, second.summary]
+
+
+async def test_a_summary_after_a_reset_comes_back(memory: Memory) -> None:
+    """Its range begins where the reset ends."""
+    assert await _restore_summaries(memory, _messages(1, 6), _archived(3, 5), reset_seq=2) == (1, 0)
+    assert await _restore_summaries(memory, (), _archived(1, 2, id_="s2"), reset_seq=2) == (0, 1)
+
+
+async def test_a_summary_goes_where_its_messages_went(memory: Memory) -> None:
+    """After others that are summarised here too, it stands for the places that its messages have now."""
+    session = memory.session("telegram:1", user_id="u1")
+    await session.append([Message(role="user", content="Here already.", id="mine")])
+    await memory.summaries.add(Summary("telegram:1", 1, 1, "Here.", "test-model", "1", 3))
+    assert await _restore_summaries(memory, _messages(1, 4), _archived(1, 3)) == (1, 0)
+    ranges = [(each.first_seq, each.last_seq) for each in await memory.summaries.active("telegram:1")]
+    assert ranges == [(1, 1), (2, 4)]
+
+
+async def test_a_summary_never_stands_for_other_messages(memory: Memory) -> None:
+    """Where one is missing, or another between, or one before it is in no summary, it is left out."""
+    assert await _restore_summaries(memory, [*_messages(1, 2), *_messages(4, 5)], _archived(1, 5)) == (0, 1)
+    assert await _restore_summaries(memory, _messages(3, 3), _archived(1, 3)) == (0, 1)
+    assert await _restore_summaries(memory, (), _archived(2, 2, id_="s2")) == (0, 1)
+    assert await _restore_summaries(memory, (), _archived(1, 9)) == (0, 1)
+    assert await memory.summaries.all_of("telegram:1") == []
+
+
+async def test_a_summary_of_messages_that_are_gone_needs_them_gone_here(memory: Memory) -> None:
+    """Otherwise it would stand for whatever is in their places."""
+    await memory.session("telegram:1", user_id="u1").append(
+        [Message(role="user", content=f"Mine {number}.") for number in range(2)]
+    )
+    assert await _restore_summaries(memory, _messages(3, 4), _archived(1, 4, left=2)) == (0, 1)
+    assert await _restore_summaries(memory, (), _archived(1, 2, left=0)) == (0, 1)
+    assert await memory.summaries.all_of("telegram:1") == []

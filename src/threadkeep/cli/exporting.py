@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from threadkeep.cli.jsonl import message_line, session_line
+from threadkeep.cli.jsonl import message_line, session_line, summary_line
 from threadkeep.cli.wording import counted
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
@@ -21,9 +21,11 @@ class Exported:
 
     sessions: int = 0
     messages: int = 0
+    summaries: int = 0
 
     def __str__(self) -> str:
-        return f"{counted(self.messages, 'message')} of {counted(self.sessions, 'session')}"
+        summaries = f" and {counted(self.summaries, 'summary', 'summaries')}" if self.summaries else ""
+        return f"{counted(self.messages, 'message')}{summaries} of {counted(self.sessions, 'session')}"
 
 
 async def export(
@@ -38,6 +40,11 @@ async def export(
             stream.write("".join([message_line(info.session_id, message) for message in messages]).encode())
             done.messages += len(messages)
             told(done)
+        for archived in await memory.summaries.for_export(info.session_id):
+            # One that was made meanwhile may stand for what was said meanwhile.
+            if archived.summary.last_seq <= info.last_seq:
+                stream.write(summary_line(archived).encode())
+                done.summaries += 1
     stream.flush()
     return done
 

@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, parse_line
+from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, SummaryLine, parse_line
 from threadkeep.cli.wording import counted
 from threadkeep.errors import InvalidInput, WrongUser
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.summaries import ArchivedSummary
 
 BATCH_MESSAGES = 500
 
@@ -22,6 +23,7 @@ class Imported:
     """What became of the lines so far.
 
     `skipped` are messages that were left out because of their session: its line is bad, or it is another user's here.
+    `summaries` were stored; `summaries_left_out` stand for what is not here as it was, or is summarised already.
     """
 
     sessions: int = 0
@@ -31,6 +33,8 @@ class Imported:
     cleaned: int = 0
     bad_lines: int = 0
     skipped: int = 0
+    summaries: int = 0
+    summaries_left_out: int = 0
 
     def add(self, restored: Restored) -> None:
         """Count what became of a part."""
@@ -38,6 +42,8 @@ class Imported:
         self.known += restored.known
         self.moved += restored.moved
         self.cleaned += restored.cleaned
+        self.summaries += restored.summaries
+        self.summaries_left_out += restored.summaries_left_out
 
     def __str__(self) -> str:
         return f"{counted(self.stored, 'message')} stored, {self.known:,} there already"
@@ -50,6 +56,7 @@ class _Part:
     line: SessionLine
     number: int
     messages: list[Message] = field(default_factory=list)
+    summaries: list[ArchivedSummary] = field(default_factory=list)
 
 
 class Importer:
@@ -86,7 +93,10 @@ class Importer:
     async def store(self) -> None:
         """Store what was taken since the last time."""
         now = self._memory.clock()
-        parts = [ArchivedPart(part.line.info(part.messages, now), tuple(part.messages)) for part in self._parts]
+        parts = [
+            ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))
+            for part in self._parts
+        ]
         outcomes = await self._memory.restore(parts) if parts else []
         for part, outcome in zip(self._parts, outcomes, strict=True):
             if isinstance(outcome, WrongUser):
@@ -97,13 +107,16 @@ class Importer:
         self._parts = []
         self._waiting = 0
 
-    def _accept(self, number: int, parsed: SessionLine | MessageLine) -> None:
+    def _accept(self, number: int, parsed: SessionLine | MessageLine | SummaryLine) -> None:
         if isinstance(parsed, SessionLine):
             self._begin(parsed)
             self._parts.append(_Part(parsed, number))
             return
         if parsed.session_id in self._refused:
-            self.done.skipped += 1
+            self.done.skipped += isinstance(parsed, MessageLine)
+            return
+        if isinstance(parsed, SummaryLine):
+            self._accept_summary(number, parsed)
             return
         session = self._session
         if session is None or session.session_id != parsed.session_id:
@@ -111,6 +124,15 @@ class Importer:
         if not self._parts or self._parts[-1].line is not session:
             self._parts.append(_Part(session, number))
         self._parts[-1].messages.append(self._identified(parsed))
+        self._waiting += 1
+
+    def _accept_summary(self, number: int, parsed: SummaryLine) -> None:
+        session = self._session
+        if session is None or session.session_id != parsed.session_id:
+            raise BadLine("A summary stands behind the lines of its session.")
+        if not self._parts or self._parts[-1].line is not session:
+            self._parts.append(_Part(session, number))
+        self._parts[-1].summaries.append(parsed.archived)
         self._waiting += 1
 
     def _begin(self, line: SessionLine) -> SessionLine:

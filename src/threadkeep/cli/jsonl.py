@@ -1,4 +1,4 @@
-"""The lines of an export: one for a session, then one for each of its messages; JSON, in UTF-8."""
+"""The lines of an export: one for a session, then one for each of its messages and summaries; JSON, in UTF-8."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 
 from threadkeep.errors import InvalidInput, InvalidMessage
 from threadkeep.history.keys import check_key
-from threadkeep.records import Json, Message, SessionInfo, dump_json
+from threadkeep.records import Json, Message, SessionInfo, Summary, dump_json
+from threadkeep.store.summaries import ArchivedSummary
 
 _MOST_TOKENS = 2**31 - 1
 
@@ -56,6 +57,14 @@ class MessageLine:
     message: Message
 
 
+@dataclass(frozen=True)
+class SummaryLine:
+    """A summary of messages that stand before it."""
+
+    session_id: str
+    archived: ArchivedSummary
+
+
 class BadLine(InvalidInput):
     """A line that is not of an export; `session_id` is the session that it meant to describe, if it did."""
 
@@ -88,7 +97,29 @@ def message_line(session_id: str, message: Message) -> str:
     return dump_json(values) + "\n"
 
 
-def parse_line(line: bytes) -> SessionLine | MessageLine:
+def summary_line(archived: ArchivedSummary) -> str:
+    """The line of a summary."""
+    summary = archived.summary
+    values = {
+        "type": "summary",
+        "session_id": summary.session_id,
+        "id": summary.id,
+        "first_seq": summary.first_seq,
+        "last_seq": summary.last_seq,
+        "messages": archived.messages,
+        "first_id": archived.first_id,
+        "last_id": archived.last_id,
+        "level": summary.level,
+        "text": summary.text,
+        "model": summary.model,
+        "prompt_version": summary.prompt_version,
+        "tokens": summary.tokens,
+        "created_at": summary.created_at and summary.created_at.astimezone(UTC).isoformat(),
+    }
+    return dump_json(values) + "\n"
+
+
+def parse_line(line: bytes) -> SessionLine | MessageLine | SummaryLine:
     """What a line says.
 
     Raises:
@@ -97,14 +128,16 @@ def parse_line(line: bytes) -> SessionLine | MessageLine:
     values = _object(line)
     kind = values.pop("type", None)
     session_id = values.pop("session_id", None)
-    if kind not in ("session", "message"):
-        raise BadLine("A line's type is session or message.")
+    if kind not in ("session", "message", "summary"):
+        raise BadLine("A line's type is session, message or summary.")
     if not isinstance(session_id, str):
         raise BadLine("A line needs the session_id, a text.")
     try:
         check_key(session_id)
         if kind == "session":
             return _session(session_id, values)
+        if kind == "summary":
+            return SummaryLine(session_id, _summary(session_id, values))
         return MessageLine(session_id, _message(values))
     except InvalidInput as error:
         raise BadLine(str(error), session_id=session_id if kind == "session" else None) from error
@@ -138,6 +171,22 @@ def _message(values: dict[str, Any]) -> Message:
     return message
 
 
+def _summary(session_id: str, values: dict[str, Any]) -> ArchivedSummary:
+    missing = _SUMMARY_FIELDS ^ set(values)
+    if missing:
+        raise InvalidInput(f"A summary has the fields {', '.join(sorted(_SUMMARY_FIELDS))}.")
+    messages, first_id, last_id = (values.pop(name) for name in ("messages", "first_id", "last_id"))
+    for id_ in (first_id, last_id):
+        if not (isinstance(id_, str) and id_.isprintable() if messages else id_ is None):
+            raise InvalidInput("A summary's first_id and last_id are ids of messages, or null when none is left.")
+    if values["created_at"] is not None:
+        values["created_at"] = _time("created_at", values["created_at"])
+    summary = Summary(session_id=session_id, **values)
+    if type(messages) is not int or not 0 <= messages <= summary.last_seq - summary.first_seq + 1:
+        raise InvalidInput("A summary's messages are so many as its range has, or fewer.")
+    return ArchivedSummary(summary, messages, first_id, last_id)
+
+
 def _session(session_id: str, values: dict[str, Any]) -> SessionLine:
     known = {f.name for f in fields(SessionLine)}
     if unknown := sorted(set(values) - known):
@@ -155,6 +204,10 @@ def _session(session_id: str, values: dict[str, Any]) -> SessionLine:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
+_SUMMARY_FIELDS = {
+    *("id", "first_seq", "last_seq", "messages", "first_id", "last_id", "level", "text", "model", "prompt_version"),
+    *("tokens", "created_at"),
+}
 _SESSION_TYPES: Mapping[str, Any] = {
     "user_id": str | None,
     "title": str | None,
@@ -167,13 +220,13 @@ _SESSION_TYPES: Mapping[str, Any] = {
 }
 
 
-def _time(name: str, text: str) -> datetime:
+def _time(name: str, text: object) -> datetime:
     try:
-        moment = datetime.fromisoformat(text)
+        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
     except ValueError as error:
-        raise InvalidInput(f"A session's {name} is a time in ISO 8601 with a time zone.") from error
-    if moment.tzinfo is None:
-        raise InvalidInput(f"A session's {name} is a time in ISO 8601 with a time zone.")
+        raise InvalidInput(f"{name} is a time in ISO 8601 with a time zone.") from error
+    if moment is None or moment.tzinfo is None:
+        raise InvalidInput(f"{name} is a time in ISO 8601 with a time zone.")
     _check_year(moment)
     return moment
 

@@ -37,7 +37,8 @@ def export_sessions(
 ) -> None:
     """Write sessions as JSONL, to stdout or a file.
 
-    A line for each session is followed by one for each of its messages. A file is there only when it is complete.
+    A line for each session is followed by one for each of its messages, and of its summaries. A file is there only when
+    it is complete.
     """
     if bool(sessions) == everything:
         raise WrongUse("Name the sessions to export, or say --all for all of them.")
@@ -121,6 +122,12 @@ def _tell_import(terminal: Terminal, done: Imported) -> None:
         terminal.say(f"At other places than they had, since their sessions had messages before: {done.moved:,}.")
     if done.cleaned:
         terminal.say(f"With U+FFFD for characters that no database keeps: {done.cleaned:,}.")
+    if done.summaries:
+        terminal.say(f"With {counted(done.summaries, 'summary', 'summaries')} of them.")
+    if done.summaries_left_out:
+        terminal.say(
+            f"Summaries left out, since their messages are not here as they were: {done.summaries_left_out:,}."
+        )
     if done.skipped:
         terminal.say(f"Left out because of their session: {done.skipped:,}.")
     if done.bad_lines:

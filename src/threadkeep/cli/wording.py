@@ -20,9 +20,9 @@ def relative(moment: datetime, now: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d")
 
 
-def counted(count: int, noun: str) -> str:
-    """So many of something."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """So many of something; most words only take an s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
 
 
 def duration(seconds: float) -> str:

@@ -8,7 +8,8 @@ from uuid import uuid4
 
 from threadkeep.errors import InvalidInput
 
-_MOST = 2**53
+_MOST = {"first_seq": 2**53, "last_seq": 2**53, "tokens": 2**53, "level": 2**31}
+_MOST_CHARACTERS = 512
 
 
 @dataclass(frozen=True)
@@ -36,12 +37,16 @@ class Summary:
         Raises:
             InvalidInput: names the field, never its text.
         """
-        for name in ("session_id", "model", "prompt_version", "text", "id"):
-            if not isinstance(value := getattr(self, name), str) or not value.strip():
-                raise InvalidInput(f"A summary's {name} is text that is not blank.")
+        if not isinstance(self.text, str) or not self.text.strip():
+            raise InvalidInput("A summary's text is not blank.")
+        for name in ("session_id", "model", "prompt_version", "id"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not 0 < len(value) <= _MOST_CHARACTERS or not value.isprintable():
+                raise InvalidInput(f"A summary's {name} is text of 1 to {_MOST_CHARACTERS} printable characters.")
         for name, least in (("first_seq", 1), ("last_seq", self.first_seq), ("tokens", 0), ("level", 1)):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST:
-                raise InvalidInput(f"A summary's {name} is a whole number from {least}.")
-        if self.created_at is not None and self.created_at.tzinfo is None:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _MOST[name]:
+                raise InvalidInput(f"A summary's {name} is a whole number from {least}, and below {_MOST[name]}.")
+        moment = self.created_at
+        if moment is not None and (not isinstance(moment, datetime) or moment.tzinfo is None):
             raise InvalidInput("A summary's created_at is a datetime with a time zone, or None.")

@@ -21,14 +21,20 @@ from threadkeep.store.codec import (
 )
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.summaries import ArchivedSummary
+from threadkeep.store.summary_archive import SummaryArchive
 
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Some messages of an exported session, in their order; the counts in `info` and its last message are not used."""
+    """Some messages of an exported session, in their order; the counts in `info` and its last message are not used.
+
+    Summaries come with or after the last of the messages that they stand for.
+    """
 
     info: SessionInfo
     messages: tuple[Message, ...]
+    summaries: tuple[ArchivedSummary, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -36,13 +42,16 @@ class Restored:
     """What became of the messages of a part.
 
     `stored` now, or `known`: there already. Of the stored ones `moved` have another `seq` than they had, and in
-    `cleaned` characters were replaced that no database keeps.
+    `cleaned` characters were replaced that no database keeps. Of the summaries some were stored too, and some
+    `summaries_left_out`: what they stand for is not here as it was, or others stand for it.
     """
 
     stored: int = 0
     known: int = 0
     moved: int = 0
     cleaned: int = 0
+    summaries: int = 0
+    summaries_left_out: int = 0
 
 
 class Archive:
@@ -59,6 +68,7 @@ class Archive:
         self._count = count
         self._clock = clock
         self._sql = load_statements("transcripts.sql", "archive.sql")
+        self._summaries = SummaryArchive(driver.backend, clock=clock)
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts in one transaction; the answers are in their order."""
@@ -90,7 +100,8 @@ class Archive:
         cleaned = await self._insert(connection, part, fresh, seqs) if fresh else 0
         await self._restore_reset(connection, info, identified, seqs)
         moved = sum(1 for message in fresh if message.seq is not None and message.seq != seqs[str(message.id)])
-        return Restored(len(fresh), len(identified) - len(fresh), moved, cleaned)
+        summaries = await self._summaries.restore(connection, info.session_id, part.summaries)
+        return Restored(len(fresh), len(identified) - len(fresh), moved, cleaned, *summaries)
 
     async def _seqs(self, connection: Connection, session_id: str, messages: Sequence[Message]) -> dict[str, int]:
         if not messages:

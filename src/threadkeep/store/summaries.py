@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -26,6 +26,19 @@ class Uncovered:
     tokens: int = 0
 
 
+@dataclass(frozen=True)
+class ArchivedSummary:
+    """A summary on its way to another database, and what tells whether its messages are the same there.
+
+    `messages` is how many of its range are still there: the last ones of it, from `first_id` to `last_id`.
+    """
+
+    summary: Summary
+    messages: int
+    first_id: str | None = None
+    last_id: str | None = None
+
+
 class Summaries:
     """The table `chat_summaries`, and who is at work on a session.
 
@@ -46,6 +59,12 @@ class Summaries:
         """All that were ever made of a session, by their ranges."""
         return await self._fetch("all", session_id, user_id)
 
+    async def for_export(self, session_id: str) -> list[ArchivedSummary]:
+        """Those that count, as they leave this database."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["for_export"], {"session_id": session_id})
+        return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
+
     async def add(self, summary: Summary, replaces: Sequence[str] = (), *, last_id: str | None = None) -> bool:
         """Store a summary of what follows the others, or one in the place of others that stand side by side.
 
@@ -58,13 +77,12 @@ class Summaries:
         it is gone.
         """
         async with self._driver.writing() as connection:
-            if not await self._fits(connection, summary, frozenset(replaces), last_id):
-                return False
-            for replaced in replaces:
-                taken = {"session_id": summary.session_id, "id": replaced, "by": summary.id}
-                await connection.execute(self._sql["supersede"], taken)
-            await connection.execute(self._sql["insert_summary"], summary_row(summary, now=self._clock()))
-        return True
+            if last_id is not None:
+                place = {"session_id": summary.session_id, "seq": summary.last_seq}
+                await connection.fetch(self._sql["hold_session"], {"session_id": summary.session_id})
+                if await connection.fetch(self._sql["message_at"], place) != [(last_id,)]:
+                    return False
+            return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
         """How much no summary stands for since the last reset; reads that part of the transcript only."""
@@ -98,24 +116,28 @@ class Summaries:
             rows = await connection.fetch(self._sql[statement], {"session_id": session_id, "user_id": user_id})
         return [summary_of(row) for row in rows]
 
-    async def _fits(
-        self, connection: Connection, summary: Summary, replaces: frozenset[str], last_id: str | None
-    ) -> bool:
-        """Whether a summary keeps the law; the session stays as it is until the transaction ends."""
-        place = {"session_id": summary.session_id}
-        held = await connection.fetch(self._sql["hold_session"], place)
-        if not held:
-            return False
-        reset_seq, last_seq = held[0]
-        if last_id is not None:
-            at_end = await connection.fetch(self._sql["message_at"], {**place, "seq": summary.last_seq})
-            if [(last_id,)] != at_end:
-                return False
-        ranges = await connection.fetch(self._sql["ranges"], {**place, "reset_seq": reset_seq})
-        if replaces:
-            return _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
+
+async def add_summary(
+    connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
+) -> bool:
+    """Store a summary inside a transaction if it keeps the law; `sql` has the statements of `Summaries`."""
+    place = {"session_id": summary.session_id}
+    held = await connection.fetch(sql["hold_session"], place)
+    if not held:
+        return False
+    reset_seq, last_seq = held[0]
+    ranges = await connection.fetch(sql["ranges"], {**place, "reset_seq": reset_seq})
+    if replaces:
+        fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
+    else:
         after = ranges[-1][2] if ranges else reset_seq
-        return summary.first_seq == int(after) + 1 and summary.last_seq <= int(last_seq)
+        fits = summary.first_seq == int(after) + 1 and summary.last_seq <= int(last_seq)
+    if not fits:
+        return False
+    for replaced in replaces:
+        await connection.execute(sql["supersede"], {**place, "id": replaced, "by": summary.id})
+    await connection.execute(sql["insert_summary"], summary_row(summary, now=now))
+    return True
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:

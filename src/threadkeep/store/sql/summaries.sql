@@ -34,6 +34,37 @@ VALUES (
     :session_id, :id, :first_seq, :last_seq, :level, :text, :model, :prompt_version, :tokens, :created_at
 )
 
+-- name: for_export
+-- Those that count, each with how many messages of its range are there, and the ids of the first and the last of them.
+SELECT
+    c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at,
+    (SELECT count(*) FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq),
+    (
+        SELECT m.id FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+        ORDER BY m.seq LIMIT 1
+    ),
+    (
+        SELECT m.id FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+        ORDER BY m.seq DESC LIMIT 1
+    )
+FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
+WHERE s.session_id = :session_id AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
+ORDER BY c.first_seq
+
+-- name: with_id
+SELECT first_seq FROM chat_summaries WHERE session_id = :session_id AND id = :id
+
+-- name: extent
+-- How much of a session is gone, and how many messages are between two places.
+SELECT
+    s.deleted_seq,
+    (SELECT count(*) FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq BETWEEN :first_seq AND :last_seq)
+FROM chat_sessions s
+WHERE s.session_id = :session_id
+
+-- name: seq_of
+SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
+
 -- name: message_at
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
