@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from threadkeep.errors import StoreUnavailable as StoreUnavailable
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
     from threadkeep.errors import WrongUser as WrongUser
+    from threadkeep.history.compression import Compression as Compression
     from threadkeep.history.keys import KeyResolution as KeyResolution
     from threadkeep.history.keys import check_key as check_key
     from threadkeep.history.keys import escape_key as escape_key
@@ -56,12 +57,14 @@ if TYPE_CHECKING:
     from threadkeep.version import __version__ as __version__
     from threadkeep.workflow.candidates.graph import candidate_graph as candidate_graph
     from threadkeep.workflow.counting import count_tokens as count_tokens
+    from threadkeep.workflow.lookup_tools import history_tools as history_tools
     from threadkeep.workflow.middleware import SessionMemory as SessionMemory
     from threadkeep.workflow.nodes import memory_node as memory_node
     from threadkeep.workflow.nodes import session_turn as session_turn
     from threadkeep.workflow.prompt_template import PromptTemplate as PromptTemplate
     from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
+    from threadkeep.workflow.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.workflow.trimming import trim as trim
     from threadkeep.workflow.turn_options import TurnOptions as TurnOptions
 
@@ -96,6 +99,7 @@ _HOMES = {
         "ThreadkeepError",
         "WrongUser",
     ),
+    "threadkeep.history.compression": ("Compression",),
     "threadkeep.history.keys": (
         "KeyResolution",
         "check_key",
@@ -123,6 +127,7 @@ _HOMES = {
     "threadkeep.store.driver": ("StoreOptions",),
     "threadkeep.version": ("__version__",),
     "threadkeep.workflow.candidates.graph": ("candidate_graph",),
+    "threadkeep.workflow.lookup_tools": ("history_tools",),
     "threadkeep.workflow.middleware": ("SessionMemory",),
     "threadkeep.workflow.nodes": (
         "memory_node",
@@ -134,6 +139,7 @@ _HOMES = {
     ),
     "threadkeep.workflow.reducers": ("bounded_messages",),
     "threadkeep.workflow.counting": ("count_tokens",),
+    "threadkeep.workflow.summarizer": ("ModelSummarizer",),
     "threadkeep.workflow.trimming": ("trim",),
     "threadkeep.workflow.turn_options": ("TurnOptions",),
 }

@@ -14,38 +14,6 @@ type SummaryTask = Literal["messages", "continuation", "summaries"]
 _LEAST_SUMMARY_TOKENS = 100
 
 
-@dataclass(frozen=True)
-class Compression:
-    """When older messages become a summary, and how much stays as it was said; sizes are in LangChain's vocabulary.
-
-    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. `trigger` is how
-    much there is without a summary when one is made, `keep` how much stays without one: the newest messages, from the
-    beginning of a turn on. What a window had to leave out is summarised before the trigger too. `max_summary_tokens` is
-    what all summaries that count may have together, and never more than a quarter of the budget of a model call; when
-    they have more, older ones become one.
-    """
-
-    trigger: Size = ("tokens", 20_000)
-    keep: Size = ("messages", 20)
-    max_summary_tokens: int = 2_000
-
-    def __post_init__(self) -> None:
-        """Refuse what would never or always compress.
-
-        Raises:
-            InvalidInput: says which option, and what it may be.
-        """
-        check_size("trigger", self.trigger)
-        check_size("keep", self.keep)
-        if self.trigger[0] == self.keep[0] and self.keep[1] >= self.trigger[1]:
-            raise InvalidInput(
-                f"keep {self.keep} leaves nothing to compress when trigger {self.trigger} is reached; keep less."
-            )
-        most = self.max_summary_tokens
-        if isinstance(most, bool) or not isinstance(most, int) or most < _LEAST_SUMMARY_TOKENS:
-            raise InvalidInput(f"max_summary_tokens is a whole number from {_LEAST_SUMMARY_TOKENS}.")
-
-
 class Summarizer(Protocol):
     """Writes summaries.
 
@@ -79,6 +47,39 @@ class Summarizer(Protocol):
             max_tokens: about how long the answer may be.
         """
         ...
+
+
+@dataclass(frozen=True)
+class Compression:
+    """When older messages become a summary, and how much stays as it was said; sizes are in LangChain's vocabulary.
+
+    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. `trigger` is how
+    much there is without a summary when one is made, `keep` how much stays without one: the newest messages, from the
+    beginning of a turn on. What a window had to leave out is summarised before the trigger too. `max_summary_tokens` is
+    what all summaries that count may have together, and never more than a quarter of the budget of a model call; when
+    they have more, older ones become one.
+    """
+
+    trigger: Size = ("tokens", 20_000)
+    keep: Size = ("messages", 20)
+    max_summary_tokens: int = 2_000
+    summarizer: Summarizer | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would never or always compress.
+
+        Raises:
+            InvalidInput: says which option, and what it may be.
+        """
+        check_size("trigger", self.trigger)
+        check_size("keep", self.keep)
+        if self.trigger[0] == self.keep[0] and self.keep[1] >= self.trigger[1]:
+            raise InvalidInput(
+                f"keep {self.keep} leaves nothing to compress when trigger {self.trigger} is reached; keep less."
+            )
+        most = self.max_summary_tokens
+        if isinstance(most, bool) or not isinstance(most, int) or most < _LEAST_SUMMARY_TOKENS:
+            raise InvalidInput(f"max_summary_tokens is a whole number from {_LEAST_SUMMARY_TOKENS}.")
 
 
 class CompressionFailed(ThreadkeepError):
