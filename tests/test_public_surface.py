@@ -55,6 +55,7 @@ PROMISED = {
     "load_settings",
     "memory_node",
     "open_memory",
+    "rebuild",
     "resolve_key",
     "session_turn",
     "trim",

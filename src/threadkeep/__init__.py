@@ -19,10 +19,13 @@ if TYPE_CHECKING:
     from threadkeep.app import open_memory as open_memory
     from threadkeep.context.budget import context_window as context_window
     from threadkeep.context.budget import input_budget as input_budget
+    from threadkeep.context.manifest import ContextManifest as ContextManifest
     from threadkeep.context.manifest import Window as Window
+    from threadkeep.context.plan import ContextPlan as ContextPlan
     from threadkeep.context.tokens import counter_for as counter_for
     from threadkeep.context.tokens import counter_named as counter_named
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
+    from threadkeep.errors import ContextGone as ContextGone
     from threadkeep.errors import Interrupted as Interrupted
     from threadkeep.errors import InvalidInput as InvalidInput
     from threadkeep.errors import InvalidKey as InvalidKey
@@ -63,6 +66,7 @@ if TYPE_CHECKING:
     from threadkeep.workflow.nodes import session_turn as session_turn
     from threadkeep.workflow.prompt_template import PromptTemplate as PromptTemplate
     from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
+    from threadkeep.workflow.rebuilding import rebuild as rebuild
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
     from threadkeep.workflow.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.workflow.trimming import trim as trim
@@ -78,13 +82,18 @@ _HOMES = {
         "context_window",
         "input_budget",
     ),
-    "threadkeep.context.manifest": ("Window",),
+    "threadkeep.context.manifest": (
+        "ContextManifest",
+        "Window",
+    ),
+    "threadkeep.context.plan": ("ContextPlan",),
     "threadkeep.context.tokens": (
         "counter_for",
         "counter_named",
     ),
     "threadkeep.errors": (
         "BudgetTooSmall",
+        "ContextGone",
         "Interrupted",
         "InvalidInput",
         "InvalidKey",
@@ -137,6 +146,7 @@ _HOMES = {
         "PromptTemplate",
         "flatten_messages",
     ),
+    "threadkeep.workflow.rebuilding": ("rebuild",),
     "threadkeep.workflow.reducers": ("bounded_messages",),
     "threadkeep.workflow.counting": ("count_tokens",),
     "threadkeep.workflow.summarizer": ("ModelSummarizer",),

@@ -10,6 +10,7 @@
     ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
+    ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
     └── StoreError
@@ -52,6 +53,10 @@ class InvalidSettings(InvalidInput):
     def __init__(self, sentence: str, *, variable: str) -> None:
         super().__init__(sentence)
         self.variable = variable
+
+
+class ContextGone(ThreadkeepError, LookupError):
+    """What a model call was sent cannot be rebuilt: some of it was deleted, or its record is older than its texts."""
 
 
 class BudgetTooSmall(ThreadkeepError, ValueError):

@@ -48,6 +48,7 @@ class Manifests:
         self._observer = observer
         self._clock = clock
         self._retention_days = retention_days
+        self.origin: object = None
         self._waiting: deque[NotedManifest] = deque()
         self._characters = 0
         self._writing = asyncio.Lock()
@@ -70,7 +71,8 @@ class Manifests:
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
         """The calls of a run in order, with a `user_id` only if it was in a session of that user."""
         await self._flush_for_reader()
-        return await self._rows.of_run(run_id, user_id=user_id)
+        found = await self._rows.of_run(run_id, user_id=user_id)
+        return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
@@ -79,7 +81,8 @@ class Manifests:
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one.")
         await self._flush_for_reader()
-        return await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
+        found = await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
+        return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def texts(self, session_id: str, digests: Iterable[str]) -> dict[str, str]:
         """What calls of a session were sent that is in no transcript, by digest; those that are kept."""

@@ -16,6 +16,7 @@ from threadkeep.history.compressor import Compressor
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.pending import PendingOptions, PendingTurns
+from threadkeep.history.retention import Pruner, RetentionOptions
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
@@ -40,8 +41,9 @@ class MemoryOptions:
     """How a memory is opened, beyond its database.
 
     `counter` counts the tokens of a message when it is stored. `manifest_retention_days` says how long the records of
-    model calls are kept: None is for good, 0 is not at all. `background` keeps the search index up to date, delivers
-    pending writes and writes manifests while the memory is open; short-lived commands turn it off.
+    model calls are kept: None is for good, 0 is not at all. `retention` says how long messages are. `background` keeps
+    the search index up to date, delivers pending writes, writes manifests and carries out retention while the memory is
+    open; short-lived commands turn it off.
     """
 
     store: StoreOptions = StoreOptions()
@@ -49,6 +51,7 @@ class MemoryOptions:
     counter: TokenCounter = estimate
     clock: Callable[[], datetime] = utc_now
     manifest_retention_days: float | None = 30.0
+    retention: RetentionOptions = RetentionOptions()
     background: bool = True
 
 
@@ -73,6 +76,7 @@ class Memory:
         tables: ContextTables,
         manifests: Manifests,
         pending: PendingTurns,
+        retention: Pruner,
         compressor: Compressor,
         token_factors: LearnedFactors,
         counter: TokenCounter,
@@ -85,11 +89,13 @@ class Memory:
         self.runs = runs
         self.contexts = tables.contexts
         self.manifests = manifests
+        manifests.origin = self
         self.summaries = tables.summaries
         self.token_factors = token_factors
         self.counter = counter
         self.embeddings = tables.embeddings
         self.pending = pending
+        self.retention = retention
         self.compressor = compressor
         self.observers = observers
         self.clock = clock

@@ -38,13 +38,14 @@ class NotedManifest:
 
 @dataclass(frozen=True)
 class StoredManifest:
-    """The record of one model call; `call` is 1, 2, 3 … in each run."""
+    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from."""
 
     session_id: str
     run_id: str
     call: int
     created_at: datetime
     manifest: Mapping[str, Json]
+    origin: object = field(default=None, compare=False, repr=False)
 
     @property
     def cursor(self) -> Cursor:

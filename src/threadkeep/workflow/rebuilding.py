@@ -1,0 +1,131 @@
+"""A manifest turned into the messages that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from langchain_core.messages import BaseMessage, HumanMessage
+
+from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
+from threadkeep.context.quotation import summary_message_text
+from threadkeep.errors import ContextGone, InvalidInput
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json, Message, Summary
+from threadkeep.store.manifests import StoredManifest
+from threadkeep.workflow.conversion import to_langchain
+from threadkeep.workflow.quoted_turns import QuotedTurn, turns_message
+from threadkeep.workflow.sent_messages import digest_of_all, load_message
+
+_READ_ACROSS = 50
+"""Messages that are no further apart are read in one page."""
+_LONGEST_PAGE = 1_000
+
+
+async def rebuild(
+    manifest: StoredManifest | ContextManifest | Mapping[str, Json], memory: Memory | None = None
+) -> list[BaseMessage]:
+    """The messages that a model call was sent, the system message first, exactly as they were.
+
+    Args:
+        manifest: the record of the call, as `memory.manifests` or the HTTP API gives it.
+        memory: where it is from; not needed for one that `memory.manifests` has given.
+
+    Raises:
+        ContextGone: something of it was deleted since, or is not kept any more.
+        InvalidInput: this is no manifest, or it does not say where it is from.
+    """
+    if isinstance(manifest, StoredManifest):
+        memory = memory or (manifest.origin if isinstance(manifest.origin, Memory) else None)
+        manifest = manifest.manifest
+    if memory is None:
+        raise InvalidInput("Say which memory the manifest is from: rebuild(manifest, memory).")
+    context = manifest if isinstance(manifest, ContextManifest) else _read(manifest)
+    parts = await _Parts.read(context, memory)
+    messages = [parts.message(entry) for entry in context.entries]
+    if digest_of_all(messages) != context.digest:
+        raise ContextGone(
+            "The messages of this model call are not what they were: its session was deleted and begun anew, or this "
+            "version of Threadkeep words a section in another way."
+        )
+    return messages
+
+
+def _read(manifest: Mapping[str, Json]) -> ContextManifest:
+    try:
+        return ContextManifest.from_dict(manifest)
+    except ValueError:
+        raise InvalidInput("This is not the manifest of a model call; take it as the API gives it.") from None
+
+
+@dataclass
+class _Parts:
+    """Everything that the entries of a manifest refer to, read once."""
+
+    session_id: str
+    texts: Mapping[str, str]
+    summaries: Mapping[str, Summary]
+    by_place: dict[TurnReference, Message] = field(default_factory=dict)
+    by_id: dict[str, Message] = field(default_factory=dict)
+
+    @classmethod
+    async def read(cls, context: ContextManifest, memory: Memory) -> _Parts:
+        digests = [entry.digest for entry in context.entries if entry.digest is not None]
+        texts = await memory.manifests.texts(context.session_id, digests) if digests else {}
+        summarised = any(entry.summaries for entry in context.entries)
+        summaries = await memory.summaries.all_of(context.session_id) if summarised else []
+        parts = cls(context.session_id, texts, {summary.id: summary for summary in summaries})
+        wanted: dict[str, set[int]] = {}
+        for entry in context.entries:
+            if entry.source == "transcript" and entry.seq is not None:
+                wanted.setdefault(context.session_id, set()).add(entry.seq)
+            elif entry.source == "transcript" and entry.id is not None:
+                found = await memory.session(context.session_id).find(entry.id)
+                parts.by_id |= {entry.id: found} if found is not None else {}
+            for turn in entry.turns:
+                wanted.setdefault(turn.session_id, set()).add(turn.seq)
+        for session_id, places in wanted.items():
+            await parts._read_places(memory, session_id, places)
+        return parts
+
+    async def _read_places(self, memory: Memory, session_id: str, places: Iterable[int]) -> None:
+        session = memory.session(session_id)
+        for first, last in _pages(sorted(places)):
+            page = await session.page(before=last + 1, limit=last - first + 1)
+            self.by_place |= {TurnReference(session_id, m.seq): m for m in page.messages if m.seq is not None}
+
+    def message(self, entry: Entry) -> BaseMessage:
+        """The message of an entry."""
+        match entry.source:
+            case "transcript":
+                place = TurnReference(self.session_id, entry.seq or 0)
+                stored = self.by_place.get(place) or self.by_id.get(entry.id or "")
+                return to_langchain(_there(stored, f"message {entry.seq or ''}".strip()))
+            case "summaries":
+                found = [_there(self.summaries.get(name), "a summary") for name in entry.summaries]
+                return HumanMessage(summary_message_text(found))
+            case "turns":
+                quoted = [
+                    QuotedTurn(turn.session_id, _there(self.by_place.get(turn), f"message {turn.seq}"))
+                    for turn in entry.turns
+                ]
+                return turns_message(quoted, home=self.session_id)
+            case "text":
+                return load_message(_there(self.texts.get(entry.digest or ""), "a text"))
+
+
+def _there[T](found: T | None, what: str) -> T:
+    if found is None:
+        raise ContextGone(f"Of what this model call was sent, {what} is not there any more: it was deleted since.")
+    return found
+
+
+def _pages(places: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The first and last places of pages that hold all of these."""
+    first = last = places[0]
+    for place in places[1:]:
+        if place - last > _READ_ACROSS or place - first >= _LONGEST_PAGE:
+            yield first, last
+            first = place
+        last = place
+    yield first, last
