@@ -150,6 +150,19 @@ def test_reset_and_oldest_place_are_named() -> None:
     assert window.manifest.dropped == 2
 
 
+def test_what_is_archived_is_named() -> None:
+    """After what a reset took, and only where there is something between; it is not counted as dropped either."""
+    rows, limits = dialogue(12)[:2], Limits(max_messages=2)
+    window = choose(rows, limits, extent=Extent(first_seq=3, reset_seq=4, archived_seq=8))
+    named = (Exclusion(3, 4, "reset"), Exclusion(5, 8, "archived"), Exclusion(9, 10, "over_limit"))
+    assert window.manifest.excluded == named
+    assert window.manifest.dropped == 2
+    window = choose(rows, limits, extent=Extent(first_seq=9, reset_seq=4, archived_seq=8))
+    assert window.manifest.excluded == (Exclusion(9, 10, "over_limit"),)
+    window = choose(rows, limits, extent=Extent(reset_seq=8, archived_seq=8))
+    assert window.manifest.excluded == (Exclusion(1, 8, "reset"), Exclusion(9, 10, "over_limit"))
+
+
 def test_nothing_is_excluded_from_a_session_that_fits() -> None:
     """Also with system rows between: they are never in a window and not missing from it."""
     window = choose([user(4), assistant(2)], Limits(max_messages=20, max_tokens=4000))

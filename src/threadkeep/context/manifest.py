@@ -40,8 +40,8 @@ class Exclusion:
 class WindowManifest:
     """The record of one window.
 
-    `included` are the places of its messages in order. `dropped` is how many messages since the last reset are out;
-    when the caller could not say how many there are, it is the number of places in the excluded ranges.
+    `included` are the places of its messages in order. `dropped` is how many messages since the last reset are out and
+    not archived; when the caller could not say how many there are, it is the number of places in the excluded ranges.
     """
 
     counter: str

@@ -17,6 +17,9 @@ from threadkeep.context.tokens import TokenCounter, estimate, name_of
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
 
+# What somebody has put out of windows; it is not the limits that leave it out.
+_NOT_DROPPED = ("reset", "archived")
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -51,11 +54,13 @@ class Extent:
     """What the session has, beside the rows that were read: enough to name everything that is out, in O(1).
 
     `first_seq` is the oldest place that is still stored, `reset_seq` the place of the last reset (0: never),
-    `available` the number of user and assistant messages after it, if known.
+    `archived_seq` the end of what is archived (0: nothing), `available` the number of user and assistant messages after
+    both, if known.
     """
 
     first_seq: int = 1
     reset_seq: int = 0
+    archived_seq: int = 0
     available: int | None = None
 
 
@@ -126,7 +131,7 @@ class WindowChooser:
         pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []
         chosen = [*pinned, *reversed(self._chosen)]
         excluded = self._excluded(extent or Extent())
-        dropped = sum(gap.last_seq - gap.first_seq + 1 for gap in excluded if gap.reason != "reset")
+        dropped = sum(gap.last_seq - gap.first_seq + 1 for gap in excluded if gap.reason not in _NOT_DROPPED)
         if extent and extent.available is not None:
             dropped = max(extent.available - len(chosen), 0)
         manifest = WindowManifest(
@@ -212,6 +217,9 @@ class WindowChooser:
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
         low = max(extent.first_seq, extent.reset_seq + 1)
+        if extent.archived_seq >= low:
+            gaps.append(Exclusion(low, extent.archived_seq, "archived"))
+            low = extent.archived_seq + 1
         last, reason = self._stop or (self._newest_seq, "over_limit")
         if not self._stop:
             if not self._full or not self._chosen:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from threadkeep.context.manifest import Exclusion, Window
 from threadkeep.context.window import Extent, Limits, WindowChooser
 from threadkeep.records import Message, Summary
-from threadkeep.store.contexts import Contexts
+from threadkeep.store.contexts import Contexts, ContextState
 from threadkeep.store.transcripts import END, Recent, Transcripts
 
 PAGE_ROWS = 200
@@ -71,7 +71,8 @@ class WindowReader:
         while chooser.wants_more and len(rows) == page_rows:
             rows = (await self._recent(page_rows, rows[-1].seq or 0, begin)).messages
             chooser.add(rows)
-        return chooser.window(Extent(first_seq=max(begin, 1), reset_seq=recent.reset_seq))
+        first_seq = max(begin, recent.deleted_seq + 1)
+        return chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
 
     async def recollect(self, past: Past) -> tuple[Window, Recollection]:
         """What the session has before a message, and its window alone.
@@ -81,12 +82,10 @@ class WindowReader:
         """
         state = await self._contexts.state(self._session_id, past.profile or "", user_id=self._user_id)
         question = await self._transcripts.find(self._session_id, past.before_id) if past.before_id else None
-        covered = state.summaries[-1].last_seq if state.summaries else state.reset_seq
+        covered, gaps = _before_window(state)
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
         window = await self.window(past.limits, question.seq if question and question.seq else END, begin=begin)
-        gaps = [Exclusion(1, state.reset_seq, "reset")] if state.reset_seq else []
-        gaps += [Exclusion(summary.first_seq, summary.last_seq, "summarised") for summary in state.summaries]
         dropped = window.manifest.dropped
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
@@ -98,7 +97,7 @@ class WindowReader:
             forgotten=await self._forgotten(state.reset_seq, past.known_ids),
             summaries=state.summaries,
             begin=begin if begin > 1 else 0,
-            begun=anchor > state.reset_seq or bool(state.summaries),
+            begun=anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries),
             overflowing=bool(overflow),
             excluded=(*gaps, *overflow),
             question_seq=question.seq if question else None,
@@ -115,3 +114,24 @@ class WindowReader:
             return frozenset()
         page = await self._transcripts.newest(self._session_id, limit=PAGE_ROWS, before=reset_seq + 1)
         return frozenset(message.id for message in page.messages if message.id and message.id in known_ids)
+
+
+def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:
+    """Where the window may begin at the earliest (that place is out), and why each place before it is out.
+
+    What is deleted is not there to be out. What is archived is in no window, but a summary may stand for it.
+    """
+    gaps: list[Exclusion] = []
+    last = state.deleted_seq
+    if state.reset_seq > last:
+        gaps.append(Exclusion(last + 1, state.reset_seq, "reset"))
+        last = state.reset_seq
+    for summary in state.summaries:
+        if last + 1 < summary.first_seq:
+            gaps.append(Exclusion(last + 1, summary.first_seq - 1, "archived"))
+        gaps.append(Exclusion(summary.first_seq, summary.last_seq, "summarised"))
+        last = max(last, summary.last_seq)
+    if last < state.archived_seq:
+        gaps.append(Exclusion(last + 1, state.archived_seq, "archived"))
+        last = state.archived_seq
+    return last, gaps

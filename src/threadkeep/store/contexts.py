@@ -14,12 +14,15 @@ from threadkeep.store.summaries import summary_of
 class ContextState:
     """Where the window of one kind of agent begins (0: with the first), and the summaries that count, oldest first.
 
-    `reset_seq` is the place of the session's last reset, 0 if there was none.
+    `reset_seq` is the place of the session's last reset, 0 if there was none. Places up to `archived_seq` are archived,
+    those up to `deleted_seq` are not there any more; summaries of both still count.
     """
 
     anchor_seq: int = 0
     summaries: tuple[Summary, ...] = ()
     reset_seq: int = 0
+    archived_seq: int = 0
+    deleted_seq: int = 0
 
 
 class Contexts:
@@ -39,8 +42,8 @@ class Contexts:
             rows = await connection.fetch(self._sql["state"], parameters)
         if not rows:
             return ContextState()
-        anchor_seq, reset_seq = rows[0][:2]
-        return ContextState(anchor_seq, tuple(summary_of(row[2:]) for row in rows if row[2] is not None), reset_seq)
+        anchor_seq, *borders = rows[0][:4]
+        return ContextState(anchor_seq, tuple(summary_of(row[4:]) for row in rows if row[4] is not None), *borders)
 
     async def move_anchor(self, session_id: str, profile: str, seq: int) -> None:
         """Let later windows of this kind begin at a message. Forward only, and only where there is such a session."""

@@ -3,8 +3,8 @@
 -- name: state
 -- One row for each summary that counts, oldest first, and one without a summary where there is none.
 SELECT
-    coalesce(a.seq, 0), s.reset_seq, c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens,
-    c.level, c.id, c.created_at
+    coalesce(a.seq, 0), s.reset_seq, s.archived_seq, s.deleted_seq, c.session_id, c.first_seq, c.last_seq, c.text, c.model,
+    c.prompt_version, c.tokens, c.level, c.id, c.created_at
 FROM chat_sessions s
 LEFT JOIN chat_anchors a ON a.session_id = s.session_id AND a.profile = :profile
 LEFT JOIN chat_summaries c ON c.session_id = s.session_id AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
