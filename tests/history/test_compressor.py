@@ -1,0 +1,240 @@
+"""Compression behind the turns: it waits for nobody, fails without a trace, and tries again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+import pytest
+
+from tests.databases import execute
+from tests.history.summaries import Asked, WrittenDown, check_coverage, ranges, talk
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.history.compression import Compression, CompressionFailed
+from threadkeep.history.compressor import Compressor, CompressorOptions
+from threadkeep.observe import SummaryFailed, SummaryMade
+from threadkeep.observe.log import LogObserver
+from threadkeep.testing import Gate, SettableClock
+
+SMALL = Compression(trigger=("messages", 20), keep=("messages", 6))
+BUDGET = 8_000
+
+
+def consider(memory: Memory, summarizer: WrittenDown, session_id: str = "room") -> None:
+    """What happens after each turn."""
+    memory.compressor.consider(session_id, SMALL, summarizer, budget=BUDGET)
+
+
+async def test_it_is_done_behind_the_turns(memory: Memory) -> None:
+    """The caller goes on at once; when nothing is left to do there is a summary."""
+    summarizer = WrittenDown()
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    assert summarizer.asked == []
+    await memory.compressor.idle()
+    assert await ranges(memory) == [(1, 14)]
+
+
+async def test_a_session_is_compressed_once_at_a_time(memory: Memory) -> None:
+    """What is considered meanwhile is looked at once more, later; another who tries finds it taken."""
+    summarizer, gate = WrittenDown(), Gate()
+    summarizer.answer = lambda asked: waiting(gate, asked)
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    await gate.reached()
+    for _ in range(5):
+        consider(memory, summarizer)
+    assert await memory.compressor.compress_now("room", SMALL, WrittenDown(), budget=BUDGET) is None
+    gate.open()
+    await memory.compressor.idle()
+    assert await ranges(memory) == [(1, 14)]
+    assert len(summarizer.asked) == 1
+
+
+async def waiting(gate: Gate, asked: Asked) -> str:
+    """An answer that comes when the gate opens."""
+    await gate.pass_through()
+    return f"of {asked.lines[0]['message']}"
+
+
+def _raise(error: Exception) -> str:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason", "error"),
+    [
+        (lambda _: _raise(RuntimeError("no such key")), "model", "RuntimeError"),
+        (lambda _: _raise(TimeoutError()), "timeout", None),
+        (lambda _: " \n", "empty", None),
+        (lambda _: "word " * 5_000, "too_long", None),
+        (lambda _: _raise(CompressionFailed("too_long")), "too_long", None),
+    ],
+)
+async def test_a_failure_changes_nothing_and_is_told(
+    memory: Memory, events: RecordedEvents, answer: Callable[[Asked], str], reason: str, error: str | None
+) -> None:
+    """The next try succeeds."""
+    summarizer = WrittenDown()
+    summarizer.answer = answer
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    await memory.compressor.idle()
+    [told] = events.of(SummaryFailed)
+    assert (told.reason, told.error, told.session_id) == (reason, error, "room")
+    assert await memory.summaries.all_of("room") == []
+    assert len(await memory.session("room").tail(100)) == 20
+    summarizer.answer = None
+    assert await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET) is not None
+
+
+async def test_failures_are_tried_again_after_growing_pauses(
+    sqlite_memory: Memory, clock: SettableClock, events: RecordedEvents
+) -> None:
+    """A minute at first, then twice as long; never for every turn."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda _: ""
+    await talk(sqlite_memory, 10)
+    tries: list[int] = []
+    for _ in range(8):
+        consider(sqlite_memory, summarizer)
+        await sqlite_memory.compressor.idle()
+        tries.append(len(summarizer.asked))
+        clock.advance(31)
+    assert tries == [1, 1, 2, 2, 2, 2, 3, 3]
+    assert len(events.of(SummaryFailed)) == 3
+    clock.advance(3600)
+    summarizer.answer = None
+    consider(sqlite_memory, summarizer)
+    await sqlite_memory.compressor.idle()
+    assert len(events.of(SummaryMade)) == 1
+    assert await ranges(sqlite_memory) == [(1, 14)]
+
+
+async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> None:
+    """The rest of the queue goes on."""
+    broken, well = WrittenDown(), WrittenDown()
+    broken.answer = lambda _: _raise(RuntimeError())
+    for session_id in ("one", "two"):
+        await talk(sqlite_memory, 10, session_id)
+    consider(sqlite_memory, broken, "one")
+    consider(sqlite_memory, well, "two")
+    await sqlite_memory.compressor.idle()
+    assert await ranges(sqlite_memory, "one") == []
+    assert await ranges(sqlite_memory, "two") == [(1, 14)]
+
+
+@pytest.mark.parametrize("change", ["reset", "delete", "delete and begin anew"])
+async def test_a_session_that_changes_meanwhile_keeps_no_summary(
+    memory: Memory, events: RecordedEvents, change: str
+) -> None:
+    """Of what was said before a reset, or in another session of the same name."""
+    summarizer, gate = WrittenDown(), Gate()
+    summarizer.answer = lambda asked: waiting(gate, asked)
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    await gate.reached()
+    session = memory.session("room")
+    await (session.reset() if change == "reset" else session.delete())
+    if change == "delete and begin anew":
+        await talk(memory, 10)
+    gate.open()
+    await memory.compressor.idle()
+    assert await memory.summaries.all_of("room") == []
+    assert [told.reason for told in events.of(SummaryFailed)] == ["outdated"]
+
+
+async def test_turns_that_come_meanwhile_are_no_trouble(memory: Memory) -> None:
+    """They follow the range."""
+    summarizer, gate = WrittenDown(), Gate()
+    summarizer.answer = lambda asked: waiting(gate, asked)
+    await talk(memory, 10)
+    consider(memory, summarizer)
+    await gate.reached()
+    await talk(memory, 3)
+    gate.open()
+    await memory.compressor.idle()
+    assert await ranges(memory) == [(1, 14)]
+    await check_coverage(memory)
+
+
+async def test_a_database_that_fails_is_told(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """The task lives on."""
+    summarizer = WrittenDown()
+    async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
+        await talk(memory, 10)
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_summaries RENAME TO elsewhere")
+        consider(memory, summarizer)
+        await memory.compressor.idle()
+        [told] = events.of(SummaryFailed)
+        assert told.reason == "store"
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_summaries")
+        await talk(memory, 10, "two")
+        consider(memory, summarizer, "two")
+        await memory.compressor.idle()
+        assert await ranges(memory, "two") == [(1, 14)]
+
+
+async def test_what_is_queued_ends_when_the_memory_closes(shared_url: str, memory_options: MemoryOptions) -> None:
+    """A program that answers one question and stops has its session compressed all the same."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await talk(memory, 10)
+        consider(memory, WrittenDown())
+    async with open_memory(shared_url, options=memory_options) as memory:
+        assert await ranges(memory) == [(1, 14)]
+
+
+async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEvents, clock: SettableClock) -> None:
+    """A model that hangs is given up; the next one to come finds nothing changed, and nothing taken."""
+    summarizer, gate = WrittenDown(), Gate()
+    summarizer.answer = lambda asked: waiting(gate, asked)
+    compressor = Compressor(
+        memory._transcripts,  # noqa: SLF001 - one with other options than the memory's own
+        memory.summaries,
+        observer=events,
+        clock=clock,
+        counter=len,
+        options=CompressorOptions(closing_seconds=0.01),
+    )
+    await talk(memory, 10)
+    compressor.consider("room", SMALL, summarizer, budget=BUDGET)
+    await gate.reached()
+    await compressor.close()
+    compressor.consider("room", SMALL, summarizer, budget=BUDGET)
+    assert await ranges(memory) == []
+    assert await memory.compressor.compress_now("room", SMALL, WrittenDown(), budget=BUDGET) is not None
+
+
+async def test_too_many_sessions_crowd_out_the_oldest(sqlite_memory: Memory, events: RecordedEvents) -> None:
+    """Which is told; they are looked at again after their next turn."""
+    summarizer = WrittenDown()
+    for number in range(1_003):
+        consider(sqlite_memory, summarizer, f"room-{number}")
+    assert [(told.reason, told.session_id) for told in events.of(SummaryFailed)] == [
+        ("crowded", f"room-{number}") for number in range(3)
+    ]
+    await sqlite_memory.compressor.idle()
+
+
+async def test_nothing_of_what_is_said_is_told(
+    sqlite_memory: Memory, events: RecordedEvents, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither by events, nor by the log, nor by the error that a caller gets: a model's own error may quote all."""
+    caplog.set_level(logging.DEBUG)
+    sqlite_memory.observers.add(LogObserver())
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: _raise(ValueError(f"cannot read {asked.record}"))
+    await talk(sqlite_memory, 10)
+    consider(sqlite_memory, summarizer)
+    await sqlite_memory.compressor.idle()
+    with pytest.raises(CompressionFailed) as failed:
+        await sqlite_memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    assert failed.value.kind == "ValueError"
+    assert failed.value.__suppress_context__
+    told = "\n".join([*map(repr, events.all), str(failed.value), caplog.text])
+    assert "summary_failed" in told
+    assert "question" not in told
