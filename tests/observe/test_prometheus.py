@@ -14,6 +14,8 @@ from threadkeep.observe.events import (
     ContextBuilt,
     HistoryTruncated,
     KeyResolutionFailed,
+    ManifestsDropped,
+    ManifestWriteFailed,
     MemoryUpdated,
     ModelFailed,
     PendingWrites,
@@ -127,6 +129,18 @@ def test_summaries_are_counted() -> None:
     assert sample(observer, "threadkeep_summaries_total", of="summaries") == 1
     assert sample(observer, "threadkeep_summary_latency_ms_bucket", le="1000.0") == 2
     assert sample(observer, "threadkeep_summary_failures_total", reason="too_long") == 1
+
+
+def test_manifests_that_are_not_kept_are_counted() -> None:
+    """By reason, from zero on; a try that failed has lost nothing yet."""
+    observer = PrometheusObserver("postgres")
+    dropped = {"backend": "postgres", "reason": "crowded"}
+    assert sample(observer, "threadkeep_manifests_dropped_total", **dropped) == 0
+    observer.notify(ManifestWriteFailed(backend="postgres", error="StoreUnavailable", waiting=7))
+    assert sample(observer, "threadkeep_manifest_write_failures_total", backend="postgres") == 1
+    assert sample(observer, "threadkeep_manifests_dropped_total", **dropped) == 0
+    observer.notify(ManifestsDropped(backend="postgres", count=3, reason="crowded"))
+    assert sample(observer, "threadkeep_manifests_dropped_total", **dropped) == 3
 
 
 def test_labels_are_a_closed_set() -> None:

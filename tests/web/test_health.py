@@ -11,7 +11,10 @@ import pytest
 from tests.web.services import check_problem, client_of, say, settings_for
 from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
+from threadkeep.store.migrations import known_migrations
 from threadkeep.web.api import health
+
+_SCHEMA = known_migrations("sqlite")[-1][0]
 
 
 async def test_the_process_is_alive(client: httpx2.AsyncClient) -> None:
@@ -32,7 +35,7 @@ async def test_the_service_is_ready_when_its_database_answers(client: httpx2.Asy
     ready = await client.get("/readyz")
     assert (ready.status_code, ready.json()) == (
         200,
-        {"ready": True, "backend": "sqlite", "schema_version": 1, "pending_writes": 0},
+        {"ready": True, "backend": "sqlite", "schema_version": _SCHEMA, "pending_writes": 0},
     )
 
 
@@ -52,7 +55,7 @@ async def test_without_its_database_it_is_not(
     response = await client.get("/readyz")
     problem = check_problem(response, 503, "database-unavailable")
     assert (problem["ready"], problem["backend"], problem["pending_writes"]) == (False, "sqlite", 0)
-    assert problem["schema_version"] == 1
+    assert problem["schema_version"] == _SCHEMA
     assert (await client.get("/healthz")).status_code == 200
 
 
