@@ -20,7 +20,9 @@ async def app_of(request: Request) -> App:  # not async, it would go through a t
 
 type AppInUse = Annotated[App, Depends(app_of)]
 type Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
+type Cursor = Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the page before.")]
 type SessionId = Annotated[str, Path(description="The session.", examples=["session-123"])]
 type UserId = Annotated[
     GivenId | None, Query(description="See this user's sessions only; another's is not there.", examples=["user-456"])
 ]
+type RunId = Annotated[GivenId, Path(description="The run, as the answer to a message names it.")]

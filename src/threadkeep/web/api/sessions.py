@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from datetime import UTC, datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from threadkeep.errors import InvalidInput, SessionNotFound
-from threadkeep.history.keys import check_key
+from threadkeep.errors import SessionNotFound
 from threadkeep.store.codec import clean_text
 from threadkeep.store.transcripts import SessionQuery
-from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
+from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, SessionId, UserId
+from threadkeep.web.cursors import session_place, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.schemas import SessionBody, SessionList, SessionPatch
 
@@ -31,13 +28,13 @@ async def list_sessions(
     ] = None,
     active: Annotated[bool | None, Query(description="Only those that are active, or are not.")] = None,
     limit: Limit = DEFAULT_LIMIT,
-    cursor: Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the page before.")] = None,
+    cursor: Cursor = None,
 ) -> SessionList:
     """Sessions, newest activity first."""
-    place = read_cursor(cursor) if cursor else None
+    place = session_place(cursor) if cursor else None
     text = clean_text(query) if query else None
     found, following = await app.memory.sessions_page(SessionQuery(user_id, text, active, limit, place))
-    next_cursor = None if following is None else write_cursor(following)
+    next_cursor = None if following is None else write_cursor(*following)
     return SessionList(sessions=[SessionBody.of(info) for info in found], next_cursor=next_cursor)
 
 
@@ -79,26 +76,3 @@ async def reset_session(session_id: SessionId, app: AppInUse, user_id: UserId = 
     async with app.chat.in_turn(session_id):
         await session.reset()
         return SessionBody.of(await session.info())
-
-
-def write_cursor(place: tuple[datetime, str]) -> str:
-    """The cursor of a place in the list, for callers to pass back as it is."""
-    updated_at, session_id = place
-    text = json.dumps([updated_at.astimezone(UTC).isoformat(), session_id])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def read_cursor(cursor: str) -> tuple[datetime, str]:
-    """The place that a cursor names.
-
-    Raises:
-        InvalidInput: nobody ever got this cursor.
-    """
-    try:
-        text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        updated_at, session_id = json.loads(text)
-        check_key(session_id)
-        place = datetime.fromisoformat(updated_at).astimezone(UTC)
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise InvalidInput("This is no cursor; pass the `next_cursor` of the page before, as it is.") from error
-    return place, session_id

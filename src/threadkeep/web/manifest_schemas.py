@@ -1,0 +1,146 @@
+"""The records of model calls as they go over the wire."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from threadkeep.context.manifest import ExclusionReason, Section, Source
+from threadkeep.context.plan import WindowKind
+from threadkeep.store.manifests import StoredManifest
+
+
+class TurnReferenceBody(BaseModel):
+    """A message of a transcript that is quoted."""
+
+    session_id: str
+    seq: int
+
+
+class EntryBody(BaseModel):
+    """One message that was sent: where it stood, what it took, and where its text is."""
+
+    section: Section
+    tokens: int = Field(description="By the manifest's counter.")
+    source: Source = Field(
+        "text",
+        description="What its text is made of: the `transcript`'s message at `seq` (or with the `id`), `summaries`, "
+        "quoted `turns`, or a `text` that is kept under its `digest`, which is in no transcript. Absent for `text`.",
+    )
+    seq: int | None = Field(None, description="The place in the session's transcript.")
+    id: str | None = Field(None, description="The message's id.")
+    digest: str | None = Field(None, description="SHA-256 of the text that is kept for it.")
+    summaries: list[str] = Field([], description="Ids of the summaries that it holds.")
+    turns: list[TurnReferenceBody] = Field([], description="The messages that it quotes.")
+    snippets: list[str] = Field([], description="Ids of the passages that it holds.")
+    tokens_before: int | None = Field(None, description="What it had before it was cut; absent if it is whole.")
+
+
+class ExclusionBody(BaseModel):
+    """A range of the transcript, both ends included, that was not sent, and why."""
+
+    first_seq: int
+    last_seq: int
+    reason: ExclusionReason
+
+
+class LeftOutBody(BaseModel):
+    """A message of the run itself that was not sent, and why."""
+
+    id: str | None = None
+    reason: ExclusionReason
+
+
+class ReportedUsageBody(BaseModel):
+    """Tokens as the provider counted them."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = Field(0, description="Those of the input that came from the provider's prompt cache.")
+
+
+class StablePrefixBody(BaseModel):
+    """The leading messages that do not depend on the new input: the next call may share them."""
+
+    messages: int
+    tokens: int
+    digest: str = Field(description="SHA-256 of them.")
+
+
+class ManifestBody(BaseModel):
+    """The record of one model call: what was sent, in order, and what was not and why. It refers, and quotes nothing.
+
+    What has its default value is absent.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "session_id": "session-123",
+                    "run_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
+                    "call": 1,
+                    "created_at": "2026-03-01T08:30:00.123456Z",
+                    "model": "gpt-5-mini",
+                    "counter": "estimate×1.12",
+                    "budget": 4000,
+                    "max_messages": 20,
+                    "anchor_seq": 3,
+                    "entries": [
+                        {"section": "window", "tokens": 6, "source": "transcript", "seq": 3, "id": "web-0002"},
+                        {"section": "input", "tokens": 7, "source": "transcript", "seq": 5, "id": "web-0003"},
+                    ],
+                    "excluded": [{"first_seq": 1, "last_seq": 2, "reason": "before_anchor"}],
+                    "dropped": 2,
+                    "tokens": 13,
+                    "sections": {"window": 6, "input": 7},
+                    "prefix": {"messages": 1, "tokens": 6, "digest": "9f86d081884c7d65…"},
+                    "digest": "60303ae22b998861…",
+                    "reported": {"input_tokens": 15, "output_tokens": 9},
+                }
+            ]
+        }
+    )
+
+    session_id: str
+    run_id: str
+    call: int = Field(description="The calls of a run are 1, 2, 3, …")
+    created_at: datetime
+    model: str | None = None
+    counter: str = Field(description="What counted, with the factor that was learned for the model, if there is one.")
+    budget: int | None = Field(None, description="The most tokens that could be sent, by the counter.")
+    max_messages: int | None = Field(None, description="The most messages of earlier turns.")
+    window: WindowKind = Field("anchored", description="How the window begins; absent for `anchored`.")
+    anchor_seq: int = Field(0, description="Where the window begins; absent while nothing was cut.")
+    entries: list[EntryBody] = Field([], description="What was sent, in order.")
+    excluded: list[ExclusionBody] = Field([], description="What of the transcript was not.")
+    left_out: list[LeftOutBody] = Field([], description="What of the run itself was not.")
+    dropped: int = Field(0, description="How many earlier messages are out, those with a summary not counted.")
+    tokens: int = Field(0, description="All that was sent, by the counter.")
+    sections: dict[Section, int] = Field(description="Tokens of each section, in the order in which they were sent.")
+    prefix: StablePrefixBody | None = None
+    digest: str = Field("", description="SHA-256 of all that was sent.")
+    reported: ReportedUsageBody | None = Field(None, description="Absent if the provider reported nothing.")
+    notes: list[str] = Field([], description="What was missing: `history_unavailable`.")
+
+    @classmethod
+    def of(cls, stored: StoredManifest) -> Self:
+        """A stored record; what it does not say is not set, and so not sent."""
+        return cls.model_validate({"created_at": stored.created_at, **stored.manifest, "call": stored.call})
+
+
+class RunManifests(BaseModel):
+    """The model calls of a run, in order."""
+
+    run_id: str
+    manifests: list[ManifestBody]
+
+
+class SessionManifests(BaseModel):
+    """Some model calls of a session, the newest first."""
+
+    session_id: str
+    manifests: list[ManifestBody]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the older ones; null at the end.")

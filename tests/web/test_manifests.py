@@ -1,0 +1,149 @@
+"""/api/v1/runs/{id}/manifests and /api/v1/sessions/{id}/manifests: what each model call saw, each user their own."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import BaseModel
+
+from tests.web.services import check_problem, client_of, opened_app, say, settings_for
+from tests.web.test_sessions import cursor_of
+from threadkeep import rebuild
+from threadkeep.app import App
+from threadkeep.context import manifest as records
+from threadkeep.context.manifest import ContextManifest
+from threadkeep.testing import ScriptedModel
+from threadkeep.web import manifest_schemas as bodies
+
+
+async def calls_of(client: httpx2.AsyncClient, path: str, **parameters: str) -> list[dict[str, Any]]:
+    """The manifests of a list that must be given."""
+    response = await client.get(f"/api/v1/{path}/manifests", params=parameters)
+    assert response.status_code == 200, response.text
+    found: list[dict[str, Any]] = response.json()["manifests"]
+    return found
+
+
+async def test_the_calls_of_a_run_are_told_in_order(client: httpx2.AsyncClient, app: App) -> None:
+    """As the manifest itself says it, with the call's number and the tokens per section, and without any text."""
+    await say(client, "My cat is called Miso.", session_id="s1")
+    run_id = (await say(client, "What is my cat called?", session_id="s1"))["run_id"]
+    [call] = await calls_of(client, f"runs/{run_id}")
+    assert (call["run_id"], call["session_id"], call["call"]) == (run_id, "s1", 1)
+    assert [entry["seq"] for entry in call["entries"]] == [1, 2, 3]
+    assert call["sections"] == {
+        "window": sum(entry["tokens"] for entry in call["entries"][:2]),
+        "input": call["entries"][2]["tokens"],
+    }
+    assert call["reported"]["input_tokens"] > 0
+    [stored] = await app.memory.manifests.of_run(run_id)
+    assert call == {**stored.manifest, "call": 1}
+    assert ContextManifest.from_dict(call).to_dict() == call
+    assert "Miso" not in str(call)
+
+
+async def test_a_record_rebuilds_what_was_sent(tmp_path: Path) -> None:
+    """The answer of the API is all that it takes."""
+    model = ScriptedModel(["One.", "Two."])
+    settings = settings_for(tmp_path, system_prompt="Be brief.")
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        await say(client, "first", session_id="s1")
+        await say(client, "second", session_id="s1")
+        newest, oldest = await calls_of(client, "sessions/s1")
+        for call, sent in ((oldest, model.calls[0]), (newest, model.calls[1])):
+            rebuilt = await rebuild(call, app.memory)
+            assert [(one.type, one.content) for one in rebuilt] == [(one.type, one.content) for one in sent]
+
+
+async def test_the_calls_of_a_session_come_page_by_page_newest_first(client: httpx2.AsyncClient) -> None:
+    """Each once, whatever the size of the page."""
+    runs = [(await say(client, f"question {number}", session_id="s1"))["run_id"] for number in range(5)]
+    found: list[str] = []
+    parameters: dict[str, str] = {"limit": "2"}
+    while True:
+        page = (await client.get("/api/v1/sessions/s1/manifests", params=parameters)).json()
+        assert set(page) == {"session_id", "manifests", "next_cursor"}
+        assert 0 < len(page["manifests"]) <= 2
+        found += [call["run_id"] for call in page["manifests"]]
+        if page["next_cursor"] is None:
+            break
+        parameters["cursor"] = page["next_cursor"]
+    assert found == runs[::-1]
+
+
+async def test_another_users_calls_are_not_there(client: httpx2.AsyncClient) -> None:
+    """Exactly as those that do not exist."""
+    run_id = (await say(client, "hi", session_id="s1", user_id="ann"))["run_id"]
+    for kind, there, elsewhere in (("run", f"runs/{run_id}", "runs/r0"), ("session", "sessions/s1", "sessions/s0")):
+        theirs = await client.get(f"/api/v1/{there}/manifests?user_id=bob")
+        nobodys = await client.get(f"/api/v1/{elsewhere}/manifests?user_id=bob")
+        check_problem(theirs, 404, f"{kind}-not-found")
+        assert theirs.content == nobodys.content
+        assert len(await calls_of(client, there, user_id="ann")) == 1
+        assert len(await calls_of(client, there)) == 1
+
+
+async def test_a_deleted_session_has_no_calls(client: httpx2.AsyncClient) -> None:
+    """They go with it."""
+    run_id = (await say(client, "hi", session_id="s1"))["run_id"]
+    await client.delete("/api/v1/sessions/s1")
+    check_problem(await client.get(f"/api/v1/runs/{run_id}/manifests"), 404, "run-not-found")
+    check_problem(await client.get("/api/v1/sessions/s1/manifests"), 404, "session-not-found")
+
+
+async def test_where_nothing_is_kept_a_session_has_no_calls(tmp_path: Path) -> None:
+    """The setting that says so is named."""
+    settings = settings_for(tmp_path, manifest_retention_days=0)
+    async with opened_app(ScriptedModel(["hi"]), settings) as app, client_of(app) as client:
+        run_id = (await say(client, "hi", session_id="s1"))["run_id"]
+        assert await calls_of(client, "sessions/s1") == []
+        problem = check_problem(await client.get(f"/api/v1/runs/{run_id}/manifests"), 404, "run-not-found")
+        assert "THREADKEEP_MANIFEST_RETENTION_DAYS" in problem["detail"]
+
+
+@pytest.mark.parametrize(
+    "cursor",
+    [
+        "nonsense",
+        cursor_of(["2026-01-01T00:00:00+00:00", "r1"]),
+        cursor_of(["2026-01-01T00:00:00+00:00", "r1", "1"]),
+        cursor_of(["2026-01-01T00:00:00+00:00", "r1", True]),
+        cursor_of(["2026-01-01T00:00:00+00:00", "r1", 2**31]),
+        cursor_of(["2026-01-01T00:00:00+00:00", "a\x00b", 1]),
+        cursor_of(["yesterday", "r1", 1]),
+    ],
+)
+async def test_a_cursor_that_nobody_was_given_is_a_422(client: httpx2.AsyncClient, cursor: str) -> None:
+    """It is opaque: what leads nowhere is refused, not guessed at."""
+    await say(client, "hi", session_id="s1")
+    response = await client.get("/api/v1/sessions/s1/manifests", params={"cursor": cursor})
+    check_problem(response, 422, "invalid-request")
+
+
+@pytest.mark.parametrize("path", ["runs/a%00b", f"runs/{'x' * 513}", "sessions/a:"])
+async def test_ids_that_cannot_be_are_a_422(client: httpx2.AsyncClient, path: str) -> None:
+    """They are not looked for."""
+    response = await client.get(f"/api/v1/{path}/manifests")
+    assert response.status_code == 422
+
+
+@pytest.mark.parametrize(
+    ("body", "record", "added"),
+    [
+        (bodies.ManifestBody, records.ContextManifest, {"sections"}),
+        (bodies.EntryBody, records.Entry, set()),
+        (bodies.ExclusionBody, records.Exclusion, set()),
+        (bodies.LeftOutBody, records.LeftOut, set()),
+        (bodies.ReportedUsageBody, records.ReportedUsage, set()),
+        (bodies.StablePrefixBody, records.StablePrefix, set()),
+        (bodies.TurnReferenceBody, records.TurnReference, set()),
+    ],
+    ids=lambda value: value.__name__ if isinstance(value, type) else "",
+)
+def test_the_schema_has_all_that_a_record_has(body: type[BaseModel], record: type[Any], added: set[str]) -> None:
+    """Nothing is left out of what is sent, or of the OpenAPI document."""
+    assert set(body.model_fields) == {field.name for field in fields(record)} | added
