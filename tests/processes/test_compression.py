@@ -1,0 +1,123 @@
+"""Processes that compress one session: killed in the middle, and two at once."""
+
+from __future__ import annotations
+
+import asyncio
+from multiprocessing.synchronize import Event
+from pathlib import Path
+
+import pytest
+
+from tests.children import PROCESSES, Child, run_together
+from tests.history.summaries import Asked, WrittenDown, check_coverage, ranges, talk
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.history.compression import Compression, CompressionFailed
+from threadkeep.history.pending import PendingOptions
+from threadkeep.history.summary_writer import CLAIM_SECONDS
+from threadkeep.testing import Gate, SettableClock
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+
+SMALL = Compression(trigger=("messages", 20), keep=("messages", 6))
+IN_PARTS = 1_500
+_PATIENCE_SECONDS = 60.0
+
+
+def options(folder: Path, clock: SettableClock | None = None) -> MemoryOptions:
+    """A memory on a clock that all processes share, since it stands still."""
+    pending = PendingOptions(folder=folder / "pending", first_pause_seconds=0.01, longest_pause_seconds=0.05)
+    return MemoryOptions(clock=clock or SettableClock(), pending=pending)
+
+
+async def compressed(memory: Memory, summarizer: WrittenDown) -> bool:
+    """Whether a summary was made."""
+    try:
+        return await memory.compressor.compress_now("room", SMALL, summarizer, budget=8_000) is not None
+    except CompressionFailed:
+        return False
+
+
+def compress(url: str, folder: Path, at_second_part: Event | None = None) -> tuple[bool, int]:
+    """Compress the session, and stop for ever at the second part if an event is given; how often a model was asked."""
+    return asyncio.run(_compress(url, folder, at_second_part))
+
+
+async def _compress(url: str, folder: Path, at_second_part: Event | None) -> tuple[bool, int]:
+    summarizer = WrittenDown(IN_PARTS)
+
+    def stop(asked: Asked) -> str:
+        if len(summarizer.asked) == 2 and at_second_part is not None:
+            at_second_part.set()
+            PROCESSES.Event().wait()
+        return f"of {asked.lines[0]['message']}"
+
+    summarizer.answer = stop
+    async with open_memory(url, options=options(folder)) as memory:
+        return await compressed(memory, summarizer), len(summarizer.asked)
+
+
+async def prepare(url: str, folder: Path) -> None:
+    """A session that is to be compressed, in several parts."""
+    async with open_memory(url, options=options(folder)) as memory:
+        await talk(memory, 40)
+
+
+async def test_a_process_that_is_killed_at_it(shared_url: str, tmp_path: Path) -> None:
+    """What it had stored stays, what it had begun leaves no trace, and another does the rest when its claim is over."""
+    await prepare(shared_url, tmp_path)
+    at_second_part = PROCESSES.Event()
+    child = Child(compress, shared_url, tmp_path, at_second_part)
+    assert await asyncio.to_thread(at_second_part.wait, _PATIENCE_SECONDS)
+    await asyncio.to_thread(child.kill)
+    clock = SettableClock()
+    async with open_memory(shared_url, options=options(tmp_path, clock)) as memory:
+        [(first, last)] = await ranges(memory)
+        assert (first, last < 74) == (1, True)
+        await check_coverage(memory)
+        summarizer = WrittenDown(IN_PARTS)
+        assert not await compressed(memory, summarizer)
+        assert summarizer.asked == []
+        clock.advance(CLAIM_SECONDS + 1)
+        assert await compressed(memory, summarizer)
+        assert summarizer.given() == list(range(last + 1, 75))
+        assert (await check_coverage(memory))[-1].last_seq == 74
+        assert len(await memory.session("room").tail(100)) == 80
+
+
+async def test_several_at_once_make_one_summary_of_each_range(shared_url: str, tmp_path: Path) -> None:
+    """One of them asks the model, the others leave it alone."""
+    await prepare(shared_url, tmp_path)
+    results = await asyncio.to_thread(run_together, compress, [(shared_url, tmp_path)] * 4)
+    async with open_memory(shared_url, options=options(tmp_path)) as memory:
+        active = await check_coverage(memory)
+        assert active[-1].last_seq == 74
+        assert len(await memory.summaries.all_of("room")) == len(active)
+    assert [made for made, _ in results].count(True) == 1
+    assert sum(asked for _, asked in results) == len(active)
+
+
+async def test_one_that_was_given_up_for_dead_stores_nothing_more(
+    shared_url: str, tmp_path: Path, events: RecordedEvents
+) -> None:
+    """Its claim was over, another did its work: what it comes with is too late."""
+    await prepare(shared_url, tmp_path)
+    slow, gate = WrittenDown(), Gate()
+
+    async def wait(asked: Asked) -> str:
+        await gate.pass_through()
+        return "too late"
+
+    slow.answer = wait
+    later = SettableClock()
+    later.advance(CLAIM_SECONDS + 1)
+    async with (
+        open_memory(shared_url, options=options(tmp_path), observers=[events]) as one,
+        open_memory(shared_url, options=options(tmp_path / "other", later)) as other,
+    ):
+        first = asyncio.create_task(compressed(one, slow))
+        await gate.reached()
+        assert await compressed(other, WrittenDown())
+        gate.open()
+        assert not await first
+        assert [summary.text for summary in await check_coverage(other)] == ["Messages 1 to 74."]
