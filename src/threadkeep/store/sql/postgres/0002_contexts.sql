@@ -39,7 +39,7 @@ CREATE TABLE chat_manifests (
 );
 
 CREATE INDEX idx_chat_manifests_run_id ON chat_manifests (run_id);
-CREATE INDEX idx_chat_manifests_session_id ON chat_manifests (session_id, created_at);
+CREATE INDEX idx_chat_manifests_session_id ON chat_manifests (session_id, created_at, run_id, call);
 CREATE INDEX idx_chat_manifests_created_at ON chat_manifests (created_at);
 
 -- What contexts held that is in no transcript, such as system prompts and tool results: once for each session. The
