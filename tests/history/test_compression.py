@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from tests.databases import execute
 from tests.history.summaries import WrittenDown, check_coverage, exchange, ranges, talk
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, Message
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import Compression
 from threadkeep.observe import SummaryMade
@@ -155,6 +158,39 @@ async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
     assert await ranges(memory) == [(21, 34)]
     assert summarizer.asked[1].earlier is None
+
+
+async def test_what_is_archived_before_it_was_summarised_stays_out(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """The first summary begins after it; later ones follow the others, whatever is archived by then."""
+    summarizer = WrittenDown()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await talk(memory, 15)
+        await asyncio.to_thread(execute, shared_url, "UPDATE chat_sessions SET archived_seq = 10")
+        await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+        assert await ranges(memory) == [(11, 24)]
+        await talk(memory, 15)
+        await asyncio.to_thread(execute, shared_url, "UPDATE chat_sessions SET archived_seq = 30")
+        await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+        assert await ranges(memory) == [(11, 24), (25, 54)]
+    assert summarizer.given() == list(range(11, 55))
+
+
+async def test_what_was_deleted_before_it_was_summarised_is_no_trouble(
+    shared_url: str, memory_options: MemoryOptions
+) -> None:
+    """The summary stands for what is left of its range."""
+    summarizer = WrittenDown()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await talk(memory, 10)
+        await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+        await talk(memory, 300)
+        for sql in ("DELETE FROM chat_messages WHERE seq <= 500", "UPDATE chat_sessions SET archived_seq = 500"):
+            await asyncio.to_thread(execute, shared_url, sql)
+        await memory.compressor.compress_now("room", SMALL, summarizer, budget=100_000)
+        assert await ranges(memory) == [(1, 14), (15, 614)]
+    assert summarizer.given()[14:] == list(range(501, 615))
 
 
 @pytest.mark.parametrize(

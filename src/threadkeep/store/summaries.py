@@ -125,13 +125,15 @@ async def add_summary(
     held = await connection.fetch(sql["hold_session"], place)
     if not held:
         return False
-    reset_seq, last_seq = held[0]
+    reset_seq, archived_seq, last_seq = held[0]
     ranges = await connection.fetch(sql["ranges"], {**place, "reset_seq": reset_seq})
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        after = ranges[-1][2] if ranges else reset_seq
-        fits = summary.first_seq == int(after) + 1 and summary.last_seq <= int(last_seq)
+        # The first one may leave out what is archived.
+        lowest = ranges[-1][2] if ranges else reset_seq
+        highest = lowest if ranges else max(reset_seq, archived_seq)
+        fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq
     if not fits:
         return False
     for replaced in replaces:

@@ -69,7 +69,7 @@ SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
 -- name: uncovered
--- What no summary that counts stands for, since the last reset.
+-- What no summary that counts stands for, since the last reset. Where there is none yet, what is archived is left out.
 SELECT b.after_seq, b.last_seq, count(m.seq), coalesce(sum(m.tokens), 0)
 FROM (
     SELECT
@@ -79,7 +79,7 @@ FROM (
                 SELECT max(c.last_seq) FROM chat_summaries c
                 WHERE c.session_id = s.session_id AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
             ),
-            s.reset_seq
+            CASE WHEN s.archived_seq > s.reset_seq THEN s.archived_seq ELSE s.reset_seq END
         ) AS after_seq
     FROM chat_sessions s
     WHERE s.session_id = :session_id

@@ -6,4 +6,4 @@ SELECT created_at FROM chat_sessions WHERE session_id = :session_id
 
 -- name: hold_session
 -- Nobody appends to it, resets it or holds it before the transaction ends.
-SELECT reset_seq, last_seq FROM chat_sessions WHERE session_id = :session_id
+SELECT reset_seq, archived_seq, last_seq FROM chat_sessions WHERE session_id = :session_id
