@@ -10,7 +10,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 
 from tests.workflow.talking import seen
-from threadkeep import BudgetTooSmall, Compression, Memory, Message, ModelSummarizer
+from threadkeep import Compression, Memory, Message, ModelSummarizer
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed
 from threadkeep.testing import Gate, ScriptedModel
@@ -102,19 +102,17 @@ async def test_a_model_that_hangs_is_given_up(sqlite_memory: Memory) -> None:
 
 
 def test_how_much_a_model_reads_at_once() -> None:
-    """Half of what its window takes, at most 24,000 tokens; or what it is told."""
+    """A third of its window, at most 24,000 tokens; or what it is told."""
     small = FakeListChatModel(responses=[])
     object.__setattr__(small, "profile", {"max_input_tokens": 8_192})
-    assert ModelSummarizer(small).input_tokens == 5_632 // 2
+    assert ModelSummarizer(small).input_tokens == 2_730
     assert ModelSummarizer(ScriptedModel()).input_tokens == 24_000
     assert ModelSummarizer(ScriptedModel(), input_tokens=5_000).input_tokens == 5_000
     with pytest.raises(InvalidInput, match="above 0"):
         ModelSummarizer(ScriptedModel(), input_tokens=0)
     with pytest.raises(InvalidInput, match="above 0"):
         ModelSummarizer(ScriptedModel(), timeout_seconds=0)
-    object.__setattr__(small, "profile", {"max_input_tokens": 600})
-    with pytest.raises(BudgetTooSmall):
-        ModelSummarizer(small)
+    assert ModelSummarizer(small, context_window=30_000).input_tokens == 10_000
 
 
 def test_other_instructions_are_another_version_of_the_prompt() -> None:

@@ -8,7 +8,6 @@ from hashlib import sha256
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
-from threadkeep.context.budget import input_budget
 from threadkeep.context.quotation import quoted_text
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed, SummaryTask
@@ -64,6 +63,7 @@ class ModelSummarizer:
         model: BaseChatModel,
         *,
         input_tokens: int | None = None,
+        context_window: int | None = None,
         timeout_seconds: float = 60.0,
         instructions: str = INSTRUCTIONS,
     ) -> None:
@@ -71,18 +71,18 @@ class ModelSummarizer:
 
         Args:
             model: any chat model.
-            input_tokens: how many tokens of record it is given at once; by default half of what its context window
-                takes, at most 24,000, since models read long records with less care.
+            input_tokens: how many tokens of record it is given at once; by default a third of its context window, at
+                most 24,000, since models read long records with less care.
+            context_window: how many tokens the model takes; by default what its profile or its name says.
             timeout_seconds: how long a summary may take.
             instructions: the system message, in place of `INSTRUCTIONS`.
 
         Raises:
             InvalidInput: a number is not above zero.
-            BudgetTooSmall: the model's context window leaves no room for a prompt.
         """
-        facts = facts_of(model)
+        facts = facts_of(model, context_window)
         if input_tokens is None:
-            input_tokens = min(input_budget(facts.name, context_window=facts.window) // 2, _MOST_INPUT_TOKENS)
+            input_tokens = min(max(facts.window // 3, 1), _MOST_INPUT_TOKENS)
         if input_tokens < 1 or timeout_seconds <= 0:
             raise InvalidInput("input_tokens and timeout_seconds of a summarizer are numbers above 0.")
         self._model = model
