@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from tests.databases import query
+from tests.databases import migrated_driver, query
 from tests.store.summarising import ROOM, say, summary
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.store.address import parse_address
 from threadkeep.store.contexts import ContextState
+from threadkeep.store.token_factors import TokenFactors
+from threadkeep.testing import SettableClock
 
 _FILLED = ("chat_anchors", "chat_claims", "chat_embeddings", "chat_messages", "chat_sessions", "chat_summaries")
 
@@ -54,13 +56,15 @@ async def test_another_users_state_is_not_there(memory: Memory) -> None:
     assert await memory.contexts.state(ROOM, "chat", user_id="u2") == ContextState()
 
 
-async def test_token_factors_are_kept(memory: Memory) -> None:
+async def test_token_factors_are_kept(shared_url: str, clock: SettableClock) -> None:
     """The newest of each model."""
-    assert await memory.token_factors.all() == {}
-    await memory.token_factors.save("openai:gpt-5-mini", 1.25, 3)
-    await memory.token_factors.save("ollama:qwen3", 0.9, 1)
-    await memory.token_factors.save("openai:gpt-5-mini", 1.5, 4)
-    assert await memory.token_factors.all() == {"openai:gpt-5-mini": (1.5, 4), "ollama:qwen3": (0.9, 1)}
+    async with migrated_driver(shared_url) as driver:
+        factors = TokenFactors(driver, clock=clock)
+        assert await factors.all() == {}
+        await factors.save("openai:gpt-5-mini", 1.25, 3)
+        await factors.save("ollama:qwen3", 0.9, 1)
+        await factors.save("openai:gpt-5-mini", 1.5, 4)
+        assert await factors.all() == {"openai:gpt-5-mini": (1.5, 4), "ollama:qwen3": (0.9, 1)}
 
 
 async def test_vectors_are_kept_by_model_and_place(memory: Memory) -> None:
