@@ -15,13 +15,17 @@ from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
+from threadkeep.history.retention import Pruner
+from threadkeep.history.retention_schedule import RetentionSchedule
 from threadkeep.observe import FromChannel, Observer, Observers
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.archive import Archive
 from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.duties import Duties
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.store.migrations import migrate
+from threadkeep.store.retention import RetentionRows
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.tables import TableTranscripts
@@ -89,6 +93,13 @@ async def open_memory(
         stack.push_async_callback(compressor.close)
         token_factors = LearnedFactors(tables.token_factors)
         stack.push_async_callback(token_factors.close)
+        pruner = Pruner(
+            RetentionRows(driver, clock=options.clock),
+            options.retention.rules,
+            pending=pending,
+            observer=everyone,
+            clock=options.clock,
+        )
         memory = Memory(
             transcripts,
             index=SearchIndex(driver),
@@ -97,6 +108,7 @@ async def open_memory(
             tables=tables,
             manifests=manifests,
             pending=pending,
+            retention=pruner,
             compressor=compressor,
             token_factors=token_factors,
             counter=options.counter,
@@ -108,6 +120,13 @@ async def open_memory(
             await stack.enter_async_context(_running(memory.keep_index(), "threadkeep-search-index"))
             await stack.enter_async_context(_running(manifests.keep_writing(), "threadkeep-manifests"))
             await stack.enter_async_context(_running(token_factors.keep_saving(), "threadkeep-token-factors"))
+            schedule = RetentionSchedule(
+                pruner,
+                Duties(driver, clock=options.clock),
+                interval_seconds=options.retention.interval_seconds,
+                observer=everyone,
+            )
+            await stack.enter_async_context(_running(schedule.keep_pruning(), "threadkeep-retention"))
         stack.push_async_callback(memory.settle)
         yield memory
 

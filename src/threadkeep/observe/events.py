@@ -8,6 +8,7 @@ from typing import Literal, get_args
 type Backend = Literal["sqlite", "postgres", "other"]
 type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http", "other"]
 type Outcome = Literal["ok", "fallback", "conflict", "error"]
+type RetentionAction = Literal["archive", "delete"]
 type TurnStatus = Literal["complete", "interrupted", "failed"]
 type SummarySource = Literal["messages", "summaries"]
 type ManifestLoss = Literal["crowded", "session_gone", "refused", "closing"]
@@ -16,6 +17,7 @@ type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated
 BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
+RETENTION_ACTIONS: tuple[RetentionAction, ...] = get_args(RetentionAction.__value__)
 TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 SUMMARY_SOURCES: tuple[SummarySource, ...] = get_args(SummarySource.__value__)
 MANIFEST_LOSSES: tuple[ManifestLoss, ...] = get_args(ManifestLoss.__value__)
@@ -212,6 +214,31 @@ class ManifestWriteFailed(Event):
     backend: Backend
     error: str
     waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MessagesPruned(Event):
+    """A round of retention archived or deleted messages: how many, and of how many sessions."""
+
+    action: RetentionAction
+    sessions: int
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PruningFailed(Event):
+    """A round of retention was broken off; what it did is done, and the next one goes on."""
+
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtraNotFound(Event):
+    """A section that is found anew for each input could not be looked for; the model call goes on without it."""
+
+    section: str
+    error: str
+    session_id: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

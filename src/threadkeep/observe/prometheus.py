@@ -14,6 +14,7 @@ from threadkeep.observe.events import (
     CHANNELS,
     MANIFEST_LOSSES,
     OUTCOMES,
+    RETENTION_ACTIONS,
     SUMMARY_FAILURES,
     SUMMARY_SOURCES,
     TURN_STATUSES,
@@ -24,8 +25,10 @@ from threadkeep.observe.events import (
     ManifestsDropped,
     ManifestWriteFailed,
     MemoryUpdated,
+    MessagesPruned,
     ModelFailed,
     PendingWrites,
+    PruningFailed,
     ReadFailed,
     StoreRead,
     StoreWrite,
@@ -49,6 +52,8 @@ METRICS: Mapping[str, str] = {
     "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
     "threadkeep_model_failures_total": "Model calls that raised.",
     "threadkeep_model_tokens_total": "Tokens that models reported.",
+    "threadkeep_pruned_messages_total": "Messages that retention archived or deleted.",
+    "threadkeep_pruning_failures_total": "Rounds of retention that were broken off.",
     "threadkeep_summaries_total": "Summaries that were stored, of messages and of summaries.",
     "threadkeep_summary_failures_total": "Tries to compress a session that failed, by reason.",
     "threadkeep_summary_latency_ms": "Duration of the making of a summary in milliseconds.",
@@ -88,6 +93,8 @@ class PrometheusObserver:
         self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
         self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
+        self._pruned = self._counter("threadkeep_pruned_messages_total", "action")
+        self._pruning_failures = self._counter("threadkeep_pruning_failures_total")
         self._summaries = self._counter("threadkeep_summaries_total", "of")
         self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
         self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
@@ -132,6 +139,10 @@ class PrometheusObserver:
                 self._trimmed_messages.inc(event.trimmed_by_count)
             case ModelFailed():
                 self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case MessagesPruned():
+                self._pruned.labels(_one_of(RETENTION_ACTIONS, event.action)).inc(event.messages)
+            case PruningFailed():
+                self._pruning_failures.inc()
             case SummaryMade():
                 self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
                 self._summary_times.observe(event.milliseconds)
@@ -164,13 +175,18 @@ class PrometheusObserver:
                 self._turns.labels(channel, status)
         for direction in ("input", "output"):
             self._tokens.labels(direction)
+        self._start_background_at_zero()
+        for histogram in (self._reads, self._writes):
+            histogram.labels(backend, "http", "ok")
+            histogram.labels(backend, "other", "ok")
+
+    def _start_background_at_zero(self) -> None:
+        for action in RETENTION_ACTIONS:
+            self._pruned.labels(action)
         for of in SUMMARY_SOURCES:
             self._summaries.labels(of)
         for reason in SUMMARY_FAILURES:
             self._summary_failures.labels(reason)
-        for histogram in (self._reads, self._writes):
-            histogram.labels(backend, "http", "ok")
-            histogram.labels(backend, "other", "ok")
 
     def _counter(self, name: str, *labels: str) -> Counter:
         return Counter(name, METRICS[name], labels, registry=self.registry)

@@ -32,6 +32,10 @@ class Duties:
             "until": time_text(now + timedelta(seconds=seconds)),
             "due": time_text(now - timedelta(seconds=every_seconds)),
         }
+        async with self._driver.reading() as connection:
+            # Who only looks takes no lock.
+            if await connection.fetch(self._sql["taken"], parameters):
+                return False
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["claim"], parameters) > 0
 

@@ -56,6 +56,11 @@ class Removal:
     upto_seq: int
     idle_before: datetime | None = None
 
+    @property
+    def whole_session(self) -> bool:
+        """Whether the session itself goes too."""
+        return self.action == "delete" and self.idle_before is not None
+
 
 @dataclass(frozen=True)
 class Removed:
@@ -79,11 +84,14 @@ class RetentionRows:
         self._sql = load_statements("transcripts.sql", "retention.sql", f"{driver.backend}/retention.sql")
         self._deletion = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
 
-    async def sessions(self, *, after: str, limit: int, user_id: str | None = None) -> list[Prunable]:
-        """Some sessions in the order of their ids."""
+    async def sessions(
+        self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
+    ) -> list[Prunable]:
+        """Some sessions in the order of their ids; `with_own` only those that have limits of their own."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
+        statement = self._sql["sessions_with_own" if with_own else "sessions"]
         async with self._driver.reading() as connection:
-            return [_prunable(row) for row in await connection.fetch(self._sql["sessions"], parameters)]
+            return [_prunable(row) for row in await connection.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
         """One session; None when it is not there (or not this user's)."""

@@ -1,5 +1,12 @@
 -- What one process at a time does for all sessions.
 
+-- name: taken
+-- Whether :owner would not get it now.
+SELECT 1 FROM chat_duties
+WHERE duty = :duty
+    AND (coalesce(owner, '') <> :owner OR claimed_until <= :now)
+    AND (claimed_until > :now OR done_at > :due)
+
 -- name: claim
 -- Whoever has it gets more time; another gets it when that is over, unless it was done since :due.
 INSERT INTO chat_duties (duty, owner, claimed_until) VALUES (:duty, :owner, :until)

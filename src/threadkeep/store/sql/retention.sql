@@ -12,6 +12,18 @@ WHERE s.session_id > :after
 ORDER BY s.session_id
 LIMIT :limit
 
+-- name: sessions_with_own
+-- Those with limits of their own: all that there is to do where there are no rules.
+SELECT
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
+    (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
+FROM chat_sessions s
+WHERE s.session_id > :after AND s.retention IS NOT NULL
+    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+ORDER BY s.session_id
+LIMIT :limit
+
 -- name: session
 SELECT
     s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,

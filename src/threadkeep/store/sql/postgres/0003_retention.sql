@@ -8,6 +8,8 @@ ALTER TABLE chat_sessions ADD COLUMN deleted_seq BIGINT NOT NULL DEFAULT 0;
 -- The session's own limits as JSON; NULL where the rules of the settings are its too.
 ALTER TABLE chat_sessions ADD COLUMN retention JSON;
 
+CREATE INDEX idx_chat_sessions_retention ON chat_sessions (session_id) WHERE retention IS NOT NULL;
+
 -- Ids of deleted messages that their platform may still send again.
 CREATE TABLE chat_deleted_ids (
     session_id TEXT NOT NULL REFERENCES chat_sessions (session_id) ON DELETE CASCADE,

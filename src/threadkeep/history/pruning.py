@@ -1,0 +1,129 @@
+"""What is beyond the limits of retention taken from one session after the other.
+
+Work is done in short steps, with as long a pause after each: whoever appends meanwhile waits for one step at most. A
+round that is broken off has done whole steps only, and the next one goes on from there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+
+from threadkeep.records import Json
+from threadkeep.store.driver import RowLocked
+from threadkeep.store.retention import Action, Removal, RetentionRows
+
+_LONGEST_PAUSE_SECONDS = 0.25
+
+
+@dataclass(frozen=True)
+class PlannedRemoval:
+    """Messages that would go now, both ends included; with `whole_session` the session itself is deleted too."""
+
+    session_id: str
+    action: Action
+    first_seq: int
+    last_seq: int
+    messages: int
+    tokens: int
+    whole_session: bool = False
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How much went, or would go: messages and their tokens, from how many sessions."""
+
+    sessions: int = 0
+    messages: int = 0
+    tokens: int = 0
+
+    def __add__(self, other: Amount) -> Amount:
+        return Amount(self.sessions + other.sessions, self.messages + other.messages, self.tokens + other.tokens)
+
+
+@dataclass(frozen=True)
+class Pruned:
+    """What a round did, or would do.
+
+    `whole_sessions` are those of the deleted that went as a whole. `busy` sessions were left for the next round: one of
+    their turns waits to be written, or somebody's transaction holds them.
+    """
+
+    archived: Amount = Amount()
+    deleted: Amount = Amount()
+    whole_sessions: int = 0
+    busy: int = 0
+
+    @property
+    def messages(self) -> int:
+        """Archived and deleted ones."""
+        return self.archived.messages + self.deleted.messages
+
+    def to_dict(self) -> dict[str, Json]:
+        """The numbers as JSON values."""
+        return asdict(self)
+
+
+class PruningRound:
+    """The work on one session after the other, and what is done of it."""
+
+    def __init__(
+        self,
+        rows: RetentionRows,
+        *,
+        told: Callable[[Pruned], object] | None = None,
+        goes_on: Callable[[], Awaitable[bool]] | None = None,
+    ) -> None:
+        self.done = Pruned()
+        self._rows = rows
+        self._told = told
+        self._asked = goes_on
+
+    async def goes_on(self) -> bool:
+        """Whether nobody has stopped the round."""
+        return self._asked is None or await self._asked()
+
+    def leave(self) -> None:
+        """A session is for the next round."""
+        self.done = replace(self.done, busy=self.done.busy + 1)
+
+    async def take(self, removals: Sequence[Removal]) -> None:
+        """Carry out what is to go from a session, until somebody is in the way."""
+        try:
+            for removal in removals:
+                if not await self._carry_out(removal):
+                    break
+        except RowLocked:
+            self.leave()
+
+    async def _carry_out(self, removal: Removal) -> bool:
+        """Step by step; False when the session was not as it had been, or the round is stopped."""
+        sessions = 1
+        after = removal.after_seq
+        while after < removal.upto_seq:
+            if not await self.goes_on():
+                return False
+            started = time.perf_counter()
+            removed = await self._rows.step(replace(removal, after_seq=after))
+            if removed is None:
+                return False
+            after = removed.upto_seq
+            self._count(removal.action, Amount(sessions, removed.messages, removed.tokens))
+            sessions = 0
+            await asyncio.sleep(min(time.perf_counter() - started, _LONGEST_PAUSE_SECONDS))
+        if removal.idle_before is not None and removal.whole_session:
+            if not await self._rows.delete_session(removal.session_id, idle_before=removal.idle_before):
+                return False
+            self.done = replace(self.done, whole_sessions=self.done.whole_sessions + 1)
+            self._count("delete", Amount(sessions))
+        return True
+
+    def _count(self, action: Action, amount: Amount) -> None:
+        if action == "archive":
+            self.done = replace(self.done, archived=self.done.archived + amount)
+        else:
+            self.done = replace(self.done, deleted=self.done.deleted + amount)
+        if self._told is not None:
+            self._told(self.done)

@@ -1,0 +1,67 @@
+"""Retention on a schedule: one round at a time, by one of the processes that have the database open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import StoreError
+from threadkeep.history.retention import Pruner
+from threadkeep.observe import Observer, PruningFailed
+from threadkeep.store.duties import Duties
+
+_DUTY = "retention"
+_CLAIM_SECONDS = 60.0
+_LOOK_SECONDS = 30.0
+
+
+class RetentionSchedule:
+    """Makes a round when it is due; a round that fails is told, and made again at the next look."""
+
+    def __init__(self, pruner: Pruner, duties: Duties, *, interval_seconds: float, observer: Observer) -> None:
+        self._pruner = pruner
+        self._duties = duties
+        self._interval_seconds = interval_seconds
+        self._observer = observer
+        self._owner = str(uuid7())
+        self._claimed = 0.0
+
+    async def keep_pruning(self) -> None:
+        """Look again and again whether a round is due, until cancelled."""
+        while True:
+            await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
+            try:
+                await self.make_round()
+            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+                self._observer.notify(PruningFailed(error=type(error).__name__))
+
+    async def make_round(self) -> bool:
+        """Archive and delete what is beyond the limits now; False when no round is due, or another process makes it.
+
+        Raises:
+            StoreError: the database does not take it; what was done until then is done.
+        """
+        if not await self._pruner.has_work() or not await self._claim():
+            return False
+        done = False
+        try:
+            await self._pruner.prune(goes_on=self._goes_on)
+            done = True
+        finally:
+            # Where it cannot be said, the claim ends by itself.
+            with contextlib.suppress(StoreError):
+                await (self._duties.done if done else self._duties.release)(_DUTY, self._owner)
+        return True
+
+    async def _claim(self) -> bool:
+        self._claimed = time.monotonic()
+        return await self._duties.claim(
+            _DUTY, self._owner, seconds=_CLAIM_SECONDS, every_seconds=self._interval_seconds
+        )
+
+    async def _goes_on(self) -> bool:
+        """Whether the round is still this process's; asked for again in time."""
+        return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()

@@ -1,0 +1,120 @@
+"""Retention beside a plain reading of its rules: whatever was said, and however the limits are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from itertools import count, takewhile
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.history.retaining import DAY
+from threadkeep import Memory, Message
+from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.records import Retention, RetentionLimits, Role
+from threadkeep.testing import SettableClock
+
+_DAYS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
+_ROLES: st.SearchStrategy[Role] = st.sampled_from(["user", "assistant", "assistant", "system"])
+_TURNS = st.lists(st.tuples(st.lists(_ROLES, min_size=1, max_size=4), _DAYS), min_size=1, max_size=8)
+_LIMITS = st.builds(
+    RetentionLimits,
+    max_age_days=st.none() | st.sampled_from([0.75, 2.0, 5.0]),
+    max_messages=st.none() | st.integers(1, 12),
+    max_idle_days=st.none() | st.sampled_from([0.75, 4.0]),
+)
+_NUMBERS = count()
+
+type Turns = list[tuple[list[Role], float]]
+
+
+@dataclass(frozen=True)
+class Talk:
+    """A session as the test knows it: roles and times of its messages, and the place of its reset."""
+
+    name: str
+    roles: list[Role]
+    times: list[datetime]
+    reset_seq: int
+
+    def borders(self, rules: Retention, now: datetime) -> tuple[int | None, int]:
+        """Where the deleted and the archived end, by a plain reading of the rules; None for a session that goes."""
+        if self._is_idle(rules.delete, now):
+            return None, 0
+        deleted = self._border(rules.delete, now)
+        if self._is_idle(rules.archive, now):
+            return deleted, len(self.roles)
+        return deleted, max(deleted, self._border(rules.archive, now))
+
+    def _is_idle(self, limits: RetentionLimits, now: datetime) -> bool:
+        return limits.max_idle_days is not None and self.times[-1] < now - timedelta(days=limits.max_idle_days)
+
+    def _border(self, limits: RetentionLimits, now: datetime) -> int:
+        border = 0
+        if limits.max_age_days is not None:
+            cutoff = now - timedelta(days=limits.max_age_days)
+            border = len(list(takewhile(lambda time: time < cutoff, self.times)))
+        if limits.max_messages is not None:
+            users = [seq for seq, role in enumerate(self.roles, start=1) if role == "user"]
+            newest_user = users[-1] if users else len(self.roles) + 1
+            border = max(border, min(len(self.roles) - limits.max_messages, newest_user - 1))
+        return border
+
+
+async def hold(memory: Memory, clock: SettableClock, turns: Turns, reset_after: int | None) -> Talk:
+    """Hold a talk in a session of its own."""
+    talk = Talk(f"room:{next(_NUMBERS)}", [], [], 0)
+    for number, (roles, pause) in enumerate(turns, start=1):
+        messages = [Message(role=role, content=f"{role} says", tokens=3) for role in roles]
+        await memory.session(talk.name).append(messages)
+        talk.roles.extend(roles)
+        talk.times.extend([clock()] * len(roles))
+        clock.advance(pause * DAY)
+        if number == reset_after:
+            await memory.session(talk.name).reset()
+            talk = replace(talk, reset_seq=len(talk.roles))
+    return talk
+
+
+@given(
+    talks=st.lists(_TURNS, min_size=1, max_size=3),
+    rules=st.builds(Retention, archive=_LIMITS, delete=_LIMITS),
+    reset_after=st.none() | st.integers(1, 8),
+    max_messages=st.none() | st.integers(0, 6),
+)
+async def test_what_is_left_is_what_the_rules_say(
+    memory: Memory,
+    clock: SettableClock,
+    talks: list[Turns],
+    rules: Retention,
+    reset_after: int | None,
+    max_messages: int | None,
+) -> None:
+    """The plan is what is done; what is left keeps its places, and windows are those of the messages that are left."""
+    held = [await hold(memory, clock, turns, reset_after) for turns in talks]
+    names = [talk.name for talk in held]
+    plan = [one async for one in memory.retention.plan(rules, session_ids=names)]
+    done = await memory.retention.prune(rules, session_ids=names)
+    assert sum(one.messages for one in plan) == done.messages
+    assert sum(one.tokens for one in plan) == 3 * done.messages
+    for talk in held:
+        deleted, archived = talk.borders(rules, clock())
+        if deleted is None:
+            assert [info async for info in memory.sessions(query=talk.name) if info.session_id == talk.name] == []
+            continue
+        await check(memory, talk, deleted, archived, Limits(max_messages, 20))
+        assert [one async for one in memory.retention.plan(rules, session_ids=[talk.name])] == []
+
+
+async def check(memory: Memory, talk: Talk, deleted: int, archived: int, limits: Limits) -> None:
+    """Places, counters and windows of what is left of a talk."""
+    session = memory.session(talk.name)
+    left = await session.tail(1000)
+    assert [message.seq for message in left] == list(range(deleted + 1, len(talk.roles) + 1))
+    info = await session.info()
+    assert (info.message_count, info.deleted_seq, info.archived_seq) == (len(left), deleted, archived)
+    border = max(archived, talk.reset_seq)
+    live = [message for message in left if message.role != "system" and (message.seq or 0) > border]
+    extent = Extent(first_seq=deleted + 1, reset_seq=talk.reset_seq, archived_seq=archived)
+    assert await session.window(limits.max_messages, limits.max_tokens) == choose(live[::-1], limits, extent=extent)
