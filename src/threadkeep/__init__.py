@@ -48,10 +48,13 @@ if TYPE_CHECKING:
     from threadkeep.history.memory import Memory as Memory
     from threadkeep.history.memory import MemoryOptions as MemoryOptions
     from threadkeep.history.pending import PendingOptions as PendingOptions
+    from threadkeep.history.retention import RetentionOptions as RetentionOptions
     from threadkeep.history.session import Session as Session
     from threadkeep.records import Message as Message
     from threadkeep.records import Page as Page
     from threadkeep.records import Receipt as Receipt
+    from threadkeep.records import Retention as Retention
+    from threadkeep.records import RetentionLimits as RetentionLimits
     from threadkeep.records import SearchHit as SearchHit
     from threadkeep.records import SessionInfo as SessionInfo
     from threadkeep.settings import Settings as Settings
@@ -121,11 +124,14 @@ _HOMES = {
         "MemoryOptions",
     ),
     "threadkeep.history.pending": ("PendingOptions",),
+    "threadkeep.history.retention": ("RetentionOptions",),
     "threadkeep.history.session": ("Session",),
     "threadkeep.records": (
         "Message",
         "Page",
         "Receipt",
+        "Retention",
+        "RetentionLimits",
         "SearchHit",
         "SessionInfo",
     ),

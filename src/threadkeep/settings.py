@@ -13,6 +13,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from threadkeep.errors import InvalidSettings
 from threadkeep.history.memory import MemoryOptions
 from threadkeep.history.pending import PendingOptions
+from threadkeep.history.retention import RetentionOptions
+from threadkeep.records import Retention, RetentionLimits
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.driver import StoreOptions
 
@@ -75,6 +77,26 @@ class Settings(BaseSettings):
     manifest_retention_days: float = Field(
         30.0, ge=0, le=36_500, description="Days that the records of model calls are kept; 0 means not at all."
     )
+    retention_archive_max_age_days: float | None = Field(
+        None, gt=0, le=36_500, description="Messages that were stored more days ago are archived."
+    )
+    retention_archive_max_messages: int | None = Field(
+        None, ge=1, description="Older messages of a session than so many of its newest are archived."
+    )
+    retention_archive_max_idle_days: float | None = Field(
+        None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are archived."
+    )
+    retention_delete_max_age_days: float | None = Field(
+        None, gt=0, le=36_500, description="Messages that were stored more days ago are deleted."
+    )
+    retention_delete_max_messages: int | None = Field(
+        None, ge=1, description="Older messages of a session than so many of its newest are deleted."
+    )
+    retention_delete_max_idle_days: float | None = Field(
+        None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are deleted."
+    )
+    retention_interval_hours: float = Field(1.0, gt=0, description="Hours between two rounds of the service.")
+
     pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
     write_timeout: float = Field(
         5.0, gt=0, description="Seconds after which a turn that is not written is kept as pending."
@@ -164,6 +186,21 @@ class Settings(BaseSettings):
             return self.database
         return DatabaseAddress("sqlite", path=default_database().with_name("graph_store.db"))
 
+    @property
+    def retention(self) -> RetentionOptions:
+        """How long messages are kept."""
+        archive = RetentionLimits(
+            self.retention_archive_max_age_days,
+            self.retention_archive_max_messages,
+            self.retention_archive_max_idle_days,
+        )
+        delete = RetentionLimits(
+            self.retention_delete_max_age_days,
+            self.retention_delete_max_messages,
+            self.retention_delete_max_idle_days,
+        )
+        return RetentionOptions(Retention(archive, delete), self.retention_interval_hours * 3600)
+
     def store_options(self) -> StoreOptions:
         """How databases are opened."""
         return StoreOptions(
@@ -181,6 +218,7 @@ class Settings(BaseSettings):
             store=self.store_options(),
             pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
             manifest_retention_days=self.manifest_retention_days,
+            retention=self.retention,
             background=background,
         )
 

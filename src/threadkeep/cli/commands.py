@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from threadkeep.cli import bench, chat, context, doctor, migrate, pending, serve, sessions, transfer
+from threadkeep.cli import bench, chat, context, doctor, migrate, pending, prune, serve, sessions, transfer
 from threadkeep.cli.problems import problem_of, show_problem
 from threadkeep.version import __version__
 
@@ -26,6 +26,7 @@ application = typer.Typer(
 )
 sessions.commands.command("export")(transfer.export_sessions)
 sessions.commands.command("import")(transfer.import_sessions)
+sessions.commands.command("prune")(prune.prune_sessions)
 application.command("serve")(serve.serve_http)
 application.command("chat")(chat.chat)
 application.add_typer(sessions.commands, name="sessions")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from threadkeep.records import Message, SearchHit, SessionInfo
 
 commands = typer.Typer(
-    help="List, show, search, export, import, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
+    help="List, show, search, export, import, prune, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
 )
 
 _WORDS = 40

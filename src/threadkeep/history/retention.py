@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.history.keys import check_key
 from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned, PruningRound
 from threadkeep.observe import MessagesPruned, Observer
 from threadkeep.records import Retention, RetentionLimits
@@ -159,6 +160,7 @@ class Pruner:
     ) -> AsyncIterator[Prunable]:
         """The sessions that may have something beyond their limits."""
         for session_id in dict.fromkeys(session_ids):
+            check_key(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:
                 raise SessionNotFound(session_id)
             yield session

@@ -1,0 +1,217 @@
+"""`threadkeep sessions prune`: says exactly what would go, and does exactly that."""
+
+from __future__ import annotations
+
+import signal
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message, Retention, SessionInfo
+from threadkeep.store.archive import ArchivedPart
+
+_NOW = datetime.now(UTC)
+
+
+def keep(cli: CommandLine, session_id: str, *days_ago: float, user_id: str | None = None) -> None:
+    """Messages that were stored so many days ago."""
+    times = [_NOW - timedelta(days=days) for days in days_ago]
+    messages = [
+        Message(role="assistant" if place % 2 else "user", content="Tea?", tokens=3, created_at=time)
+        for place, time in enumerate(times)
+    ]
+    info = SessionInfo(session_id, user_id, "Tea", None, 0, 0, 0, True, (), {}, times[0], times[-1])
+
+    async def restoring(memory: Memory) -> None:
+        await memory.restore([ArchivedPart(info, tuple(messages))])
+
+    cli.remember(restoring)
+
+
+def count(cli: CommandLine, session_id: str) -> int:
+    """How many messages a session has."""
+
+    async def counting(memory: Memory) -> int:
+        return await memory.session(session_id).count()
+
+    return cli.remember(counting)
+
+
+def test_a_dry_run_says_what_would_go_and_changes_nothing(any_cli: CommandLine) -> None:
+    """By session, with places, messages and tokens, and their sums; as a table and as JSON."""
+    keep(any_cli, "old", 400, 390, 10, 1)
+    keep(any_cli, "young", 2, 1)
+    limits = ("sessions", "prune", "--delete", "--max-age-days", "365", "--dry-run")
+    said = any_cli(*limits, "--json").json
+    assert said == {
+        "dry_run": True,
+        "archived": {"sessions": 0, "messages": 0, "tokens": 0},
+        "deleted": {"sessions": 1, "messages": 2, "tokens": 6},
+        "whole_sessions": 0,
+        "busy": 0,
+        "sessions": [
+            {
+                "session_id": "old",
+                "action": "delete",
+                "first_seq": 1,
+                "last_seq": 2,
+                "messages": 2,
+                "tokens": 6,
+                "whole_session": False,
+            }
+        ],
+    }
+    shown = any_cli(*limits)
+    assert shown.exit_code == 0
+    assert "1–2" in shown.out
+    assert "Would be deleted 2 messages (6 tokens) of 1 session. Nothing was changed." in shown.out
+    assert count(any_cli, "old") == 4
+
+
+def test_what_was_said_is_done(any_cli: CommandLine) -> None:
+    """Deleting asks first, and without somebody to ask it wants a word; archiving does not."""
+    keep(any_cli, "old", 400, 390, 10, 1)
+    limits = ("sessions", "prune", "--delete", "--max-age-days", "365")
+    refused = any_cli(*limits)
+    assert (refused.exit_code, count(any_cli, "old")) == (2, 4)
+    assert "--yes" in refused.err
+    done = any_cli(*limits, "--yes", "--json")
+    assert done.exit_code == 0
+    assert done.json == {
+        "dry_run": False,
+        "archived": {"sessions": 0, "messages": 0, "tokens": 0},
+        "deleted": {"sessions": 1, "messages": 2, "tokens": 6},
+        "whole_sessions": 0,
+        "busy": 0,
+        "vacuumed": False,
+    }
+    assert count(any_cli, "old") == 2
+    assert any_cli(*limits, "--yes").out == "Nothing is beyond the limits.\n"
+    archived = any_cli("sessions", "prune", "--archive", "--max-messages", "1")
+    assert archived.out == "Nothing is beyond the limits.\n"  # the newest question stays, and its answer
+    keep(any_cli, "more", 3, 2, 1, 0.5)
+    archived = any_cli("sessions", "prune", "--archive", "--max-messages", "2")
+    assert (archived.exit_code, archived.out) == (0, "Archived 2 messages (6 tokens) of 1 session.\n")
+    assert count(any_cli, "more") == 4
+
+
+def test_idle_sessions_go_as_a_whole(cli: CommandLine) -> None:
+    """The dry run says so, and so does what is done."""
+    keep(cli, "idle", 100, 99)
+    keep(cli, "busy", 100, 1)
+    limits = ("sessions", "prune", "--delete", "--max-idle-days", "30")
+    assert "delete the session" in cli(*limits, "--dry-run").out
+    done = cli(*limits, "--yes")
+    assert done.out == "Deleted 2 messages (6 tokens) of 1 session, 1 of them as a whole.\n"
+    listed = cli("sessions", "list", "--json").json["sessions"]
+    assert [session["session_id"] for session in listed] == ["busy"]
+
+
+def test_without_limits_those_of_the_settings_hold(cli: CommandLine) -> None:
+    """Both kinds at once; with none there is nothing to do."""
+    keep(cli, "a", 400, 390, 50, 40, 2, 1)
+    assert cli("sessions", "prune").out == "Nothing is beyond the limits.\n"
+    cli.set(THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS="365", THREADKEEP_RETENTION_ARCHIVE_MAX_AGE_DAYS="30")
+    done = cli("sessions", "prune", "--yes")
+    words = "Archived 2 messages (6 tokens) of 1 session; deleted 2 messages (6 tokens) of 1 session.\n"
+    assert (done.exit_code, done.out) == (0, words)
+    info = cli.info("a")
+    assert (info.deleted_seq, info.archived_seq, info.message_count) == (2, 4, 4)
+
+
+def test_a_setting_that_is_no_limit_is_refused(cli: CommandLine) -> None:
+    """With a sentence that names it."""
+    cli.set(THREADKEEP_RETENTION_DELETE_MAX_MESSAGES="0")
+    refused = cli("sessions", "prune")
+    assert refused.exit_code == 1
+    assert "THREADKEEP_RETENTION_DELETE_MAX_MESSAGES" in refused.err
+
+
+def test_only_some_sessions_or_one_user(cli: CommandLine) -> None:
+    """The others stay; one that is not there is told before anything is done."""
+    for name, user in (("a", "u1"), ("b", "u1"), ("c", "u2")):
+        keep(cli, name, 4, 3, 2, 1, user_id=user)
+    limits = ("--delete", "--max-messages", "2", "--yes")
+    assert cli("sessions", "prune", "a", *limits).exit_code == 0
+    assert [count(cli, name) for name in ("a", "b", "c")] == [2, 4, 4]
+    assert cli("sessions", "prune", "--user", "u1", *limits).exit_code == 0
+    assert [count(cli, name) for name in ("a", "b", "c")] == [2, 2, 4]
+    missing = cli("sessions", "prune", "c", "nobody", *limits, "--json")
+    assert (missing.exit_code, missing.problem["type"]) == (1, "urn:threadkeep:session-not-found")
+    assert count(cli, "c") == 4
+
+
+def test_a_session_with_limits_of_its_own_keeps_to_them(cli: CommandLine) -> None:
+    """Also where it is named."""
+    keep(cli, "a", 4, 3, 2, 1)
+
+    async def keeping(memory: Memory) -> None:
+        await memory.retention.change("a", Retention())
+
+    cli.remember(keeping)
+    assert cli("sessions", "prune", "a", "--delete", "--max-messages", "2", "--yes").out == (
+        "Nothing is beyond the limits.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--max-age-days", "3"),
+        ("--delete",),
+        ("--archive",),
+        ("--delete", "--max-messages", "0"),
+        ("--delete", "--max-age-days", "-1"),
+        ("--delete", "--max-idle-days", "inf"),
+        ("not a key!", "--delete", "--max-messages", "3"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(cli: CommandLine, options: tuple[str, ...]) -> None:
+    """With a sentence, before anything is opened."""
+    refused = cli("sessions", "prune", *options, "--yes")
+    assert refused.exit_code == 2
+    assert refused.err.count("\n") == 1
+
+
+def test_room_is_given_back_when_asked(any_cli: CommandLine) -> None:
+    """On SQLite; PostgreSQL needs nothing."""
+    keep(any_cli, "a", *([3.0] * 100), 1)
+    done = any_cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--vacuum")
+    assert done.exit_code == 0
+    told = done.out + done.err
+    assert ("shrunk" in told) == any_cli.url.startswith("sqlite")
+    assert ("autovacuum" in told) == any_cli.url.startswith("postgresql")
+
+
+def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On stderr; stdout has the result alone."""
+    monkeypatch.setattr("threadkeep.cli.progress.LINE_SECONDS", 0.0)
+    keep(cli, "a", *([3.0] * 500), 1)
+    done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
+    assert "Pruning: 40 % deleted 200 messages" in done.err
+    assert "Pruning: 100 % deleted 500 messages" in done.err
+    assert done.out == "Deleted 500 messages (1,500 tokens) of 1 session.\n"
+
+
+@pytest.mark.process
+def test_killed_in_the_middle_it_goes_on_the_next_time(any_cli: CommandLine) -> None:
+    """Whole steps were taken; the second run takes the rest, and nothing is half."""
+    keep(any_cli, "a", *([3.0] * 20_000), 1)
+    limits = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--json")
+    with any_cli.start(*limits) as process:
+        while count(any_cli, "a") == 20_001:
+            assert process.poll() is None
+        process.send_signal(signal.SIGKILL)
+    left = count(any_cli, "a")
+    assert 1 < left < 20_001
+
+    async def places(memory: Memory) -> list[int | None]:
+        page = await memory.session("a").page(limit=10_000)
+        return [message.seq for message in page.messages]
+
+    assert any_cli.remember(places) == list(range(max(20_001 - left, 10_001) + 1, 20_002))
+    done = any_cli(*limits).json
+    assert done["deleted"]["messages"] == left - 1
+    assert any_cli.remember(places) == [20_001]
