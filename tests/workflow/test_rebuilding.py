@@ -10,9 +10,10 @@ from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMes
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
-from threadkeep import ContextGone, InvalidInput, SessionMemory, rebuild
+from threadkeep import ContextGone, InvalidInput, Message, SessionMemory, rebuild
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.memory import Memory
+from threadkeep.records import Role
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflow.sent_messages import digest_of_all
 
@@ -98,3 +99,18 @@ async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory:
     with pytest.raises(ContextGone, match=r"not what they were|not there any more"):
         await rebuild(stored)
     assert await memory.manifests.of_run(stored.run_id) == []
+
+
+@pytest.mark.parametrize("earlier", [("user", "assistant"), ("user", "user"), ("assistant", "assistant")])
+async def test_what_was_said_before_the_question_is_whole_or_out(
+    sqlite_memory: Memory, earlier: tuple[Role, ...]
+) -> None:
+    """However little room the newest of it has: only the question, and what a tool gave for it, is ever cut."""
+    said = [Message(role=role, content=f"{role} {place} " + "says much " * 100) for place, role in enumerate(earlier)]
+    await sqlite_memory.session("telegram:1").append(said)
+    model = ScriptedModel(["ok", "yes"])
+    for budget in (150, 250):
+        agent = create_agent(model, [], middleware=[SessionMemory(sqlite_memory, max_tokens=budget)])
+        await agent.ainvoke({"messages": [HumanMessage("hi")]}, CONFIG)
+    assert [told(call) for call in await rebuilt(sqlite_memory)] == [told(call) for call in model.calls]
+    assert all("[cut]" not in message.text for call in model.calls for message in call)

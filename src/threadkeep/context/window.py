@@ -92,10 +92,12 @@ class WindowChooser:
         window = chooser.window(extent)
     """
 
-    def __init__(self, limits: Limits, *, newest_user: Message | None = None) -> None:
+    def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
+        """A chooser; `before_question` says that the newest user message is another one, which comes after all rows."""
         self._limits = limits
         self._counter = limits.counter or estimate
-        self._pinned = newest_user  # reserved and not yet met among the rows
+        self._before_question = before_question
+        self._pinned = None if before_question else newest_user  # reserved and not yet met among the rows
         self._pinned_tokens = 0
         self._chosen: list[tuple[Message, int]] = []  # newest first
         self._cuts: list[Cut] = []
@@ -154,7 +156,7 @@ class WindowChooser:
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
         """Reserve the newest user message's room before any other's."""
         self._started = True
-        among = next((row for row in rows if row.role == "user"), None)
+        among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
             self._pinned = among
         elif not rows or _seq(self._pinned) > _seq(rows[0]):
@@ -192,7 +194,8 @@ class WindowChooser:
             self._used += tokens
             return
         self._stop = (_seq(row), "over_budget")
-        if row.seq == self._newest_seq and (short := self._shorten(row, tokens, budget - self._used)):
+        whole = self._before_question or row.seq != self._newest_seq
+        if not whole and (short := self._shorten(row, tokens, budget - self._used)):
             self._chosen.append(short)
             self._stop = (_seq(row) - 1, "over_budget")
 

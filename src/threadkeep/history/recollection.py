@@ -60,12 +60,18 @@ class WindowReader:
         self._contexts = contexts
         self._user_id = user_id
 
-    async def window(self, limits: Limits, before: int = END, *, begin: int = 0) -> Window:
-        """The window before a place; what is before the place `begin` is as if it were not stored."""
+    async def window(
+        self, limits: Limits, before: int = END, *, begin: int = 0, before_question: bool = False
+    ) -> Window:
+        """The window before a place; what is before the place `begin` is as if it were not stored.
+
+        `before_question` says that it stands before a question, which is the newest user message then: nothing of the
+        window is cut.
+        """
         # Where nothing fits, one row tells what is out.
         page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
         recent = await self._recent(page_rows, before, begin)
-        chooser = WindowChooser(limits, newest_user=recent.newest_user)
+        chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)
         rows = recent.messages
         while chooser.wants_more and len(rows) == page_rows:
@@ -85,7 +91,8 @@ class WindowReader:
         covered, gaps = _before_window(state)
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
-        window = await self.window(past.limits, question.seq if question and question.seq else END, begin=begin)
+        before = question.seq if question and question.seq else END
+        window = await self.window(past.limits, before, begin=begin, before_question=past.before_id is not None)
         dropped = window.manifest.dropped
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
