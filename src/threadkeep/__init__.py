@@ -70,7 +70,9 @@ if TYPE_CHECKING:
     from threadkeep.workflow.prompt_template import PromptTemplate as PromptTemplate
     from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
     from threadkeep.workflow.rebuilding import rebuild as rebuild
+    from threadkeep.workflow.recalled_turns import RecalledTurns as RecalledTurns
     from threadkeep.workflow.reducers import bounded_messages as bounded_messages
+    from threadkeep.workflow.retrieved_snippets import RetrievedSnippets as RetrievedSnippets
     from threadkeep.workflow.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.workflow.trimming import trim as trim
     from threadkeep.workflow.turn_options import TurnOptions as TurnOptions
@@ -153,6 +155,8 @@ _HOMES = {
         "flatten_messages",
     ),
     "threadkeep.workflow.rebuilding": ("rebuild",),
+    "threadkeep.workflow.recalled_turns": ("RecalledTurns",),
+    "threadkeep.workflow.retrieved_snippets": ("RetrievedSnippets",),
     "threadkeep.workflow.reducers": ("bounded_messages",),
     "threadkeep.workflow.counting": ("count_tokens",),
     "threadkeep.workflow.summarizer": ("ModelSummarizer",),

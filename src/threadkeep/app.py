@@ -91,8 +91,8 @@ async def open_memory(
             transcripts, tables.summaries, observer=everyone, clock=options.clock, counter=options.counter
         )
         stack.push_async_callback(compressor.close)
-        token_factors = LearnedFactors(tables.token_factors)
-        stack.push_async_callback(token_factors.close)
+        learned_factors = LearnedFactors(tables.token_factors)
+        stack.push_async_callback(learned_factors.close)
         pruner = Pruner(
             RetentionRows(driver, clock=options.clock),
             options.retention.rules,
@@ -110,7 +110,7 @@ async def open_memory(
             pending=pending,
             retention=pruner,
             compressor=compressor,
-            token_factors=token_factors,
+            learned_factors=learned_factors,
             counter=options.counter,
             observers=everyone,
             clock=options.clock,
@@ -119,7 +119,7 @@ async def open_memory(
             await pending.start()
             await stack.enter_async_context(_running(memory.keep_index(), "threadkeep-search-index"))
             await stack.enter_async_context(_running(manifests.keep_writing(), "threadkeep-manifests"))
-            await stack.enter_async_context(_running(token_factors.keep_saving(), "threadkeep-token-factors"))
+            await stack.enter_async_context(_running(learned_factors.keep_saving(), "threadkeep-token-factors"))
             schedule = RetentionSchedule(
                 pruner,
                 Duties(driver, clock=options.clock),
@@ -127,6 +127,7 @@ async def open_memory(
                 observer=everyone,
             )
             await stack.enter_async_context(_running(schedule.keep_pruning(), "threadkeep-retention"))
+        stack.push_async_callback(memory.older_turns.close)
         stack.push_async_callback(memory.settle)
         yield memory
 

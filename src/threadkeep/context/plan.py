@@ -1,4 +1,4 @@
-"""The sections of a context: in which order they are sent, what each may take, and which yields first when it is tight.
+r"""The sections of a context: in which order they are sent, what each may take, which yields first when it is tight.
 
 ::
 
@@ -6,7 +6,7 @@
     summary   what stands for messages before the window; pinned, at most its share
     window    earlier turns, from an anchor that moves in steps
     input     the newest user message; cut only when it alone is too big
-    facts     what is known of the user         \\
+    facts     what is known of the user         \
     snippets  what a knowledge base says         > change with each input, so they come after what does not;
     selected  older turns that matter now       /  each at most its share
     steps     the tool calls and results of the turn so far

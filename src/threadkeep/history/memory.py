@@ -15,6 +15,7 @@ from threadkeep.errors import InvalidInput, StoreError, WrongUser
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
+from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner, RetentionOptions
 from threadkeep.history.session import Session
@@ -78,7 +79,7 @@ class Memory:
         pending: PendingTurns,
         retention: Pruner,
         compressor: Compressor,
-        token_factors: LearnedFactors,
+        learned_factors: LearnedFactors,
         counter: TokenCounter,
         observers: Observers,
         clock: Callable[[], datetime],
@@ -91,9 +92,11 @@ class Memory:
         self.manifests = manifests
         manifests.origin = self
         self.summaries = tables.summaries
-        self.token_factors = token_factors
+        self.token_factors = tables.token_factors
+        self.learned_factors = learned_factors
         self.counter = counter
         self.embeddings = tables.embeddings
+        self.older_turns = OlderTurns(transcripts, tables.embeddings, observers)
         self.pending = pending
         self.retention = retention
         self.compressor = compressor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -148,6 +148,13 @@ class Session:
             return None
         async with self._reading():
             return await self._transcripts.find(self.session_id, message_id)
+
+    async def at(self, places: Collection[int]) -> list[Message]:
+        """The messages with these `seq`, in order; those that are there."""
+        if self.user_id is not None and await self._info() is None:
+            return []
+        async with self._reading():
+            return await self._transcripts.at(self.session_id, places)
 
     async def answer_to(self, question: Message) -> Message | None:
         """The assistant's newest message of the run that a message began, None before there is one."""

@@ -11,6 +11,7 @@ type Outcome = Literal["ok", "fallback", "conflict", "error"]
 type RetentionAction = Literal["archive", "delete"]
 type TurnStatus = Literal["complete", "interrupted", "failed"]
 type SummarySource = Literal["messages", "summaries"]
+type ExtraSection = Literal["facts", "snippets", "selected"]
 type ManifestLoss = Literal["crowded", "session_gone", "refused", "closing"]
 type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated", "store", "crowded"]
 
@@ -236,7 +237,7 @@ class PruningFailed(Event):
 class ExtraNotFound(Event):
     """A section that is found anew for each input could not be looked for; the model call goes on without it."""
 
-    section: str
+    section: ExtraSection
     error: str
     session_id: str | None = None
 

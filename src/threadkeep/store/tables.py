@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
 from threadkeep.errors import InvalidMessage
@@ -21,12 +21,13 @@ from threadkeep.store.codec import (
 )
 from threadkeep.store.commits import GroupCommit, PreparedTurn
 from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Row
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"
 _ANSWER_REACH = 10_000
+_PLACES_AT_ONCE = 500
 
 
 class TableTranscripts:
@@ -90,6 +91,18 @@ class TableTranscripts:
         if clean_text(message_id) != message_id:
             return None
         return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
+
+    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+        """The messages with these `seq`, in order; those that are there."""
+        wanted = sorted(set(places))
+        found: list[Message] = []
+        async with self._driver.reading() as connection:
+            for start in range(0, len(wanted), _PLACES_AT_ONCE):
+                rows = [{"seq": seq} for seq in wanted[start : start + _PLACES_AT_ONCE]]
+                statement = for_rows(self._sql["at_places"], len(rows))
+                parameters = {**row_parameters(rows), "session_id": session_id}
+                found += [message_of(row) for row in await connection.fetch(statement, parameters)]
+        return found
 
     async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
         """The newest assistant message of a run that follows a message."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -81,6 +81,10 @@ class Transcripts(Protocol):
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """The message with an id."""
+        ...
+
+    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+        """The messages with these `seq`, in order; those that are there."""
         ...
 
     async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:

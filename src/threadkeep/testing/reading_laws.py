@@ -154,6 +154,15 @@ class ReadingLaws(TranscriptSource):
             assert places((await transcripts.recent("room:1", limit=9, after=4)).messages) == [6, 5]
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
+    async def test_messages_are_found_by_their_places(self) -> None:
+        """In order, each once, whatever the order of the question; what is not there is left out."""
+        async with self.open_transcripts() as transcripts:
+            await _say_numbers(transcripts, 9)
+            found = await transcripts.at("room:1", [7, 2, 2, 40, 3])
+            assert [(message.seq, message.content) for message in found] == [(2, "2"), (3, "3"), (7, "7")]
+            assert await transcripts.at("room:1", []) == []
+            assert await transcripts.at("room:2", [1]) == []
+
     async def test_another_user_finds_nothing(self) -> None:
         """Reads with a user see that user's sessions only; without one, all."""
         async with self.open_transcripts() as transcripts:

@@ -23,13 +23,15 @@ _RECENT_TURNS = 4
 class ExtraRequest:
     """The input that something is looked for, and what came before it.
 
-    `earlier` are the turns before it, oldest first; `known_ids` are in the prompt already.
+    `earlier` are the turns before it, oldest first; `known_ids` are in the prompt already; `question_seq` is its place
+    in the session, None before it has one.
     """
 
     session: Session
     question: Sequence[BaseMessage]
     earlier: Sequence[Message]
     known_ids: Collection[str]
+    question_seq: int | None
     counter: TokenCounter
     now: datetime
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage, HumanMessage
@@ -16,10 +16,6 @@ from threadkeep.store.manifests import StoredManifest
 from threadkeep.workflow.conversion import to_langchain
 from threadkeep.workflow.quoted_turns import QuotedTurn, turns_message
 from threadkeep.workflow.sent_messages import digest_of_all, load_message
-
-_READ_ACROSS = 50
-"""Messages that are no further apart are read in one page."""
-_LONGEST_PAGE = 1_000
 
 
 async def rebuild(
@@ -85,14 +81,9 @@ class _Parts:
             for turn in entry.turns:
                 wanted.setdefault(turn.session_id, set()).add(turn.seq)
         for session_id, places in wanted.items():
-            await parts._read_places(memory, session_id, places)
+            for message in await memory.session(session_id).at(places):
+                parts.by_place[TurnReference(session_id, message.seq or 0)] = message
         return parts
-
-    async def _read_places(self, memory: Memory, session_id: str, places: Iterable[int]) -> None:
-        session = memory.session(session_id)
-        for first, last in _pages(sorted(places)):
-            page = await session.page(before=last + 1, limit=last - first + 1)
-            self.by_place |= {TurnReference(session_id, m.seq): m for m in page.messages if m.seq is not None}
 
     def message(self, entry: Entry) -> BaseMessage:
         """The message of an entry."""
@@ -118,14 +109,3 @@ def _there[T](found: T | None, what: str) -> T:
     if found is None:
         raise ContextGone(f"Of what this model call was sent, {what} is not there any more: it was deleted since.")
     return found
-
-
-def _pages(places: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The first and last places of pages that hold all of these."""
-    first = last = places[0]
-    for place in places[1:]:
-        if place - last > _READ_ACROSS or place - first >= _LONGEST_PAGE:
-            yield first, last
-            first = place
-        last = place
-    yield first, last

@@ -26,6 +26,7 @@ from threadkeep.workflow.conversion import id_of
 from threadkeep.workflow.extras import ExtraRequest
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
 from threadkeep.workflow.model_facts import facts_of, tools_text
+from threadkeep.workflow.summarizer import ModelSummarizer
 from threadkeep.workflow.turn_options import TurnOptions
 
 
@@ -65,6 +66,8 @@ class TurnContext:
         self._recollection = Recollection(())
         self._extras: list[Extra] | None = None
         self._tools_text: str | None = None
+        self._use = ModelUse()
+        self._budget: int | None = None
         self._open: tuple[ContextManifest, Mapping[str, str], _Measure] | None = None
         self._new_begin: int | None = None
         self._truncation_told = False
@@ -86,18 +89,22 @@ class TurnContext:
         """
         self.keep()
         measure = await self._measure(use)
+        self._use, self._budget = use, measure.budget
         start = self._start(messages)
         if self._assembler is None:
             self._recollection = await self._recall(messages[:start], measure)
             self._assembler = Assembler(self._recollection, self._options.plan)
+        first = _first_since(self._recollection.forgotten, messages[:start])
+        systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
         call = Call(
-            messages=[*_since(self._recollection.forgotten, messages[:start]), *messages[start:]],
+            messages=[*systems, *messages[first:]],
             question=self._question,
             system=system,
             counter=measure.counter,
             budget=measure.budget,
             max_messages=0 if self._options.no_history else self._options.max_messages,
             stored_hundredths=measure.stored,
+            forgotten=[message for message in messages[:first] if not isinstance(message, SystemMessage)],
         )
         draft = await self._draft(self._assembler, call)
         sent = self._assembler.build(draft)
@@ -116,7 +123,7 @@ class TurnContext:
             self._open = (replace(manifest, reported=reported), texts, measure)
             if measure.learns and measure.model:
                 estimated = (manifest.tokens + measure.tools) * 100 // _hundredths(measure.counter)
-                self._memory.token_factors.learn(measure.model, estimated, reported.input_tokens)
+                self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens)
         self.keep()
 
     def keep(self) -> None:
@@ -127,8 +134,12 @@ class TurnContext:
             self._memory.manifests.note(manifest.session_id, manifest.run_id, manifest.to_dict(), texts)
 
     async def settle(self) -> None:
-        """The turn is over: keep what the next ones begin with. A database that does not answer changes nothing."""
+        """The turn is over: keep what the next ones begin with, and have the session compressed if that is due.
+
+        A database that does not answer changes nothing.
+        """
         self.keep()
+        self._consider_compression()
         begin, self._new_begin = self._new_begin, None
         if begin is None:
             return
@@ -139,6 +150,20 @@ class TurnContext:
             raise
         except (StoreError, TimeoutError) as error:
             self._session.tell_write_failed(error)
+
+    def _consider_compression(self) -> None:
+        compression, model = self._options.compression, self._use.model
+        if compression is None or self._budget is None:
+            return
+        summarizer = compression.summarizer or (ModelSummarizer(model) if model is not None else None)
+        if summarizer is not None:
+            self._memory.compressor.consider(
+                self._session.session_id,
+                compression,
+                summarizer,
+                budget=self._budget,
+                left_out_upto_seq=self.left_out_upto,
+            )
 
     @property
     def _profile(self) -> str | None:
@@ -153,7 +178,7 @@ class TurnContext:
         if not learns:
             counter = options.counter or memory.counter
         else:
-            factor = await memory.token_factors.of(facts.name) if facts.name else None
+            factor = await memory.learned_factors.of(facts.name) if facts.name else None
             counter = counter_for(facts.name, factor=factor)
         if self._tools_text is None:
             self._tools_text = tools_text(use.tools)
@@ -191,6 +216,7 @@ class TurnContext:
             session=self._session,
             question=self._question,
             earlier=self._recollection.messages,
+            question_seq=self._recollection.question_seq,
             known_ids=draft.kept_ids | {message_id for one in self._question if (message_id := id_of(one)) is not None},
             counter=call.counter,
             now=self._memory.clock(),
@@ -248,9 +274,9 @@ def _hundredths(counter: TokenCounter) -> int:
     return counter.hundredths if isinstance(counter, ScaledCounter) else 100
 
 
-def _since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """The earlier turns of a checkpoint without those that were forgotten by a reset; system messages stay."""
+def _first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
+    """Where the earlier turns of a checkpoint begin that were not forgotten by a reset; system messages stay."""
     place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
     while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
         place += 1
-    return [*(message for message in before[:place] if isinstance(message, SystemMessage)), *before[place:]]
+    return place

@@ -96,6 +96,16 @@ SELECT
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.id = :id
 
+-- name: at_places
+WITH wanted (seq) AS (
+VALUES (:seq)
+)
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at
+FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
+ORDER BY m.seq
+
 -- name: answer_of_run
 -- The newest answer of a run, looked for in the :reach messages that follow its question.
 SELECT

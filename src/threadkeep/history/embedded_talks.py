@@ -1,0 +1,104 @@
+"""The vectors of talks: made once for each message by whatever model is given, kept in the database, compared here."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from array import array
+from collections.abc import Sequence
+from contextvars import Context
+from typing import Protocol
+
+from threadkeep.history.talk_index import TalkIndex, Vectors, id_at, place_of
+from threadkeep.observe import ExtraNotFound, Observer
+from threadkeep.store.embeddings import EmbeddingRows
+from threadkeep.store.transcripts import Transcripts
+
+_BATCH = 64
+_COMPARED_AT_ONCE = 500
+_MOST_CHARACTERS = 8_000
+_QUERY_SECONDS = 2.0
+
+
+class Embedder(Protocol):
+    """Makes vectors of texts. `name` tells the vectors of one model from those of another."""
+
+    @property
+    def name(self) -> str:
+        """The model's name, which is kept with each vector."""
+        ...
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """A vector for each text, all of one length."""
+        ...
+
+    async def embed_query(self, text: str) -> Sequence[float]:
+        """The vector of what is looked for."""
+        ...
+
+
+class EmbeddedTalks:
+    """Gives the turns of talks their vectors, each of length 1."""
+
+    def __init__(self, transcripts: Transcripts, rows: EmbeddingRows, observer: Observer) -> None:
+        self._transcripts = transcripts
+        self._rows = rows
+        self._observer = observer
+
+    async def likeness(self, talk: TalkIndex, query: str, embedder: Embedder) -> dict[str, float]:
+        """How alike a query and each turn are that has a vector by now (cosine); the others are given one soon.
+
+        Nothing where the model fails, which is told.
+        """
+        vectors = talk.vectors.setdefault(embedder.name, {})
+        if talk.embedding is None or talk.embedding.done():
+            work = self._embed(talk, vectors, embedder)
+            talk.embedding = asyncio.create_task(work, context=Context(), name="threadkeep-embeddings")
+        if not vectors:
+            return {}
+        try:
+            async with asyncio.timeout(_QUERY_SECONDS):
+                wanted = _unit(await embedder.embed_query(query))
+        except Exception as error:  # noqa: BLE001 - whatever the model does, words alone find turns too
+            self._tell(error)
+            return {}
+        alike: dict[str, float] = {}
+        for number, (turn_id, vector) in enumerate(list(vectors.items())):
+            if len(vector) == len(wanted):
+                alike[turn_id] = math.sumprod(wanted, vector)
+            if number % _COMPARED_AT_ONCE == _COMPARED_AT_ONCE - 1:
+                await asyncio.sleep(0)
+        return alike
+
+    async def _embed(self, talk: TalkIndex, vectors: Vectors, embedder: Embedder) -> None:
+        """Read the vectors that are kept, and make those that are missing."""
+        try:
+            for session_id in list(talk.read):
+                if (embedder.name, session_id) not in talk.embedded:
+                    for seq, vector in await self._rows.of_session(session_id, embedder.name):
+                        vectors.setdefault(id_at(session_id, seq), array("f", vector))
+                    talk.embedded.add((embedder.name, session_id))
+            missing = [place_of(turn_id) for turn_id in talk.tokens if turn_id not in vectors]
+            for session_id in dict.fromkeys(session_id for session_id, _ in missing):
+                seqs = [seq for place, seq in missing if place == session_id]
+                for start in range(0, len(seqs), _BATCH):
+                    await self._embed_some(session_id, seqs[start : start + _BATCH], vectors, embedder)
+        except Exception as error:  # noqa: BLE001 - it is tried again at the next question
+            self._tell(error)
+
+    async def _embed_some(self, session_id: str, seqs: Sequence[int], vectors: Vectors, embedder: Embedder) -> None:
+        messages = await self._transcripts.at(session_id, seqs)
+        made = await embedder.embed([message.content[:_MOST_CHARACTERS] for message in messages])
+        rows = [(message.seq or 0, _unit(vector)) for message, vector in zip(messages, made, strict=True)]
+        if messages:
+            kept = [(seq, vector.tobytes()) for seq, vector in rows]
+            await self._rows.add(session_id, embedder.name, kept, last_id=messages[-1].id)
+        vectors |= {id_at(session_id, seq): vector for seq, vector in rows}
+
+    def _tell(self, error: Exception) -> None:
+        self._observer.notify(ExtraNotFound(section="selected", error=type(error).__name__))
+
+
+def _unit(vector: Sequence[float]) -> array[float]:
+    length = math.hypot(*vector) or 1.0
+    return array("f", [value / length for value in vector])

@@ -1,0 +1,169 @@
+"""Older turns that matter for a new input, of the session or of all of its user's sessions.
+
+The index of a talk is made when it is first asked for, from the transcript, and grows when it is asked for again: an
+append knows nothing of it. Where that takes longer than an answer should wait, it goes on in the background, and what
+is indexed by then is used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from contextvars import Context
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from threadkeep.context.recall import select
+from threadkeep.history.embedded_talks import EmbeddedTalks, Embedder
+from threadkeep.history.talk_index import TalkIndex, id_at, place_of
+from threadkeep.observe import Observer
+from threadkeep.records import Message, SessionInfo
+from threadkeep.store.embeddings import EmbeddingRows
+from threadkeep.store.transcripts import SessionQuery, Transcripts
+
+type RecallScope = Literal["session", "user"]
+
+PATIENCE_SECONDS = 0.3
+_MOST_TALKS = 200
+_MOST_SESSIONS = 100
+_MOST_RANKED = 400
+_FRAME_TOKENS = 18
+"""What the line above each quoted turn costs, about."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is looked for, and where.
+
+    `recent` are the last turns before the query, oldest first, which say what "it" and "that" are. `known` are places
+    of the session that are in the prompt already; nothing from `before` on is found either.
+    """
+
+    session_id: str
+    user_id: str | None
+    query: str
+    recent: Sequence[str] = ()
+    known: Collection[int] = ()
+    before: int | None = None
+    scope: RecallScope = "session"
+    now: datetime | None = None
+
+
+@dataclass(frozen=True)
+class FoundTurn:
+    """A stored message that may matter, and the session that it is of."""
+
+    session_id: str
+    message: Message
+
+
+class OlderTurns:
+    """Finds older turns; keeps the indexes of the talks that were asked for last."""
+
+    def __init__(self, transcripts: Transcripts, embeddings: EmbeddingRows, observer: Observer) -> None:
+        self._transcripts = transcripts
+        self._embedded = EmbeddedTalks(transcripts, embeddings, observer)
+        self._talks: OrderedDict[tuple[RecallScope, str], TalkIndex] = OrderedDict()
+        self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
+
+    async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
+        """The turns that matter most, best first, in about so many tokens of their stored counts.
+
+        Raises:
+            StoreError: the database does not answer.
+        """
+        infos = await self._sessions(search)
+        if not infos:
+            return []
+        key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
+        talk = self._talk(key, infos)
+        await self._wait_for(key, lambda: self._catch_up(talk, infos))
+        semantic = await self._embedded.likeness(talk, search.query, embedder) if embedder else None
+        known = {id_at(search.session_id, seq) for seq in search.known}
+        ranked = [
+            entry
+            for entry in talk.index.rank(
+                search.query,
+                recent=search.recent,
+                asker="user",
+                now=search.now,
+                exclude=known,
+                limit=_MOST_RANKED,
+                semantic=semantic,
+            )
+            if not _is_later(entry.id, search)
+        ]
+        chosen = select(ranked, lambda turn_id: talk.tokens[turn_id] + _FRAME_TOKENS, budget)
+        return await self._read([place_of(entry.id) for entry in chosen])
+
+    def talk(self, scope: RecallScope, name: str) -> TalkIndex | None:
+        """What is indexed of a session, or of a user, by now."""
+        return self._talks.get((scope, name))
+
+    async def close(self) -> None:
+        """Stop what goes on in the background; an index is made anew by whoever asks next."""
+        embedding = [talk.embedding for talk in self._talks.values() if talk.embedding is not None]
+        tasks = [*self._tasks.values(), *embedding]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _sessions(self, search: Search) -> dict[str, SessionInfo]:
+        if search.scope == "user" and search.user_id is not None:
+            found = await self._transcripts.sessions(SessionQuery(search.user_id, limit=_MOST_SESSIONS))
+            return {info.session_id: info for info in reversed(found)}
+        info = await self._transcripts.session(search.session_id, user_id=search.user_id)
+        return {search.session_id: info} if info is not None else {}
+
+    def _talk(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> TalkIndex:
+        talk = self._talks.get(key)
+        if talk is None or talk.is_outdated(infos):
+            if task := self._tasks.pop(key, None):
+                task.cancel()
+            talk = self._talks[key] = TalkIndex()
+        self._talks.move_to_end(key)
+        while len(self._talks) > _MOST_TALKS:
+            self._talks.popitem(last=False)
+        return talk
+
+    async def _catch_up(self, talk: TalkIndex, infos: dict[str, SessionInfo]) -> None:
+        for info in infos.values():
+            if info.last_seq > talk.read.get(info.session_id, 0):
+                await talk.catch_up(info, self._transcripts)
+
+    async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have a talk caught up, for a moment; only one task is at a talk."""
+        task = self._tasks.get(key)
+        if task is None or task.done():
+            # A context of its own: else it would keep the run of whoever came first.
+            task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
+            task.add_done_callback(_retrieved)
+            self._tasks[key] = task
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                await asyncio.shield(task)
+        if task.done():
+            self._tasks.pop(key, None)
+
+    async def _read(self, places: Sequence[tuple[str, int]]) -> list[FoundTurn]:
+        """The messages at these places, those that are still there, in the same order."""
+        found: dict[tuple[str, int], FoundTurn] = {}
+        for session_id in dict.fromkeys(session_id for session_id, _ in places):
+            seqs = [seq for place, seq in places if place == session_id]
+            for message in await self._transcripts.at(session_id, seqs):
+                found[session_id, message.seq or 0] = FoundTurn(session_id, message)
+        return [found[place] for place in places if place in found]
+
+
+def _retrieved(task: asyncio.Task[None]) -> None:
+    """Whoever does not wait for it any more does not ask how it ended either; the next one tries again."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _is_later(turn_id: str, search: Search) -> bool:
+    session_id, seq = place_of(turn_id)
+    return session_id == search.session_id and search.before is not None and seq >= search.before

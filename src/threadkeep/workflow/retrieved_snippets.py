@@ -1,0 +1,80 @@
+"""The section `snippets`: passages of a knowledge base that bear on the new input, from any LangChain retriever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+from threadkeep.context.manifest import Entry, Section
+from threadkeep.context.quotes import SNIPPETS_HEADER, Quote, fitting, render
+from threadkeep.history.memory import Memory
+from threadkeep.observe import ExtraNotFound
+from threadkeep.workflow.counting import count_message
+from threadkeep.workflow.extras import ExtraRequest
+from threadkeep.workflow.model_call import Extra
+from threadkeep.workflow.quoted_turns import section_message
+from threadkeep.workflow.sent_messages import digest_of, dump_message
+
+_LEAST_ROOM = 64
+_RECENT_CHARACTERS = 1_000
+
+
+class RetrievedSnippets:
+    """Asks a retriever for each input; the query has the last turns too, so that "it" and "that" mean something.
+
+    A retriever that fails, or takes longer than `timeout_seconds`, is told of, and the model call goes on without.
+    """
+
+    def __init__(self, memory: Memory, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
+        self._memory = memory
+        self._retriever = retriever
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def section(self) -> Section:
+        """The section `snippets`."""
+        return "snippets"
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """The passages that fit, best first; the last one is cut with a mark if it must be."""
+        if room < _LEAST_ROOM or not request.text.strip():
+            return None
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                documents = await self._retriever.ainvoke(query_of(request))
+        except Exception as error:  # noqa: BLE001 - whatever a knowledge base does, the agent answers
+            self._memory.observers.notify(
+                ExtraNotFound(section="snippets", error=type(error).__name__, session_id=request.session.session_id)
+            )
+            return None
+        return _block(documents, request, room)
+
+
+def query_of(request: ExtraRequest) -> str:
+    """What a knowledge base is asked: the last turns, then the input."""
+    recent = "\n".join(request.recent)[-_RECENT_CHARACTERS:]
+    return f"{recent}\n{request.text}".strip()
+
+
+def _block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
+    quotes = [
+        Quote(f"passage {number}", document.page_content)
+        for number, document in enumerate(documents, start=1)
+        if document.page_content.strip()
+    ]
+    kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)
+    if not kept:
+        return None
+    message = section_message("snippets", render(SNIPPETS_HEADER, kept))
+    body = dump_message(message)
+    names = tuple(_name(document) for document in documents if document.page_content.strip())[: len(kept)]
+    tokens = count_message(message, request.counter)
+    return Extra(message, Entry("snippets", tokens, digest=digest_of(body), snippets=names), {digest_of(body): body})
+
+
+def _name(document: Document) -> str:
+    """What tells a passage from others: its id, or a hash of its text."""
+    return document.id or f"sha256-{digest_of(document.page_content)[:16]}"
