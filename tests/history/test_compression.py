@@ -10,6 +10,7 @@ from tests.databases import execute
 from tests.history.summaries import WrittenDown, check_coverage, exchange, ranges, talk
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.context.compression import WindowRoom
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import Compression
 from threadkeep.observe import SummaryMade
@@ -85,6 +86,23 @@ async def test_what_a_window_left_out_is_summarised_before_the_trigger(memory: M
     assert await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=6) is None
     await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET, left_out_upto_seq=10)
     assert await ranges(memory) == [(1, 6), (7, 8)]
+
+
+async def test_what_a_window_would_leave_out_next_is_summarised_now(memory: Memory) -> None:
+    """Half of what it may hold stays: no message is missing from any call, and the window need not be cut as well."""
+    summarizer = WrittenDown()
+    compress = memory.compressor.compress_now
+    await talk(memory, 5)
+    full = WindowRoom(messages=10)
+    assert await compress("room", SMALL, summarizer, budget=BUDGET, window=full) is None
+    await talk(memory, 1)
+    assert await compress("room", SMALL, summarizer, budget=BUDGET, window=full) is not None
+    assert await ranges(memory) == [(1, 6)]
+    left = (await memory.summaries.uncovered("room")).tokens
+    assert await compress("room", SMALL, summarizer, budget=BUDGET, window=WindowRoom(tokens=left * 2)) is None
+    assert await compress("room", SMALL, summarizer, budget=BUDGET, window=WindowRoom(tokens=left)) is not None
+    assert await ranges(memory) == [(1, 6), (7, 8)]
+    await check_coverage(memory)
 
 
 async def test_notes_are_read_too(memory: Memory) -> None:

@@ -20,6 +20,7 @@ _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
 _LEAST_INPUT_TOKENS = 400
 _FRAME_TOKENS = 150
+_FULL = 0.9
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,30 @@ class SummaryRoom:
         reading = max(input_tokens, _LEAST_INPUT_TOKENS)
         one = min(together, reading) // 2
         return cls(together, one, one * 3 // 5, reading - one)
+
+
+@dataclass(frozen=True)
+class WindowRoom:
+    """How much of a session a window may hold, None for no such limit; when it is full it is cut back to a part."""
+
+    tokens: int | None = None
+    messages: int | None = None
+    step: float = 0.5
+
+    def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
+        """How much to keep so that the next call has no need to leave anything out; nothing while there is room.
+
+        A part of the tokens is left free for the input that is to come.
+        """
+        keep: list[Size] = []
+        if self.tokens is not None and extent.tokens > self.tokens * _FULL:
+            keep.append(("tokens", max(1, int(self.tokens * self.step))))
+        if self.messages is not None and extent.messages > self.messages:
+            keep.append(("messages", max(1, int(self.messages * self.step))))
+        return tuple(keep)
+
+
+UNLIMITED = WindowRoom()
 
 
 def check_size(name: str, size: Size) -> None:

@@ -14,6 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from threadkeep.context.compression import UNLIMITED, WindowRoom
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreError
 from threadkeep.history.compression import Compression, CompressionFailed, Summarizer
@@ -85,6 +86,7 @@ class Compressor:
         *,
         budget: int,
         left_out_upto_seq: int = 0,
+        window: WindowRoom = UNLIMITED,
     ) -> None:
         """Look at a session soon, and compress it if that is due; returns at once.
 
@@ -95,12 +97,13 @@ class Compressor:
             budget: the tokens of a model call, of which fractions are meant.
             left_out_upto_seq: the newest message that the window had to leave out, 0 for none; up to it all is
                 summarised before the trigger too.
+            window: how much the window may hold: what it would have to leave out next is summarised now.
         """
         if self._closed:
             return
         before = self._waiting.pop(session_id, None)
         left_out = max(left_out_upto_seq, before.left_out_upto_seq if before else 0)
-        self._waiting[session_id] = CompressionRequest(session_id, compression, summarizer, budget, left_out)
+        self._waiting[session_id] = CompressionRequest(session_id, compression, summarizer, budget, left_out, window)
         if len(self._waiting) > _MOST_SESSIONS:
             crowded_out, _ = self._waiting.popitem(last=False)
             self._tell(crowded_out, "crowded")
@@ -118,6 +121,7 @@ class Compressor:
         *,
         budget: int,
         left_out_upto_seq: int = 0,
+        window: WindowRoom = UNLIMITED,
     ) -> Summary | None:
         """Compress a session if that is due, whatever failed before.
 
@@ -127,7 +131,9 @@ class Compressor:
             CompressionFailed: nothing else has changed; what was made before that stays.
             StoreUnavailable: the database does not answer.
         """
-        return await self._compress(CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq))
+        return await self._compress(
+            CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window)
+        )
 
     async def idle(self) -> None:
         """Return when nothing waits any more and nothing is being done."""

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from threadkeep.context.compression import (
+    UNLIMITED,
     Extent,
     SummaryRoom,
+    WindowRoom,
     even_room,
     is_worth_it,
     kept_after,
@@ -30,7 +32,7 @@ class CompressionRequest:
     """A session to look at, and how it is compressed.
 
     `budget` is that of a model call. `left_out_upto_seq` is the newest message that a window had to leave out: up to it
-    all is summarised before the trigger too.
+    all is summarised before the trigger too. So is the beginning of a `window` that is nearly full.
     """
 
     session_id: str
@@ -38,6 +40,7 @@ class CompressionRequest:
     summarizer: Summarizer
     budget: int
     left_out_upto_seq: int = 0
+    window: WindowRoom = UNLIMITED
 
     @property
     def room(self) -> SummaryRoom:
@@ -57,7 +60,9 @@ class Part:
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
     """Whether there may be something to summarise, as far as counts can tell."""
-    return _is_triggered(uncovered, request) or uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
+    if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
+        return True
+    return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
 
 
 class RangeReader:
@@ -123,21 +128,19 @@ def _tail_start(
 ) -> int | None:
     """The `seq` with which the kept tail begins; None when older rows have to be read to know."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
-    first = after + 1
+    starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):
         kept = kept_from(rows, request.compression.keep, request.budget, complete=complete)
-        if kept is None:
-            return first if complete else None
-        if _is_worth_it(rows, kept, uncovered, request):
-            first = kept
+        if kept is None or _is_worth_it(rows, kept, uncovered, request):
+            starts.append(kept)
+    crowding = request.window.nearly_full(_extent(uncovered))
+    starts += [kept_from(rows, keep, request.budget, complete=complete) for keep in crowding]
     if after < left_out <= uncovered.last_seq:
-        if not complete and _seq(rows[-1]) > left_out:
-            return None
-        kept = kept_after(rows, left_out, complete=complete)
-        if kept is None:
-            return first if complete else None
-        first = max(first, kept)
-    return first
+        known = complete or _seq(rows[-1]) <= left_out
+        starts.append(kept_after(rows, left_out, complete=complete) if known else None)
+    if None in starts and not complete:
+        return None
+    return max(start for start in starts if start is not None)
 
 
 def _is_worth_it(rows: list[Message], kept: int, uncovered: Uncovered, request: CompressionRequest) -> bool:
@@ -147,8 +150,11 @@ def _is_worth_it(rows: list[Message], kept: int, uncovered: Uncovered, request: 
 
 
 def _is_triggered(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    there = Extent(uncovered.messages, uncovered.tokens)
-    return reaches(there, request.compression.trigger, request.budget)
+    return reaches(_extent(uncovered), request.compression.trigger, request.budget)
+
+
+def _extent(uncovered: Uncovered) -> Extent:
+    return Extent(uncovered.messages, uncovered.tokens)
 
 
 def _seq(message: Message) -> int:
