@@ -37,7 +37,7 @@ async def rebuild(
     if memory is None:
         raise InvalidInput("Say which memory the manifest is from: rebuild(manifest, memory).")
     context = manifest if isinstance(manifest, ContextManifest) else _read(manifest)
-    parts = await _Parts.read(context, memory)
+    parts = await ContextParts.read(context, memory)
     messages = [parts.message(entry) for entry in context.entries]
     if digest_of_all(messages) != context.digest:
         raise ContextGone(
@@ -55,7 +55,7 @@ def _read(manifest: Mapping[str, Json]) -> ContextManifest:
 
 
 @dataclass
-class _Parts:
+class ContextParts:
     """Everything that the entries of a manifest refer to, read once."""
 
     session_id: str
@@ -65,7 +65,8 @@ class _Parts:
     by_id: dict[str, Message] = field(default_factory=dict)
 
     @classmethod
-    async def read(cls, context: ContextManifest, memory: Memory) -> _Parts:
+    async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
+        """Read what is there of it."""
         digests = [entry.digest for entry in context.entries if entry.digest is not None]
         texts = await memory.manifests.texts(context.session_id, digests) if digests else {}
         summarised = any(entry.summaries for entry in context.entries)
@@ -86,7 +87,7 @@ class _Parts:
         return parts
 
     def message(self, entry: Entry) -> BaseMessage:
-        """The message of an entry."""
+        """The message of an entry. Raises `ContextGone` when it was deleted since."""
         match entry.source:
             case "transcript":
                 place = TurnReference(self.session_id, entry.seq or 0)

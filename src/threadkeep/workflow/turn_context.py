@@ -79,6 +79,11 @@ class TurnContext:
         out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
         return max(*out, (self._new_begin or 1) - 1, 0)
 
+    @property
+    def manifest(self) -> ContextManifest | None:
+        """The record of the call that was built last, until it is kept."""
+        return self._open[0] if self._open is not None else None
+
     async def build(
         self, messages: Sequence[BaseMessage], system: SystemMessage | None, use: ModelUse, run_id: str
     ) -> Assembled:
@@ -162,8 +167,19 @@ class TurnContext:
                 compression,
                 summarizer,
                 budget=self._budget,
-                left_out_upto_seq=self.left_out_upto,
+                left_out_upto_seq=max(self.left_out_upto, self._leaving_upto),
             )
+
+    @property
+    def _leaving_upto(self) -> int:
+        """The newest place that the next turn's window has no room for; 0 if it has for all.
+
+        It is summarised before, so that the window and the summary change at one call, and not one after the other.
+        """
+        places, question = self._options.max_messages, self._recollection.question_seq
+        if places is None or question is None or len(self._recollection.messages) + 2 <= places:
+            return 0
+        return question + 1 - max(int(self._options.plan.step * places) - 2, 0)
 
     @property
     def _profile(self) -> str | None:
