@@ -126,6 +126,32 @@ async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> 
     assert await ranges(sqlite_memory, "two") == [(1, 14)]
 
 
+def noting(order: list[str], name: str) -> Callable[[Asked], str]:
+    """An answer that notes when it was asked for."""
+
+    def answer(_: Asked) -> str:
+        order.append(name)
+        return "Short."
+
+    return answer
+
+
+async def test_a_long_past_does_not_keep_others_waiting(sqlite_memory: Memory) -> None:
+    """It is read in turns with theirs, to its end."""
+    reader = WrittenDown(input_tokens=1_000)
+    order: list[str] = []
+    reader.answer = noting(order, "past")
+    await talk(sqlite_memory, 200, "past")
+    await talk(sqlite_memory, 10, "other")
+    consider(sqlite_memory, reader, "past")
+    other = WrittenDown()
+    other.answer = noting(order, "other")
+    consider(sqlite_memory, other, "other")
+    await sqlite_memory.compressor.idle()
+    assert order.index("other") <= 8 < len(order)
+    assert (await check_coverage(sqlite_memory, "past"))[-1].last_seq == 394
+
+
 @pytest.mark.parametrize("change", ["reset", "delete", "delete and begin anew"])
 async def test_a_session_that_changes_meanwhile_keeps_no_summary(
     memory: Memory, events: RecordedEvents, change: str

@@ -11,7 +11,7 @@ import contextlib
 from collections import OrderedDict
 from collections.abc import Callable
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.context.compression import UNLIMITED, WindowRoom
@@ -101,9 +101,7 @@ class Compressor:
         """
         if self._closed:
             return
-        before = self._waiting.pop(session_id, None)
-        left_out = max(left_out_upto_seq, before.left_out_upto_seq if before else 0)
-        self._waiting[session_id] = CompressionRequest(session_id, compression, summarizer, budget, left_out, window)
+        self._put(CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window))
         if len(self._waiting) > _MOST_SESSIONS:
             crowded_out, _ = self._waiting.popitem(last=False)
             self._tell(crowded_out, "crowded")
@@ -131,9 +129,15 @@ class Compressor:
             CompressionFailed: nothing else has changed; what was made before that stays.
             StoreUnavailable: the database does not answer.
         """
-        return await self._compress(
-            CompressionRequest(session_id, compression, summarizer, budget, left_out_upto_seq, window)
+        newest: Summary | None = None
+        rest: CompressionRequest | None = CompressionRequest(
+            session_id, compression, summarizer, budget, left_out_upto_seq, window
         )
+        while rest is not None:
+            writer = self._writer(rest)
+            newest = await writer.compress() or newest
+            rest = writer.rest
+        return newest
 
     async def idle(self) -> None:
         """Return when nothing waits any more and nothing is being done."""
@@ -164,8 +168,9 @@ class Compressor:
         trouble = self._troubles.get(session_id)
         if trouble is not None and self._clock() < trouble.until:
             return
+        writer = self._writer(request)
         try:
-            await self._compress(request)
+            await writer.compress()
         except CompressionFailed as error:
             self._failed(session_id, error.reason, error.kind)
         except StoreError as error:
@@ -174,10 +179,18 @@ class Compressor:
             self._failed(session_id, "model", type(error).__name__)
         else:
             self._troubles.pop(session_id, None)
+            if writer.rest is not None:
+                # Behind the others, who should not have to wait for a session with a long past.
+                self._put(self._waiting.get(session_id, writer.rest), writer.rest.left_out_upto_seq)
 
-    async def _compress(self, request: CompressionRequest) -> Summary | None:
-        writer = SummaryWriter(request, self._reader, self._summaries, observer=self._observer, counter=self._counter)
-        return await writer.compress()
+    def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
+        """Queue a session, last; nothing that was to be summarised of it is forgotten."""
+        before = self._waiting.pop(request.session_id, request)
+        left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
+        self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
+
+    def _writer(self, request: CompressionRequest) -> SummaryWriter:
+        return SummaryWriter(request, self._reader, self._summaries, observer=self._observer, counter=self._counter)
 
     def _failed(self, session_id: str, reason: SummaryFailure, error: str | None) -> None:
         self._tell(session_id, reason, error)

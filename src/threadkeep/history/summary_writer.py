@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from uuid import uuid4
 
 from threadkeep.context.compression import packed, to_merge
@@ -30,10 +31,11 @@ CLAIM_SECONDS = 300.0
 """How long a summarizer may take for one answer, and how long others wait for a process that died at it."""
 
 _LEAST_ASKED = 40
+_MOST_STEPS = 8
 
 
 class SummaryWriter:
-    """Compresses one session once."""
+    """Compresses one session once, in a bounded number of steps."""
 
     def __init__(
         self,
@@ -51,6 +53,8 @@ class SummaryWriter:
         self._observer = observer
         self._counter = counter
         self._owner = str(uuid4())
+        self.rest: CompressionRequest | None = None
+        """What is left to do, where it is more than one session may have done at once."""
 
     async def compress(self) -> Summary | None:
         """Summarise what is due; the newest summary that was made, None if there was nothing to do or others do it.
@@ -79,7 +83,7 @@ class SummaryWriter:
         uncovered = await self._summaries.uncovered(session_id)
         upto = await self._reader.upto(self._request, uncovered)
         newest: Summary | None = None
-        while True:
+        for _ in range(_MOST_STEPS):
             active = await self._summaries.active(session_id)
             after = active[-1].last_seq if active else uncovered.after_seq
             if merging := to_merge(active, self._room):
@@ -88,6 +92,9 @@ class SummaryWriter:
                 newest = await self._summarise(part, active)
             else:
                 return newest
+        left_out = max(upto, self._request.left_out_upto_seq)
+        self.rest = replace(self._request, left_out_upto_seq=left_out)
+        return newest
 
     async def _summarise(self, part: Part, active: Sequence[Summary]) -> Summary:
         started = time.perf_counter()
