@@ -16,6 +16,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import RecallScope
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflow.counting import count_tokens
+from threadkeep.workflow.models import make_model
 from threadkeep.workflow.recalled_turns import RecalledTurns
 
 FACT = "My sister Noor keeps bees on the roof of the library."
@@ -162,3 +163,15 @@ def test_a_scope_that_is_none_is_refused(sqlite_memory: Memory) -> None:
     """With those there are."""
     with pytest.raises(InvalidInput, match="'session' or 'user'"):
         RecalledTurns(sqlite_memory, scope="all")  # type: ignore[arg-type]
+
+
+async def test_the_demo_model_answers_from_older_turns_too(memory: Memory) -> None:
+    """What the user said long ago is quoted, and the question stays the question."""
+    await remember(memory, FACT)
+    await small_talk(memory, 40)
+    agent = create_agent(
+        make_model("demo"), [], middleware=[SessionMemory(memory, max_messages=6, sources=[RecalledTurns(memory)])]
+    )
+    config: RunnableConfig = {"configurable": {"thread_id": "room"}}
+    reply = (await agent.ainvoke({"messages": [HumanMessage("Who keeps bees on the roof?")]}, config))["messages"][-1]
+    assert str(reply.content).startswith(f"You told me: “{FACT}”")

@@ -38,6 +38,19 @@ def quote_of_turn(role: str, text: str, time: datetime | None, *, seq: int, else
     return Quote(f"{place}, {said}, {role}", text)
 
 
+def quoted_by(block: str, role: str) -> list[str]:
+    """The texts of the turns that somebody said, from the block that `render` made of turns."""
+    texts: list[list[str]] = []
+    speaker = ""
+    for line in block.splitlines():
+        if line.startswith("["):
+            texts.append([])
+            speaker = line.rpartition(", ")[2].removesuffix("]")
+        elif texts and line.startswith("> ") and speaker == role:
+            texts[-1].append(line.removeprefix("> "))
+    return ["\n".join(lines) for lines in texts if lines]
+
+
 def render(header: str, quotes: Sequence[Quote]) -> str:
     """One block: what it is, then the quotes in their order."""
     return "\n\n".join((header, *(quote.render() for quote in quotes)))

@@ -20,7 +20,9 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
+from threadkeep.context.quotes import quoted_by
 from threadkeep.context.tokens import estimate
+from threadkeep.workflow.quoted_turns import SECTION_KEY
 
 MAX_QUOTES = 3
 MAX_QUOTE_CHARACTERS = 400
@@ -80,8 +82,8 @@ _FUNCTION_CHARACTERS = frozenset(
 class DemoModel(BaseChatModel):
     """A deterministic LangChain chat model that repeats what it was told.
 
-    A question is answered with the user's own earlier statements that share most with it, word for word; a statement is
-    noted. What the model said itself, system texts, tool results and earlier questions are never taken for statements.
+    A question is answered with the user's own earlier statements that share most with it, word for word, older turns
+    that are quoted included; a statement is noted. What the model said itself, system texts, tool results and earlier questions are never taken for statements.
     Every answer ends with how many messages the call had, the new one included and system messages not counted. Usage
     is Threadkeep's own estimate. Tools may be bound and are never called.
     """
@@ -140,7 +142,7 @@ def answer(messages: Sequence[BaseMessage]) -> str:
     """What the demo model says to these messages."""
     count = sum(not isinstance(message, SystemMessage) for message in messages)
     seen = f"I see {count} message{'' if count == 1 else 's'}."
-    said = [str(message.text) for message in messages if isinstance(message, HumanMessage)]
+    said, recalled = _said(messages)
     if not said:
         return f"You have not told me anything yet. {seen}"
     sentences = _sentences(said[-1])
@@ -149,10 +151,23 @@ def answer(messages: Sequence[BaseMessage]) -> str:
         return f"{_acknowledgement(sentences, first=count == 1)} {seen}"
     if any(map(_asks_count, questions)):
         return seen
-    told = [sentence for text in said for sentence in _sentences(text) if not _is_question(sentence)]
+    told = [sentence for text in (*recalled, *said) for sentence in _sentences(text) if not _is_question(sentence)]
     # What is said twice counts where it was said last.
     latest_first = dict.fromkeys(sentence for sentence in reversed(told) if _features(sentence))
     return f"{_recollection(questions, [*reversed(latest_first)])} {seen}"
+
+
+def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
+    """What the user says in the talk, and what older turns of the user are quoted."""
+    said: list[str] = []
+    recalled: list[str] = []
+    for message in messages:
+        section = message.additional_kwargs.get(SECTION_KEY)
+        if section == "selected":
+            recalled += quoted_by(str(message.text), "user")
+        elif section is None and isinstance(message, HumanMessage):
+            said.append(str(message.text))
+    return said, recalled
 
 
 def _acknowledgement(sentences: Sequence[str], *, first: bool) -> str:
