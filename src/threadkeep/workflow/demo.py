@@ -84,8 +84,9 @@ class DemoModel(BaseChatModel):
 
     A question is answered with the user's own earlier statements that share most with it, word for word, older turns
     that are quoted included; a statement is noted. What the model said itself, system texts, tool results and earlier
-    questions are never taken for statements. Every answer ends with how many messages the call had, the new one included
-    and system messages not counted. Usage is Threadkeep's own estimate. Tools may be bound and are never called.
+    questions are never taken for statements. Every answer ends with how many messages the call had, the new one
+    included and system messages not counted. Usage is Threadkeep's own estimate. Tools may be bound and are never
+    called.
     """
 
     @property
