@@ -229,7 +229,7 @@ class GroupCommit:
         if not fresh:
             return _receipt(prepared, min(there.values()), max(there.values()) - min(there.values()) + 1, there)
         reserved = session_parameters(turn, [message for message, _ in fresh], now=prepared.now)
-        [(_, last_seq)] = await connection.fetch(self._sql["reserve"], reserved)
+        [(_, last_seq, _)] = await connection.fetch(self._sql["reserve"], reserved)
         first = last_seq - len(fresh) + 1
         await connection.execute_many(self._sql["insert_message"], _numbered(prepared, [c for _, c in fresh], first))
         return _receipt(prepared, first, len(fresh), there)

@@ -57,12 +57,16 @@ class _Group(NamedTuple):
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """Store the group in a transaction; whoever asked for it rolls back when this raises."""
         connection.execute("BEGIN IMMEDIATE")
+        pruned: set[str] = set()
         for session in self.sessions:
-            self.counted.update(connection.execute(self.sql["reserve"], session).fetchall())
+            for session_id, last_seq, deleted_seq in connection.execute(self.sql["reserve"], session).fetchall():
+                self.counted[session_id] = last_seq
+                if deleted_seq:
+                    pruned.add(session_id)
         connection.executemany(self.sql["insert_message"], self._numbered())
-        [(any_deleted,)] = connection.execute(self.sql["any_deleted_id"])
-        if any_deleted:
-            connection.executemany(self.sql["refuse_deleted_id"], self.messages)
+        if pruned:
+            known = [message for message in self.messages if message["session_id"] in pruned]
+            connection.executemany(self.sql["refuse_deleted_id"], known)
         return connection.execute("COMMIT")
 
     def _numbered(self) -> Iterator[Parameters]:

@@ -1,7 +1,7 @@
 -- Statements of the transcript that both engines take as they are.
 
 -- name: reserve
--- Count a session up by :added and answer its new last_seq; makes the session at its first turn. The row stays locked
+-- Count a session up by :added and answer its new last_seq, and whether ids of deleted messages are known; makes the session at its first turn. The row stays locked
 -- until the transaction ends, so turns of all processes are numbered one after the other. :added = 0 only locks.
 -- Another user's session answers nothing and stays as it is.
 INSERT INTO chat_sessions AS s (
@@ -16,7 +16,7 @@ ON CONFLICT (session_id) DO UPDATE SET
     last_seq = s.last_seq + excluded.last_seq,
     updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
 WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
-RETURNING session_id, last_seq
+RETURNING session_id, last_seq, deleted_seq
 
 -- name: insert_message
 INSERT INTO chat_messages (
@@ -32,9 +32,6 @@ VALUES (
 SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
 UNION ALL
 SELECT seq FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
-
--- name: any_deleted_id
-SELECT EXISTS (SELECT 1 FROM chat_deleted_ids)
 
 -- name: refuse_deleted_id
 -- Breaks the key of its own table when the id is that of a deleted message: it is no more new than one that is there.

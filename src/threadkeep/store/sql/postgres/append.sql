@@ -4,7 +4,7 @@
 -- Count the sessions up as `reserve` of transcripts.sql does, and insert the messages: `behind` says how many messages
 -- of its session in this group follow a message. Another user's session is left out, with its messages. The condition
 -- is always true: it shortens the wait for locked rows, for this statement alone. `refused` breaks the key of its own
--- table when an id is that of a deleted message: it is no more new than one that is there.
+-- table when an id is that of a deleted message, which is no more new than one that is there.
 WITH given AS (
     SELECT * FROM json_to_recordset(:messages) AS m (
         session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
