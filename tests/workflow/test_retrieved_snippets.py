@@ -45,7 +45,7 @@ class Shelf(BaseRetriever):
 async def ask(memory: Memory, shelf: Shelf, question: str = "How long does it take?") -> list[BaseMessage]:
     """What a model is sent for a question."""
     model = ScriptedModel(replies=["answer"])
-    source = RetrievedSnippets(memory, shelf, timeout_seconds=0.05)
+    source = RetrievedSnippets(shelf, timeout_seconds=0.05)
     agent = create_agent(model, [], system_prompt="Be brief.", middleware=[SessionMemory(memory, sources=[source])])
     await agent.ainvoke({"messages": [HumanMessage(question)]}, {"configurable": {"thread_id": "room"}})
     return list(model.calls[-1])

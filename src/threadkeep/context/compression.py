@@ -68,13 +68,13 @@ class WindowRoom:
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
         """How much to keep so that the next call has no need to leave anything out; nothing while there is room.
 
-        A part of the tokens is left free for the input that is to come.
+        A part of the tokens is left free for the input that is to come; of the messages, the next turn's two.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
             keep.append(("tokens", max(1, int(self.tokens * self.step))))
         if self.messages is not None and extent.messages > self.messages:
-            keep.append(("messages", max(1, int(self.messages * self.step))))
+            keep.append(("messages", max(1, int(self.messages * self.step) - 2)))
         return tuple(keep)
 
 

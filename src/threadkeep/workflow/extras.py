@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -11,12 +12,15 @@ from langchain_core.messages import BaseMessage
 
 from threadkeep.context.manifest import Section
 from threadkeep.context.tokens import TokenCounter
+from threadkeep.errors import StoreClosed
 from threadkeep.history.session import Session
+from threadkeep.observe import ExtraNotFound, ExtraSection, Observer
 from threadkeep.records import Message
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.model_call import Extra
 
 _RECENT_TURNS = 4
+_LEAST_ROOM = 64
 
 
 @dataclass(frozen=True)
@@ -47,16 +51,36 @@ class ExtraRequest:
 
 
 class ExtraSource(Protocol):
-    """Finds one section of a prompt anew for each input.
-
-    It never raises for what may fail in a running system: it tells of the failure, and finds nothing.
-    """
+    """Finds one section of a prompt anew for each input. What it raises is told of, and the section is left out."""
 
     @property
-    def section(self) -> Section:
+    def section(self) -> ExtraSection:
         """Which section it fills."""
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """What bears on the input, in at most so many tokens by the request's counter; None if nothing does."""
         ...
+
+
+async def find_all(
+    sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
+) -> list[Extra]:
+    """What the sources find, each in its room; one that fails leaves its section out, and is told of."""
+
+    async def found_by(source: ExtraSource) -> Extra | None:
+        room = rooms.get(source.section, 0)
+        if room < _LEAST_ROOM or not request.text.strip():
+            return None
+        try:
+            return await source.find(request, room)
+        except StoreClosed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a source does, the agent answers
+            observer.notify(
+                ExtraNotFound(section=source.section, error=type(error).__name__, session_id=request.session.session_id)
+            )
+            return None
+
+    found = await asyncio.gather(*map(found_by, sources))
+    return [extra for extra in found if extra is not None]

@@ -7,17 +7,16 @@ from collections.abc import Sequence
 
 from langchain_core.embeddings import Embeddings
 
-from threadkeep.context.manifest import Entry, Section, TurnReference
-from threadkeep.errors import InvalidInput, StoreClosed, StoreError
+from threadkeep.context.manifest import Entry, TurnReference
+from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
-from threadkeep.observe import ExtraNotFound
+from threadkeep.observe import ExtraSection
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.extras import ExtraRequest
 from threadkeep.workflow.model_call import Extra
 from threadkeep.workflow.quoted_turns import QuotedTurn, turns_message
 
-_LEAST_ROOM = 64
 _PATIENCE_SECONDS = 3.0
 
 
@@ -44,14 +43,16 @@ class RecalledTurns:
         self._embedder = _LangChainEmbedder(embeddings, embeddings_name) if embeddings is not None else None
 
     @property
-    def section(self) -> Section:
+    def section(self) -> ExtraSection:
         """The section `selected`."""
         return "selected"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """The block of turns that fits; None if none matters, or the database does not answer in time."""
-        if room < _LEAST_ROOM or not request.text.strip():
-            return None
+        """The block of turns that fits; None if none matters.
+
+        Raises:
+            StoreError, TimeoutError: the database does not answer in time.
+        """
         session = request.session
         known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
         search = Search(
@@ -64,16 +65,8 @@ class RecalledTurns:
             scope=self._scope if session.user_id is not None else "session",
             now=request.now,
         )
-        try:
-            async with asyncio.timeout(_PATIENCE_SECONDS):
-                found = await self._memory.older_turns.find(search, room, self._embedder)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._memory.observers.notify(
-                ExtraNotFound(section="selected", error=type(error).__name__, session_id=session.session_id)
-            )
-            return None
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            found = await self._memory.older_turns.find(search, room, self._embedder)
         return _block(found, request, room)
 
 

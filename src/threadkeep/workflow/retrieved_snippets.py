@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
-from threadkeep.context.manifest import Entry, Section
+from threadkeep.context.manifest import Entry
 from threadkeep.context.quotes import SNIPPETS_HEADER, Quote, fitting, render
-from threadkeep.history.memory import Memory
-from threadkeep.observe import ExtraNotFound
+from threadkeep.observe import ExtraSection
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.extras import ExtraRequest
 from threadkeep.workflow.model_call import Extra
 from threadkeep.workflow.quoted_turns import section_message
 from threadkeep.workflow.sent_messages import digest_of, dump_message
 
-_LEAST_ROOM = 64
 _RECENT_CHARACTERS = 1_000
 
 
@@ -28,28 +26,19 @@ class RetrievedSnippets:
     A retriever that fails, or takes longer than `timeout_seconds`, is told of, and the model call goes on without.
     """
 
-    def __init__(self, memory: Memory, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
-        self._memory = memory
+    def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
         self._retriever = retriever
         self._timeout_seconds = timeout_seconds
 
     @property
-    def section(self) -> Section:
+    def section(self) -> ExtraSection:
         """The section `snippets`."""
         return "snippets"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
         """The passages that fit, best first; the last one is cut with a mark if it must be."""
-        if room < _LEAST_ROOM or not request.text.strip():
-            return None
-        try:
-            async with asyncio.timeout(self._timeout_seconds):
-                documents = await self._retriever.ainvoke(query_of(request))
-        except Exception as error:  # noqa: BLE001 - whatever a knowledge base does, the agent answers
-            self._memory.observers.notify(
-                ExtraNotFound(section="snippets", error=type(error).__name__, session_id=request.session.session_id)
-            )
-            return None
+        async with asyncio.timeout(self._timeout_seconds):
+            documents = await self._retriever.ainvoke(query_of(request))
         return _block(documents, request, room)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from threadkeep.context.budget import input_budget
 from threadkeep.context.calibration import ScaledCounter
+from threadkeep.context.compression import WindowRoom
 from threadkeep.context.exact_tokens import ExactCounter
 from threadkeep.context.manifest import ContextManifest, ReportedUsage
 from threadkeep.context.tokens import TokenCounter, counter_for, estimate, name_of
@@ -23,7 +23,7 @@ from threadkeep.history.session import Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.workflow.assembly import Assembler
 from threadkeep.workflow.conversion import id_of
-from threadkeep.workflow.extras import ExtraRequest
+from threadkeep.workflow.extras import ExtraRequest, find_all
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
 from threadkeep.workflow.model_facts import facts_of, tools_text
 from threadkeep.workflow.summarizer import ModelSummarizer
@@ -68,6 +68,7 @@ class TurnContext:
         self._tools_text: str | None = None
         self._use = ModelUse()
         self._budget: int | None = None
+        self._room: WindowRoom | None = None
         self._open: tuple[ContextManifest, Mapping[str, str], _Measure] | None = None
         self._new_begin: int | None = None
         self._truncation_told = False
@@ -114,6 +115,7 @@ class TurnContext:
         draft = await self._draft(self._assembler, call)
         sent = self._assembler.build(draft)
         self._new_begin = sent.begin_seq or self._new_begin
+        self._room = self._room or _window_room(sent, draft, self._options)
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
         return sent
@@ -167,19 +169,9 @@ class TurnContext:
                 compression,
                 summarizer,
                 budget=self._budget,
-                left_out_upto_seq=max(self.left_out_upto, self._leaving_upto),
+                left_out_upto_seq=self.left_out_upto,
+                window=self._room or WindowRoom(),
             )
-
-    @property
-    def _leaving_upto(self) -> int:
-        """The newest place that the next turn's window has no room for; 0 if it has for all.
-
-        It is summarised before, so that the window and the summary change at one call, and not one after the other.
-        """
-        places, question = self._options.max_messages, self._recollection.question_seq
-        if places is None or question is None or len(self._recollection.messages) + 2 <= places:
-            return 0
-        return question + 1 - max(int(self._options.plan.step * places) - 2, 0)
 
     @property
     def _profile(self) -> str | None:
@@ -237,9 +229,7 @@ class TurnContext:
             counter=call.counter,
             now=self._memory.clock(),
         )
-        rooms = draft.rooms
-        found = await asyncio.gather(*(source.find(request, rooms.get(source.section, 0)) for source in sources))
-        self._extras = [extra for extra in found if extra is not None]
+        self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
@@ -284,6 +274,15 @@ class TurnContext:
             observers.notify(
                 HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
             )
+
+
+def _window_room(sent: Assembled, draft: Draft, options: TurnOptions) -> WindowRoom:
+    """What a turn's first call left to its window, in the tokens that are stored."""
+    call = draft.call
+    taken = sum(entry.tokens for entry in sent.entries if entry.section in ("system", "summary"))
+    left = max(call.budget - taken - sum(draft.rooms.values()), 0)
+    tokens = None if call.stored_hundredths is None else left * 100 // call.stored_hundredths
+    return WindowRoom(tokens, options.max_messages, options.plan.step)
 
 
 def _hundredths(counter: TokenCounter) -> int:
