@@ -181,7 +181,7 @@ class Compressor:
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
                 # Behind the others, who should not have to wait for a session with a long past.
-                self._put(self._waiting.get(session_id, writer.rest), writer.rest.left_out_upto_seq)
+                self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
         """Queue a session, last; nothing that was to be summarised of it is forgotten."""

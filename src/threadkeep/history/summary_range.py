@@ -32,7 +32,8 @@ class CompressionRequest:
     """A session to look at, and how it is compressed.
 
     `budget` is that of a model call. `left_out_upto_seq` is the newest message that a window had to leave out: up to it
-    all is summarised before the trigger too. So is the beginning of a `window` that is nearly full.
+    all is summarised before the trigger too. So is the beginning of a `window` that is nearly full. `upto_seq` is what
+    an earlier look has found to be due and not come to the end of.
     """
 
     session_id: str
@@ -41,6 +42,7 @@ class CompressionRequest:
     budget: int
     left_out_upto_seq: int = 0
     window: WindowRoom = UNLIMITED
+    upto_seq: int = 0
 
     @property
     def room(self) -> SummaryRoom:

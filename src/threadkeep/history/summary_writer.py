@@ -24,7 +24,7 @@ from threadkeep.history.summary_range import CompressionRequest, Part, RangeRead
 from threadkeep.observe import Observer, SummaryMade
 from threadkeep.records import Summary
 from threadkeep.store.codec import clean_text
-from threadkeep.store.summaries import Summaries
+from threadkeep.store.summaries import Summaries, Uncovered
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
@@ -64,12 +64,11 @@ class SummaryWriter:
             StoreError: the database does not answer.
         """
         session_id = self._request.session_id
-        if not is_due(await self._summaries.uncovered(session_id), self._request):
-            return None
-        if not await self._claim():
+        uncovered = Uncovered() if self._request.upto_seq else await self._summaries.uncovered(session_id)
+        if not (self._request.upto_seq or is_due(uncovered, self._request)) or not await self._claim():
             return None
         try:
-            return await self._until_done()
+            return await self._until_done(await self._due(uncovered))
         finally:
             with contextlib.suppress(StoreError):  # it ends by itself
                 await self._summaries.release(session_id, PURPOSE, self._owner)
@@ -77,23 +76,31 @@ class SummaryWriter:
     async def _claim(self) -> bool:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
-    async def _until_done(self) -> Summary | None:
+    async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
+        """After which place there is something to do if nothing is summarised yet, and up to where."""
         session_id = self._request.session_id
-        # Read again: somebody may have done it before the claim.
-        uncovered = await self._summaries.uncovered(session_id)
-        upto = await self._reader.upto(self._request, uncovered)
+        if self._request.upto_seq:
+            return self._request.upto_seq, self._request.upto_seq
+        active = await self._summaries.active(session_id)
+        if active and active[-1].last_seq != uncovered.after_seq:
+            # Somebody did it before the claim. Counting is what takes time here, so it is not simply done again.
+            uncovered = await self._summaries.uncovered(session_id)
+        return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
+
+    async def _until_done(self, due: tuple[int, int]) -> Summary | None:
+        session_id = self._request.session_id
+        lowest, upto = due
         newest: Summary | None = None
         for _ in range(_MOST_STEPS):
             active = await self._summaries.active(session_id)
-            after = active[-1].last_seq if active else uncovered.after_seq
+            after = active[-1].last_seq if active else lowest
             if merging := to_merge(active, self._room):
                 newest = await self._merge(merging)
             elif after < upto and (part := await self._reader.part(session_id, after, upto, self._room.record)):
                 newest = await self._summarise(part, active)
             else:
                 return newest
-        left_out = max(upto, self._request.left_out_upto_seq)
-        self.rest = replace(self._request, left_out_upto_seq=left_out)
+        self.rest = replace(self._request, upto_seq=upto)
         return newest
 
     async def _summarise(self, part: Part, active: Sequence[Summary]) -> Summary:
