@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from threadkeep import InvalidSettings, Settings, load_settings
+from threadkeep import InvalidSettings, Retention, RetentionLimits, RetentionOptions, Settings, load_settings
 from threadkeep.settings import default_database
 
 SECRET = "s3cret-7f3a"
@@ -75,6 +75,13 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "MEMORY_MAX_MESSAGES": ("-1", -1),
         "MEMORY_MAX_CHARS": ("0", 0),
         "MANIFEST_RETENTION_DAYS": ("0.5", 0.5),
+        "RETENTION_ARCHIVE_MAX_AGE_DAYS": ("30", 30.0),
+        "RETENTION_ARCHIVE_MAX_MESSAGES": ("1000", 1000),
+        "RETENTION_ARCHIVE_MAX_IDLE_DAYS": ("60.5", 60.5),
+        "RETENTION_DELETE_MAX_AGE_DAYS": ("365", 365.0),
+        "RETENTION_DELETE_MAX_MESSAGES": ("2000", 2000),
+        "RETENTION_DELETE_MAX_IDLE_DAYS": ("400", 400.0),
+        "RETENTION_INTERVAL_HOURS": ("0.5", 0.5),
         "API_KEYS": ("web:abc, bot:d:e", {"web": SecretStr("abc"), "bot": SecretStr("d:e")}),
         "SQLITE_SYNCHRONOUS": ("normal", "NORMAL"),
         "LOCK_TIMEOUT": ("1", 1.0),
@@ -96,6 +103,8 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert options.pending.folder == tmp_path / "pending"
     assert options.pending.write_timeout_seconds == 2.0
     assert options.store.lock_timeout_seconds == 1.0
+    limits = Retention(RetentionLimits(30, 1000, 60.5), RetentionLimits(365, 2000, 400))
+    assert options.retention == RetentionOptions(limits, interval_seconds=1800)
     assert not settings.memory_options(background=False).background
 
 
@@ -128,6 +137,9 @@ def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, t
         ("HISTORY_MAX_MESSAGES", "-1", "0 means none"),
         ("HISTORY_MAX_TOKENS", "4k", "0 means no history"),
         ("MEMORY_MAX_CHARS", "-1", "0 means no limit"),
+        ("RETENTION_DELETE_MAX_AGE_DAYS", "0", "greater than 0"),
+        ("RETENTION_DELETE_MAX_MESSAGES", "0", "greater than or equal to 1"),
+        ("RETENTION_INTERVAL_HOURS", "0", "greater than 0"),
         ("GRAPH_STORE_BACKEND", "redis", "sqlite"),
         ("GRAPH_STORE_SQLITE_PATH", "graph.db", "absolute path"),
         ("GRAPH_STORE_SQLITE_PATH", "~/graph.db", "absolute path"),

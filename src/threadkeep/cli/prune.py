@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated
@@ -101,6 +100,8 @@ async def _plan(terminal: Terminal, scope: _Scope) -> list[PlannedRemoval]:
 
 async def _prune(terminal: Terminal, scope: _Scope, total: Pruned, *, vacuum: bool) -> tuple[Pruned, bool]:
     """Do it, with progress; the room is given back after it."""
+    import asyncio
+
     from threadkeep.history.pruning import Pruned
 
     so_far = Pruned()

@@ -11,10 +11,6 @@ WITH given AS (
         confidence DOUBLE PRECISION, escalated BOOLEAN, run_id TEXT, metadata TEXT, original TEXT, sent_at TIMESTAMPTZ,
         created_at TIMESTAMPTZ
     )
-), refused AS (
-    INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
-    SELECT d.session_id, d.id, d.seq, d.created_at
-    FROM given m JOIN chat_deleted_ids d ON d.session_id = m.session_id AND d.id = m.id
 ), counted AS (
     INSERT INTO chat_sessions AS s (
         session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
@@ -32,7 +28,7 @@ WITH given AS (
         last_seq = s.last_seq + excluded.last_seq,
         updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
     WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
-    RETURNING session_id, last_seq
+    RETURNING session_id, last_seq, deleted_seq
 ), stored AS (
     INSERT INTO chat_messages (
         session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
@@ -41,5 +37,13 @@ WITH given AS (
         m.session_id, c.last_seq - m.behind, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
         m.metadata::JSONB, m.original::JSON, m.sent_at, m.created_at
     FROM given m JOIN counted c ON c.session_id = m.session_id
+), refused AS (
+    INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+    SELECT d.session_id, d.id, d.seq, d.created_at
+    FROM counted c JOIN given m ON m.session_id = c.session_id CROSS JOIN LATERAL (
+        -- One look into the index for each message, whatever the planner knows of the table.
+        SELECT * FROM chat_deleted_ids k WHERE k.session_id = m.session_id AND k.id = m.id LIMIT 1
+    ) d
+    WHERE c.deleted_seq > 0
 )
 SELECT session_id, last_seq FROM counted
