@@ -113,6 +113,20 @@ async def test_failures_are_tried_again_after_growing_pauses(
     assert await ranges(sqlite_memory) == [(1, 14)]
 
 
+async def test_a_model_that_writes_too_much_is_asked_for_less(sqlite_memory: Memory, clock: SettableClock) -> None:
+    """At the next try, until it does not."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: "word " * (asked.max_tokens * 3)
+    await talk(sqlite_memory, 10)
+    while not await ranges(sqlite_memory):
+        assert len(summarizer.asked) < 5
+        consider(sqlite_memory, summarizer)
+        await sqlite_memory.compressor.idle()
+        clock.advance(3601)
+    asked = [asked.max_tokens for asked in summarizer.asked]
+    assert asked[0] >= 2 * asked[-1]
+
+
 async def test_one_sessions_trouble_is_not_the_others(sqlite_memory: Memory) -> None:
     """The rest of the queue goes on."""
     broken, well = WrittenDown(), WrittenDown()

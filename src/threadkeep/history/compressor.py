@@ -45,9 +45,10 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """How often a session could not be compressed, and until when it is left alone."""
+    """How often a session could not be compressed, how often for what was too long, and until when it is left alone."""
 
     failures: int
+    too_long: int
     until: datetime
 
 
@@ -168,7 +169,7 @@ class Compressor:
         trouble = self._troubles.get(session_id)
         if trouble is not None and self._clock() < trouble.until:
             return
-        writer = self._writer(request)
+        writer = self._writer(replace(request, shorter=trouble.too_long if trouble else 0))
         try:
             await writer.compress()
         except CompressionFailed as error:
@@ -196,10 +197,10 @@ class Compressor:
         self._tell(session_id, reason, error)
         if reason == "outdated":
             return  # somebody else did it, or there is nothing to do any more
-        before = self._troubles.pop(session_id, None)
-        failures = before.failures + 1 if before else 1
+        before = self._troubles.pop(session_id, _Trouble(0, 0, self._clock()))
+        failures, too_long = before.failures + 1, before.too_long + (reason == "too_long")
         pause = min(self._options.first_pause_seconds * 2 ** min(failures - 1, 30), self._options.longest_pause_seconds)
-        self._troubles[session_id] = _Trouble(failures, self._clock() + timedelta(seconds=pause))
+        self._troubles[session_id] = _Trouble(failures, too_long, self._clock() + timedelta(seconds=pause))
         if len(self._troubles) > _MOST_SESSIONS:
             self._troubles.popitem(last=False)
 

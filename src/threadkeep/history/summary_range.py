@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from threadkeep.context.compression import (
     UNLIMITED,
@@ -25,6 +25,7 @@ from threadkeep.store.summaries import Uncovered
 from threadkeep.store.transcripts import Transcripts
 
 _PAGE_ROWS = 200
+_MOST_HALVINGS = 3
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class CompressionRequest:
 
     `budget` is that of a model call. `left_out_upto_seq` is the newest message that a window had to leave out: up to it
     all is summarised before the trigger too. So is the beginning of a `window` that is nearly full. `upto_seq` is what
-    an earlier look has found to be due and not come to the end of.
+    an earlier look has found to be due and not come to the end of. `shorter` is how often what was written was too
+    long: less is asked for then.
     """
 
     session_id: str
@@ -43,11 +45,13 @@ class CompressionRequest:
     left_out_upto_seq: int = 0
     window: WindowRoom = UNLIMITED
     upto_seq: int = 0
+    shorter: int = 0
 
     @property
     def room(self) -> SummaryRoom:
         """How long summaries may be, and how much is read at once."""
-        return SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
+        room = SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
+        return replace(room, asked=room.asked >> min(self.shorter, _MOST_HALVINGS))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
 """How long a summarizer may take for one answer, and how long others wait for a process that died at it."""
 
-_LEAST_ASKED = 40
+_LEAST_ASKED = 30
 _MOST_STEPS = 8
 
 
