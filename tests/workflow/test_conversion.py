@@ -19,7 +19,16 @@ from langchain_core.messages import (
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message
-from threadkeep.workflow.conversion import NO_RESULT, from_langchain, merge, plain, repair, text_of, to_langchain
+from threadkeep.workflow.conversion import (
+    NO_RESULT,
+    Repaired,
+    from_langchain,
+    merge,
+    plain,
+    repair,
+    text_of,
+    to_langchain,
+)
 
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "abc"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
@@ -178,7 +187,7 @@ def test_merging_loses_doubles_and_reorders_nothing(history: list[str], state: l
 
 def test_a_call_without_a_result_is_answered() -> None:
     """A cancelled run leaves it, and the next model call would fail."""
-    repaired = repair([HumanMessage("q"), calling("1", "2"), result("2"), HumanMessage("again")])
+    repaired = repair([HumanMessage("q"), calling("1", "2"), result("2"), HumanMessage("again")]).messages
     assert [type(message) for message in repaired] == [HumanMessage, AIMessage, ToolMessage, ToolMessage, HumanMessage]
     assert [m.tool_call_id for m in repaired if isinstance(m, ToolMessage)] == ["1", "2"]
     assert repaired[2].content == NO_RESULT
@@ -186,20 +195,22 @@ def test_a_call_without_a_result_is_answered() -> None:
 
 def test_results_stand_right_after_their_call() -> None:
     """Also when somebody spoke between."""
-    repaired = repair([calling("1"), HumanMessage("hurry"), result("1")])
+    repaired = repair([calling("1"), HumanMessage("hurry"), result("1")]).messages
     assert [type(message) for message in repaired] == [AIMessage, ToolMessage, HumanMessage]
 
 
 def test_a_result_without_a_call_goes() -> None:
-    """So does a second result of the same call."""
-    assert repair([result("0"), HumanMessage("q")]) == [HumanMessage("q")]
+    """So does a second result of the same call; for each there is a reason."""
+    lost = repair([result("0"), HumanMessage("q")])
+    assert lost == Repaired([HumanMessage("q")], [(result("0"), "orphan_tool")])
     repaired = repair([calling("1"), result("1", "first"), result("1", "second")])
-    assert [message.content for message in repaired] == ["", "first"]
+    assert [message.content for message in repaired.messages] == ["", "first"]
+    assert repaired.dropped == [(result("1", "second"), "duplicate")]
 
 
 def test_the_same_call_id_in_two_turns_is_two_calls() -> None:
     """Some models count their calls from 1 in each turn."""
-    repaired = repair([calling("1"), result("1", "old"), HumanMessage("q"), calling("1"), result("1", "new")])
+    repaired = repair([calling("1"), result("1", "old"), HumanMessage("q"), calling("1"), result("1", "new")]).messages
     assert [m.content for m in repaired if isinstance(m, ToolMessage)] == ["old", "new"]
 
 
@@ -210,13 +221,13 @@ def test_a_call_that_was_spelt_wrongly_goes() -> None:
         invalid_tool_calls=[{"name": "look_up", "args": "{", "id": "1", "error": "cut", "type": "invalid_tool_call"}],
         additional_kwargs={"tool_calls": [{"id": "1"}]},
     )
-    (repaired,) = repair([invalid])
+    (repaired,) = repair([invalid]).messages
     assert isinstance(repaired, AIMessage)
     assert repaired.content == [{"type": "text", "text": "let me see"}]
     assert not repaired.invalid_tool_calls
     assert not repaired.additional_kwargs
     assert invalid.invalid_tool_calls
-    assert repair([calling(None)]) == []
+    assert repair([calling(None)]) == Repaired([], [(calling(None), "empty")])
 
 
 @st.composite
@@ -238,7 +249,7 @@ def broken_runs(draw: st.DrawFn) -> list[BaseMessage]:
 @given(broken_runs())
 def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) -> None:
     """Each call is followed by its results, no result stands elsewhere, and nobody else's words are touched."""
-    repaired = repair(messages)
+    repaired = repair(messages).messages
     place = 0
     while place < len(repaired):
         message = repaired[place]
@@ -252,7 +263,7 @@ def test_a_repaired_run_is_valid_whatever_it_was(messages: list[BaseMessage]) ->
     assert [m for m in repaired if not isinstance(m, ToolMessage)] == [
         m for m in messages if not isinstance(m, ToolMessage)
     ]
-    assert repair(repaired) == repaired
+    assert repair(repaired).messages == repaired
 
 
 def test_reasoning_of_another_provider_becomes_text() -> None:

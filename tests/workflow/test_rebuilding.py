@@ -11,6 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 from threadkeep import ContextGone, InvalidInput, Message, SessionMemory, rebuild
+from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.memory import Memory
 from threadkeep.records import Role
@@ -102,10 +103,10 @@ async def test_a_context_of_a_session_that_was_begun_anew_is_not_made_up(memory:
 
 
 @pytest.mark.parametrize("earlier", [("user", "assistant"), ("user", "user"), ("assistant", "assistant")])
-async def test_what_was_said_before_the_question_is_whole_or_out(
+async def test_what_was_cut_of_the_newest_before_the_question_is_rebuilt_as_it_was_cut(
     sqlite_memory: Memory, earlier: tuple[Role, ...]
 ) -> None:
-    """However little room the newest of it has: only the question, and what a tool gave for it, is ever cut."""
+    """However little room it has: it is there in part, so that the window is never empty, and the record knows that."""
     said = [Message(role=role, content=f"{role} {place} " + "says much " * 100) for place, role in enumerate(earlier)]
     await sqlite_memory.session("telegram:1").append(said)
     model = ScriptedModel(["ok", "yes"])
@@ -113,4 +114,4 @@ async def test_what_was_said_before_the_question_is_whole_or_out(
         agent = create_agent(model, [], middleware=[SessionMemory(sqlite_memory, max_tokens=budget)])
         await agent.ainvoke({"messages": [HumanMessage("hi")]}, CONFIG)
     assert [told(call) for call in await rebuilt(sqlite_memory)] == [told(call) for call in model.calls]
-    assert all("[cut]" not in message.text for call in model.calls for message in call)
+    assert [message.text.endswith(CUT_MARK) for message in model.calls[0]] == [True, False]

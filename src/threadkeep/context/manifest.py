@@ -14,7 +14,16 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 type ExclusionReason = Literal[
-    "over_budget", "over_limit", "before_anchor", "reset", "summarised", "duplicate", "role", "orphan_tool", "archived"
+    "over_budget",
+    "over_limit",
+    "before_anchor",
+    "reset",
+    "summarised",
+    "duplicate",
+    "role",
+    "orphan_tool",
+    "archived",
+    "empty",
 ]
 
 

@@ -2,7 +2,8 @@
 
 The order of what matters: system messages, whole and first; the newest user message, cut if it alone is too big; the
 newest step of the current turn, its tool results cut in the middle if need be; the turn's earlier steps, newest first;
-then history, newest first, up to a number of messages. A tool call and its results are one group: all of it or nothing.
+then history, newest first, up to a number of messages; its newest message is cut if nothing else of it would be there.
+A tool call and its results are one group: all of it or nothing.
 
 Where history begins can be an anchor that stays from call to call, so that calls share their leading messages: what
 does not fit any more moves it by a whole step (`Anchor`).
@@ -12,9 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from threadkeep.errors import BudgetTooSmall
+
+_LEAST_TOKENS: Final = 16
+"""What is left of a message of history that is cut says something from here on."""
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -42,8 +46,8 @@ class Anchor:
 
     Nothing before the index `begin` is kept. When an earlier call `set` it and what follows is too much (by itself, or
     `overflowing`: there was more than was handed in), history is cut back to `fraction` of its room and of its number
-    of messages, the turn in progress counted, and begins with a user message. Where no call has set it yet, history is
-    the newest that fits.
+    of messages, the question counted, and begins with a user message; the last exchange stays if it fits at all. Where
+    no call has set it yet, history is the newest that fits.
     """
 
     begin: int = 0
@@ -57,7 +61,8 @@ class Plan:
     """What to send: indexes in sending order, the tokens to which some are to be cut, what is out and why.
 
     `begin` is where history begins (where the turn does if there is none); `cut_back` whether that is another place
-    than the anchor said.
+    than the anchor said; `lasting` whether it is so for the turns to come, too: what only this turn's own steps have
+    pushed out is there again after it.
     """
 
     kept: tuple[int, ...]
@@ -66,6 +71,7 @@ class Plan:
     excluded: tuple[tuple[int, Reason], ...] = ()
     begin: int = 0
     cut_back: bool = False
+    lasting: bool = False
 
 
 def plan(
@@ -100,6 +106,9 @@ class _Planner:
         self._kept: list[int] = []
         self._cuts: dict[int, int] = {}
         self._excluded: dict[int, Reason] = {}
+        self._question = 0
+        self._steps = 0
+        self._pushed_out = False
 
     def plan(self, max_messages: int | None, anchor: Anchor) -> Plan:
         system = [index for index, item in enumerate(self._items) if item.kind == "system"]
@@ -122,7 +131,8 @@ class _Planner:
         excluded = tuple(sorted(self._excluded.items()))
         begin = kept[0][0] if kept else border if user is not None else border + 1
         cut_back = bool(history) and (anchor.overflowing or len(kept) < len(history))
-        return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded, begin, cut_back)
+        lasting = cut_back and not self._pushed_out
+        return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded, begin, cut_back, lasting)
 
     def _pin(self, system: Sequence[int]) -> None:
         tokens = sum(self._measure(index).tokens for index in system)
@@ -151,6 +161,7 @@ class _Planner:
         newest = current[-1] if current else []
         smallest = sum(self._measure(index).minimum for index in newest)
         fits = self._place_user(user, newest, smallest) if user is not None else smallest <= self._left
+        room = self._left
         for unit in reversed(current):
             tokens = self._tokens(unit)
             if fits and unit is newest and tokens > self._left:
@@ -160,6 +171,7 @@ class _Planner:
             else:
                 fits = False
                 self._excluded |= dict.fromkeys(unit, "over_budget")
+        self._steps = room - self._left
         return fits
 
     def _place_user(self, user: int, newest: Sequence[int], smallest: int) -> bool:
@@ -179,6 +191,7 @@ class _Planner:
         if allowed < size.tokens:
             self._cuts[user] = allowed
         self._keep([user], allowed)
+        self._question = allowed
         return beside
 
     def _place_history(
@@ -186,23 +199,43 @@ class _Planner:
     ) -> Sequence[list[int]]:
         """Place the newest of history that fits, or a step less where it does not fit as the anchor would have it."""
         fitting, stopped = self._newest(history, self._left, places)
-        if anchor.set and (anchor.overflowing or len(fitting) < len(history)):
-            stepped = self._stepped(history, places, anchor.fraction)
-            fitting = stepped or fitting
+        if anchor.overflowing or len(fitting) < len(history):
+            self._pushed_out = bool(self._steps)
+            if anchor.set or self._steps:
+                fitting = self._stepped(fitting, places, anchor.fraction)
         out = history[: len(history) - len(fitting)]
+        if out and not fitting and stopped and self._cut_newest(out[-1]):
+            fitting, out = out[-1:], out[:-1]
+        else:
+            for unit in fitting:
+                self._keep(unit, self._tokens(unit))
         for unit in out:
             self._excluded |= dict.fromkeys(unit, stopped or reason)
-        for unit in fitting:
-            self._keep(unit, self._tokens(unit))
         return fitting
 
-    def _stepped(self, history: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """The newest of history that leaves room to grow, from a user message on."""
+    def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
+        """Of what fits the newest that leaves room to grow, from a user message on, and at least the last exchange."""
         # The question and the answer to come count as well: after this turn the window is at the fraction.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        fitting, _ = self._newest(history, int(fraction * self._left), allowed)
-        first = next((number for number, unit in enumerate(fitting) if self._items[unit[0]].kind == "user"), 0)
-        return fitting[first:]
+        # As if the turn had no steps yet, so that the next turn can begin there as well; else for this turn only.
+        room = int(fraction * (self._left + self._question + self._steps)) - self._question
+        if room > self._left or room <= 0:
+            room = int(fraction * self._left)
+        else:
+            self._pushed_out = False
+        fewer, _ = self._newest(fitting, room, allowed)
+        users = [number for number, unit in enumerate(fitting) if self._items[unit[0]].kind == "user"]
+        start = len(fitting) - len(fewer)
+        if users:
+            return fitting[next((number for number in users if number >= start), users[-1]) :]
+        return fewer or fitting
+
+    def _cut_newest(self, unit: Sequence[int]) -> bool:
+        """Place the newest of history, cut to what is left, unless next to nothing of it would be there."""
+        if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS > self._left:
+            return False
+        self._cut(unit)
+        return True
 
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None

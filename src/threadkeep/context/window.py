@@ -93,7 +93,10 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """A chooser; `before_question` says that the newest user message is another one, which comes after all rows."""
+        """A chooser; `before_question` says that the newest user message is another one, which comes after all rows.
+
+        Then nothing is cut, and the newest row is there even if it alone is over the budget.
+        """
         self._limits = limits
         self._counter = limits.counter or estimate
         self._before_question = before_question
@@ -194,9 +197,12 @@ class WindowChooser:
             self._used += tokens
             return
         self._stop = (_seq(row), "over_budget")
-        whole = self._before_question or row.seq != self._newest_seq
-        if not whole and (short := self._shorten(row, tokens, budget - self._used)):
-            self._chosen.append(short)
+        if row.seq != self._newest_seq:
+            return
+        # Before a question the newest stays whole: the model call knows how much room it has, and cuts it to that.
+        newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
+        if newest is not None:
+            self._chosen.append(newest)
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:

@@ -21,7 +21,7 @@ from threadkeep.context.trim import Anchor, Item, Plan, Size, plan
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message
-from threadkeep.workflow.conversion import id_of, merge, plain, repair, to_langchain
+from threadkeep.workflow.conversion import Repaired, id_of, merge, plain, repair, to_langchain
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.left_out import dropped, exclusions
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
@@ -47,18 +47,19 @@ class Assembler:
         Raises:
             BudgetTooSmall: the system message, or it and the newest user message cut to its mark, are over the budget.
         """
-        pieces = tuple(self._pieces(call))
+        repaired = self._repaired(call)
+        pieces = tuple(self._pieces(call, repaired.messages))
         fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section != "window")
         rooms = self._layout.rooms(call.budget, fixed, wanted)
         reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
         with suppress(BudgetTooSmall):
             chosen = self._plan(call, pieces, call.budget - reserved)
             if not (reserved and _turn_suffers(chosen, pieces)):
-                return Draft(call, pieces, chosen, rooms, tuple(extras))
+                return Draft(call, pieces, chosen, repaired.dropped, rooms, tuple(extras))
         with suppress(BudgetTooSmall):
-            return Draft(call, pieces, self._plan(call, pieces, call.budget))
+            return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
         pieces = tuple(piece for piece in pieces if piece.section != "summary")
-        return Draft(call, pieces, self._plan(call, pieces, call.budget))
+        return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
 
     def build(self, draft: Draft) -> Assembled:
         """Lay out what was chosen, with the extras of the draft in their places."""
@@ -75,14 +76,14 @@ class Assembler:
             texts |= {digest: text for extra in draft.extras for digest, text in extra.texts.items()}
         messages = [message for message, _ in sent]
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-        excluded, left_out = exclusions(pieces, chosen, self._rows_by_id, self._recollection)
+        excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
         return Assembled(
             system=system,
             messages=tuple(messages if system is None else messages[1:]),
             entries=tuple(entry for _, entry in sent),
             excluded=excluded,
             left_out=left_out,
-            dropped=dropped(pieces, chosen, self._rows_by_id, self._recollection),
+            dropped=dropped(draft, self._rows_by_id, self._recollection),
             prefix=StablePrefix(
                 stable, sum(entry.tokens for _, entry in sent[:stable]), digest_of_all(messages[:stable])
             ),
@@ -91,9 +92,13 @@ class Assembler:
             texts=texts,
         )
 
-    def _pieces(self, call: Call) -> Iterator[Piece]:
-        """All that may be sent, in order: the system message and the summary first."""
+    def _repaired(self, call: Call) -> Repaired:
+        """Earlier turns and the run's own messages as one talk that a provider takes."""
         talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
+        return repair(merge(self._earlier, talk))
+
+    def _pieces(self, call: Call, talk: Sequence[BaseMessage]) -> Iterator[Piece]:
+        """All that may be sent, in order: the system message and the summary first."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system")
@@ -104,7 +109,7 @@ class Assembler:
                 yield Piece(HumanMessage(text), "summary")
         question = {id_of(message) for message in call.question}
         section: Section = "window"
-        everything = plain(repair(merge(self._earlier, talk)))
+        everything = plain(talk)
         asked = any(id_of(message) in question for message in everything)
         for message in everything:
             if asked and id_of(message) in question:
@@ -150,9 +155,9 @@ class Assembler:
         if known is not None and known[1] is call.counter:
             return known[2]
         row = self._rows.get(id(message))
-        if row is not None and row.tokens is not None and call.stored_hundredths is not None:
+        if row and row.tokens is not None and call.stored_hundredths is not None and isinstance(message.content, str):
             tokens = -(-row.tokens * call.stored_hundredths // 100)
-            size = Size(tokens, tokens)
+            size = Size(tokens, min(tokens, call.mark_tokens))
         elif piece.section == "summary":
             tokens = count_message(message, call.counter)
             size = Size(tokens, tokens)
@@ -197,10 +202,8 @@ class Assembler:
         return self._recollection.question_seq if newest else None
 
     def _new_begin(self, draft: Draft) -> int | None:
-        """Where the window begins from the next turn on. What a turn's own steps pushed out is there again then."""
-        if self._layout.window == "sliding" or not draft.chosen.cut_back:
-            return None
-        if any(piece.section == "steps" for piece in draft.pieces):
+        """Where the window begins from the next turn on; None if that is as before."""
+        if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
         rows = (self._rows_by_id.get(id_of(piece.message)) for piece in draft.pieces[draft.chosen.begin :])
         found = next((row.seq for row in rows if row is not None and row.seq), None)
@@ -209,8 +212,8 @@ class Assembler:
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
     """Whether something of the turn itself is cut or left out."""
-    out = (index for index, reason in chosen.excluded if reason != "orphan_tool")
-    return bool(chosen.cuts) or any(pieces[index].section in ("input", "steps") for index in out)
+    suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
+    return any(pieces[index].section in ("input", "steps") for index in suffering)
 
 
 def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[tuple[BaseMessage, Entry]]:

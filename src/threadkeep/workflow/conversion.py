@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 
@@ -19,6 +19,7 @@ from langchain_core.messages import (
     messages_from_dict,
 )
 
+from threadkeep.context.manifest import ExclusionReason
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role
 
@@ -158,7 +159,15 @@ class _Calls:
     results: dict[str, ToolMessage] = field(default_factory=dict)
 
 
-def repair(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+@dataclass(frozen=True)
+class Repaired:
+    """Messages that a provider takes, and those that have no place among them, with the reason."""
+
+    messages: list[BaseMessage]
+    dropped: list[tuple[BaseMessage, ExclusionReason]]
+
+
+def repair(messages: Sequence[BaseMessage]) -> Repaired:
     """The messages with every tool call answered right after it, and no result without its call.
 
     A call without a result is answered with `NO_RESULT`; a call that the model spelt wrongly or without an id goes, and
@@ -166,18 +175,26 @@ def repair(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
+    reasons: dict[int, ExclusionReason] = {}
     for place, message in enumerate(messages):
         if isinstance(message, AIMessage):
             calls[place] = _Calls(_with_valid_calls(message))
             open_calls |= {str(call["id"]): calls[place] for call in calls[place].message.tool_calls}
-        elif isinstance(message, ToolMessage) and message.tool_call_id in open_calls:
-            open_calls[message.tool_call_id].results.setdefault(message.tool_call_id, message)
-    repaired: list[BaseMessage] = []
+        elif isinstance(message, ToolMessage):
+            if (said := open_calls.get(message.tool_call_id)) is None:
+                reasons[place] = "orphan_tool"
+            elif said.results.setdefault(message.tool_call_id, message) is not message:
+                reasons[place] = "duplicate"
+    repaired = Repaired([], [])
     for place, message in enumerate(messages):
         if place in calls:
-            repaired += _answered(calls[place])
+            answered = _answered(calls[place])
+            repaired.messages.extend(answered)
+            repaired.dropped.extend([] if answered else [(message, "empty")])
         elif not isinstance(message, ToolMessage):
-            repaired.append(message)
+            repaired.messages.append(message)
+        elif place in reasons:
+            repaired.dropped.append((message, reasons[place]))
     return repaired
 
 
@@ -236,7 +253,7 @@ def _without_calls(
     ]
 
 
-def _answered(calls: _Calls) -> Iterable[BaseMessage]:
+def _answered(calls: _Calls) -> Sequence[BaseMessage]:
     said = calls.message
     if not (said.content or said.tool_calls or said.additional_kwargs):
         return []

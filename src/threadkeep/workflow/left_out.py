@@ -2,54 +2,67 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from langchain_core.messages import BaseMessage
 
 from threadkeep.context.manifest import Exclusion, ExclusionReason, LeftOut
-from threadkeep.context.trim import Plan
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message
 from threadkeep.workflow.conversion import id_of, is_utterance
-from threadkeep.workflow.model_call import Piece
+from threadkeep.workflow.model_call import Draft
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by their ids."""
 
 
 def exclusions(
-    pieces: Sequence[Piece], chosen: Plan, rows: Rows, recollection: Recollection
+    draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
     """Every place of the transcript that is out, in order, and what else of the run's state is."""
     places: dict[int, ExclusionReason] = {}
-    others: list[LeftOut] = []
-    for index, reason in chosen.excluded:
-        message_id = id_of(pieces[index].message)
-        row = rows.get(message_id)
+    others = [LeftOut(id_of(message), "reset") for message in draft.call.forgotten]
+    for message, reason in _out(draft):
+        row = rows.get(id_of(message))
         if row is not None and row.seq is not None:
             places[row.seq] = reason
         else:
-            others.append(LeftOut(message_id, reason))
-    told = [range(gap.first_seq, gap.last_seq + 1) for gap in recollection.excluded]
-    between = (place for place in _between(rows.values()) if not any(place in gap for gap in told))
-    places |= dict.fromkeys(between, "role")
-    return (*recollection.excluded, *_ranges(places)), tuple(others)
+            others.append(LeftOut(id_of(message), reason))
+    places |= dict.fromkeys(_notes(rows.values(), recollection), "role")
+    shown = any(piece.section == "summary" for piece in draft.pieces)
+    earlier = recollection.excluded if shown else tuple(map(_without_summary, recollection.excluded))
+    return (*earlier, *_ranges(places)), tuple(others)
 
 
-def dropped(pieces: Sequence[Piece], chosen: Plan, rows: Rows, recollection: Recollection) -> int:
+def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """How many earlier messages are out since the last reset, those that a summary stands for not counted."""
     # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
     again = sum(
         1
-        for piece in pieces
+        for piece in draft.pieces
         if piece.section == "window" and is_utterance(piece.message) and id_of(piece.message) not in rows
     )
-    return max(recollection.dropped - again, 0) + len(chosen.excluded)
+    return max(recollection.dropped - again, 0) + len(draft.chosen.excluded)
 
 
-def _between(rows: Iterable[Message]) -> list[int]:
-    """The places between rows that were read: notes of the system, which are in no window."""
-    seqs = sorted(row.seq for row in rows if row.seq is not None)
-    return [place for low, high in pairwise(seqs) for place in range(low + 1, high)]
+def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
+    yield from draft.unsendable
+    for index, reason in draft.chosen.excluded:
+        yield draft.pieces[index].message, reason
+
+
+def _without_summary(gap: Exclusion) -> Exclusion:
+    """Where the summary had no room, it is that which left out the messages that it stands for."""
+    return replace(gap, reason="over_budget") if gap.reason == "summarised" else gap
+
+
+def _notes(rows: Iterable[Message], recollection: Recollection) -> list[int]:
+    """The places before the question that were read over: notes of the system, which are in no window."""
+    seqs = {row.seq for row in rows if row.seq is not None}
+    low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in recollection.excluded))
+    high = recollection.question_seq or max(seqs, default=0) + 1
+    return [place for place in range(low, high) if place not in seqs]
 
 
 def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.context.manifest import Entry, Exclusion, LeftOut, Section, StablePrefix
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
 from threadkeep.workflow.conversion import id_of
@@ -20,6 +22,7 @@ class Call:
     `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`,
     `max_messages` limits what is from earlier turns. `stored_hundredths` is what the tokens that were counted when a
     message was stored are to be multiplied by, in hundredths, for this counter; None if they are of another one.
+    `forgotten` are messages of the run from before a reset.
     """
 
     messages: Sequence[BaseMessage]
@@ -29,6 +32,12 @@ class Call:
     budget: int
     max_messages: int | None = None
     stored_hundredths: int | None = None
+    forgotten: Sequence[BaseMessage] = ()
+
+    @cached_property
+    def mark_tokens(self) -> int:
+        """What is left of a text that is cut as short as can be."""
+        return self.counter(CUT_MARK)
 
 
 @dataclass(frozen=True)
@@ -50,11 +59,15 @@ class Piece:
 
 @dataclass(frozen=True)
 class Draft:
-    """A call whose window is chosen: `rooms` are the tokens that each extra which is still to be found may take."""
+    """A call whose window is chosen: `rooms` are the tokens that each extra which is still to be found may take.
+
+    `unsendable` are those of its messages that no provider takes.
+    """
 
     call: Call
     pieces: tuple[Piece, ...]
     chosen: Plan
+    unsendable: Sequence[tuple[BaseMessage, ExclusionReason]] = ()
     rooms: Mapping[Section, int] = field(default_factory=dict)
     extras: tuple[Extra, ...] = ()
 

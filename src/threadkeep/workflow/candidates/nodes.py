@@ -66,7 +66,7 @@ class CandidateNodes:
 
     async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
         """Send the model what is remembered, system messages first, and remember what it says."""
-        sent = sorted(repair(state["messages"]), key=lambda message: role_of(message) != "system")
+        sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
         self._tell_prompt(sent, prompt, config)
         try:

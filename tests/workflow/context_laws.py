@@ -1,0 +1,133 @@
+"""What holds for every model call, and for the record of it, whatever was said before."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage, ToolMessage
+
+from threadkeep import ContextManifest, Memory, Message, count_tokens
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.workflow.conversion import id_of, text_of
+
+_WHOLE_SESSION = 10_000
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One model call: what the model was given, and the record of it."""
+
+    messages: Sequence[BaseMessage]
+    manifest: ContextManifest
+
+
+async def sent_calls(
+    memory: Memory, calls: Sequence[Sequence[BaseMessage]], session_id: str, *, newest: int | None = None
+) -> list[Sent]:
+    """Each call of a session with its manifest, in order; the `newest` only, if that is given."""
+    stored = await memory.manifests.of_session(session_id, limit=1_000)
+    manifests = [ContextManifest.from_dict(one.manifest) for one in reversed(stored)]
+    if newest is not None:
+        calls, manifests = calls[-newest:], manifests[-newest:]
+    assert len(manifests) == len(calls)
+    return [Sent(messages, manifest) for messages, manifest in zip(calls, manifests, strict=True)]
+
+
+def check_budget(sent: Sent, budget: int, counter: TokenCounter) -> None:
+    """The budget is held, and the record has the tokens of each message as the counter counts them."""
+    counted = [count_tokens(message, counter=counter) for message in sent.messages]
+    assert counted == [entry.tokens for entry in sent.manifest.entries]
+    assert sum(counted) == sent.manifest.tokens <= budget
+    assert sum(sent.manifest.sections.values()) == sent.manifest.tokens
+
+
+def check_shape(messages: Sequence[BaseMessage]) -> None:
+    """One system message at most, first; each tool call is answered right after it, and nothing else is a result."""
+    assert not any(isinstance(message, SystemMessage) for message in messages[1:])
+    open_calls: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            assert message.tool_call_id in open_calls
+            open_calls.remove(message.tool_call_id)
+            continue
+        assert not open_calls
+        if isinstance(message, AIMessage):
+            assert not message.invalid_tool_calls
+            open_calls = [str(call["id"]) for call in message.tool_calls]
+    assert not open_calls
+
+
+def check_order(sent: Sent) -> None:
+    """Sections stand in their order, and what is of the transcript in its own."""
+    seqs = [entry.seq for entry in sent.manifest.entries if entry.seq is not None]
+    assert seqs == sorted(set(seqs))
+    ranks = {section: rank for rank, section in enumerate(("system", "summary", "window", "input", "extra", "steps"))}
+    order = [ranks.get(entry.section, ranks["extra"]) for entry in sent.manifest.entries]
+    assert order == sorted(order)
+
+
+def check_input(sent: Sent, question: BaseMessage) -> None:
+    """The newest user message is there: whole, or its beginning with the mark, which the record tells."""
+    [place] = [place for place, entry in enumerate(sent.manifest.entries) if entry.id == id_of(question)]
+    entry, there = sent.manifest.entries[place], sent.messages[place]
+    assert entry.section == "input"
+    if entry.tokens_before is None:
+        assert there.content == question.content
+        return
+    assert entry.tokens < entry.tokens_before
+    text = text_of(there)
+    assert text.endswith(CUT_MARK)
+    assert text_of(question).startswith(text.removesuffix(CUT_MARK))
+
+
+def check_coverage(sent: Sent, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:
+    """Each message up to the input is in, or in one summary's range, or out for exactly one reason."""
+    manifest = sent.manifest
+    last = max((entry.seq for entry in manifest.entries if entry.section == "input" and entry.seq), default=0)
+    told = Counter(entry.seq for entry in manifest.entries if entry.seq is not None)
+    shown = any(entry.section == "summary" for entry in manifest.entries)
+    for gap in manifest.excluded:
+        assert gap.first_seq <= gap.last_seq
+        if gap.reason == "summarised" and shown:
+            assert range(gap.first_seq, gap.last_seq + 1) in summaries
+        told.update(range(gap.first_seq, gap.last_seq + 1))
+    untold = {row.seq: told[row.seq] for row in rows if row.seq is not None and row.seq <= last and told[row.seq] != 1}
+    assert not untold
+
+
+def check_state(sent: Sent, state: Sequence[BaseMessage], rows: Sequence[Message]) -> None:
+    """Each message of the run's state is in, or left out for a reason, or out as a place of the transcript."""
+    manifest = sent.manifest
+    places = {row.id: row.seq for row in rows}
+    out = {seq for gap in manifest.excluded for seq in range(gap.first_seq, gap.last_seq + 1)}
+    told = {entry.id for entry in manifest.entries} | {one.id for one in manifest.left_out}
+    for message in state:
+        # The agent's own answer to a call that is no JSON gets its id after the call.
+        told_of = {id_of(message), None} if isinstance(message, ToolMessage) else {id_of(message)}
+        assert isinstance(message, SystemMessage) or told_of & told or places.get(id_of(message)) in out
+
+
+async def check_call(
+    memory: Memory,
+    sent: Sent,
+    question: BaseMessage,
+    *,
+    budget: int,
+    counter: TokenCounter,
+    summaries: Iterable[range] = (),
+) -> None:
+    """All laws that need no more than the call, its record and the transcript."""
+    check_budget(sent, budget, counter)
+    check_shape(sent.messages)
+    check_order(sent)
+    check_input(sent, question)
+    rows = await memory.session(sent.manifest.session_id).tail(_WHOLE_SESSION)
+    check_coverage(sent, rows, list(summaries))
+
+
+async def rows_of(memory: Memory, session_id: str) -> list[Message]:
+    """All messages of a session."""
+    return await memory.session(session_id).tail(_WHOLE_SESSION)
