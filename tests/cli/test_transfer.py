@@ -12,7 +12,7 @@ import pytest
 from tests.cli.running import CommandLine, start
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.history.memory import Memory
-from threadkeep.records import Message, Summary
+from threadkeep.records import Message, Retention, RetentionLimits, Summary
 from threadkeep.store.archive import ArchivedPart, Restored
 
 _SENT = datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=UTC)
@@ -78,6 +78,37 @@ def test_an_export_comes_back_byte_for_byte(any_cli: CommandLine, postgres_url: 
         assert imported.json["moved"] == 0
         assert (imported.json["summaries"], imported.json["summaries_left_out"]) == (2, 0)
         assert any_cli("sessions", "export", "--all").out == exported
+
+
+def test_what_was_archived_and_deleted_moves_as_it_is(any_cli: CommandLine, postgres_url: str) -> None:
+    """The places of what is left, what is archived of it, a reset before them, limits of its own: all comes back."""
+
+    async def prune(memory: Memory) -> None:
+        for place in range(3):
+            await memory.session("long").append([Message(role="user", content=f"{place}-{n}") for n in range(400)])
+        await memory.session("long").reset()
+        await memory.session("long").append([Message(role="user", content="After the reset.")])
+        assert await memory.summaries.add(Summary("long", 1201, 1201, "A reset.", "test-model", "1", 9))
+        await memory.session("kept").append([Message(role="user", content="For long.")])
+        own = Retention(delete=RetentionLimits(max_age_days=1000))
+        await memory.retention.change("kept", own)
+        await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=700)))
+        await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=100)))
+
+    any_cli.remember(prune)
+    exported = any_cli("sessions", "export", "--all").out
+    info = any_cli.info("long")
+    assert (info.deleted_seq, info.archived_seq, info.reset_seq, info.last_seq) == (501, 1101, 1200, 1201)
+
+    for url in (f"sqlite:///{any_cli.folder}/other.db", _other(postgres_url, any_cli)):
+        any_cli.url = url
+        any_cli.set(THREADKEEP_DATABASE_URL=url)
+        imported = any_cli("sessions", "import", "-", "--json", given=exported).json
+        assert (imported["stored"], imported["moved"], imported["summaries"]) == (701, 0, 1)
+        assert any_cli("sessions", "export", "--all").out == exported
+        assert any_cli.info("long") == info
+        assert any_cli.info("kept").retention == Retention(delete=RetentionLimits(max_age_days=1000))
+        assert any_cli("sessions", "search", "1-0").err == "No message has all these words.\n"
 
 
 def _other(postgres_url: str, cli: CommandLine) -> str:

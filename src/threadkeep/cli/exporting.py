@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import BinaryIO
 
 from threadkeep.cli.jsonl import message_line, session_line, summary_line
@@ -34,12 +34,17 @@ async def export(
     """Write sessions to a stream; what is said in them meanwhile is left out."""
     done = Exported()
     async for info in sessions:
-        stream.write(session_line(info).encode())
         done.sessions += 1
-        async for messages in _pages(memory.session(info.session_id), info.last_seq):
+        begun = False
+        async for messages in _pages(memory.session(info.session_id), info):
+            if not begun:
+                stream.write(session_line(_as_read(info, messages)).encode())
+                begun = True
             stream.write("".join([message_line(info.session_id, message) for message in messages]).encode())
             done.messages += len(messages)
             told(done)
+        if not begun:
+            stream.write(session_line(_as_read(info, ())).encode())
         for archived in await memory.summaries.for_export(info.session_id):
             # One that was made meanwhile may stand for what was said meanwhile.
             if archived.summary.last_seq <= info.last_seq:
@@ -86,8 +91,15 @@ async def count_messages(memory: Memory, session_ids: Sequence[str], user_id: st
     return sum([info.message_count async for info in memory.sessions(user_id)])
 
 
-async def _pages(session: Session, last_seq: int) -> AsyncIterator[tuple[Message, ...]]:
-    """The messages from the first to one, in order: `seq` has no gaps, so each page is where it must be."""
-    for first in range(1, last_seq + 1, PAGE_MESSAGES):
-        after = min(first + PAGE_MESSAGES, last_seq + 1)
-        yield (await session.page(before=after, limit=after - first)).messages
+async def _pages(session: Session, info: SessionInfo) -> AsyncIterator[tuple[Message, ...]]:
+    """All that was there, in order: `seq` has no gaps, so each page is where it must be, or deleted meanwhile."""
+    for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
+        after = min(first + PAGE_MESSAGES, info.last_seq + 1)
+        if messages := (await session.page(before=after, limit=after - first)).messages:
+            yield messages
+
+
+def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
+    """What is known of a session as its first messages were read: more may have been deleted since it was looked up."""
+    deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
+    return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

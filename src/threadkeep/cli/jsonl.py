@@ -10,10 +10,11 @@ from typing import Any
 
 from threadkeep.errors import InvalidInput, InvalidMessage
 from threadkeep.history.keys import check_key
-from threadkeep.records import Json, Message, SessionInfo, Summary, dump_json
+from threadkeep.records import Json, Message, Retention, SessionInfo, Summary, dump_json
 from threadkeep.store.summaries import ArchivedSummary
 
 _MOST_TOKENS = 2**31 - 1
+_MOST_PLACES = 2**53
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,9 @@ class SessionLine:
     reset_seq: int = 0
     created_at: datetime | None = None
     updated_at: datetime | None = None
+    archived_seq: int = 0
+    deleted_seq: int = 0
+    retention: Retention | None = None
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
         """The session to restore, with the times of its messages where the line had none."""
@@ -46,6 +50,9 @@ class SessionLine:
             metadata=self.metadata,
             created_at=self.created_at or min(times),
             updated_at=self.updated_at or max(times),
+            archived_seq=self.archived_seq,
+            deleted_seq=self.deleted_seq,
+            retention=self.retention,
         )
 
 
@@ -74,8 +81,8 @@ class BadLine(InvalidInput):
 
 
 def session_line(info: SessionInfo) -> str:
-    """The line of a session."""
-    values = {
+    """The line of a session; of its retention only what there is."""
+    values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
         "user_id": info.user_id,
@@ -87,6 +94,12 @@ def session_line(info: SessionInfo) -> str:
         "created_at": info.created_at.astimezone(UTC).isoformat(),
         "updated_at": info.updated_at.astimezone(UTC).isoformat(),
     }
+    if info.archived_seq:
+        values["archived_seq"] = info.archived_seq
+    if info.deleted_seq:
+        values["deleted_seq"] = info.deleted_seq
+    if info.retention is not None:
+        values["retention"] = info.retention.to_dict()
     return dump_json(values) + "\n"
 
 
@@ -194,8 +207,13 @@ def _session(session_id: str, values: dict[str, Any]) -> SessionLine:
     for name, accepted in _SESSION_TYPES.items():
         if name in values and (not isinstance(values[name], accepted) or type(values[name]) is bool is not accepted):
             raise InvalidInput(f"A session's {name} has the wrong type.")
-    if not all(isinstance(tag, str) for tag in values.get("tags", ())) or values.get("reset_seq", 0) < 0:
-        raise InvalidInput("A session's tags are texts, and its reset_seq is a whole number from 0.")
+    if not all(isinstance(tag, str) for tag in values.get("tags", ())):
+        raise InvalidInput("A session's tags are texts.")
+    for name in ("reset_seq", "archived_seq", "deleted_seq"):
+        if not 0 <= values.get(name, 0) < _MOST_PLACES:
+            raise InvalidInput(f"A session's {name} is a whole number from 0.")
+    if values.get("retention") is not None:
+        values["retention"] = Retention.from_dict(values["retention"])
     for name in ("created_at", "updated_at"):
         if values.get(name) is not None:
             values[name] = _time(name, values[name])
@@ -217,6 +235,9 @@ _SESSION_TYPES: Mapping[str, Any] = {
     "reset_seq": int,
     "created_at": str | None,
     "updated_at": str | None,
+    "archived_seq": int,
+    "deleted_seq": int,
+    "retention": dict | None,
 }
 
 

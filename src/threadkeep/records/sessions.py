@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from threadkeep.records.json_values import Json
+from threadkeep.records.retention import Retention
 
 
 @dataclass(frozen=True)
@@ -14,7 +15,8 @@ class SessionInfo:
     """What is known of a session without reading its messages.
 
     Messages up to `deleted_seq` are gone. Those up to `archived_seq`, which is never behind it, are in no window and no
-    search. Both are 0 while everything is as it was.
+    search. Both are 0 while everything is as it was. `retention` are limits of its own, which stand in the place of all
+    rules.
     """
 
     session_id: str
@@ -31,3 +33,4 @@ class SessionInfo:
     updated_at: datetime
     archived_seq: int = 0
     deleted_seq: int = 0
+    retention: Retention | None = None

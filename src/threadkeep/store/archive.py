@@ -59,8 +59,9 @@ class Archive:
 
     Its laws: a message keeps its id, times, tokens and status; one whose id is there already is not stored again; a
     session that is there keeps its own title, tags and metadata, and what is new to it comes after what it has. The
-    reset stands after the message after which it stood, unless there is a later one. Parts of one call are stored
-    together or not at all, but for those of sessions that belong to another user.
+    reset stands after the message after which it stood, unless there is a later one. What was archived is archived
+    again where it keeps its places. Parts of one call are stored together or not at all, but for those of sessions that
+    belong to another user.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -98,7 +99,7 @@ class Archive:
                 fresh.append(message)
                 seqs[str(message.id)] = last_seq + len(fresh)
         cleaned = await self._insert(connection, part, fresh, seqs) if fresh else 0
-        await self._restore_reset(connection, info, identified, seqs)
+        await self._restore_borders(connection, info, identified, seqs)
         moved = sum(1 for message in fresh if message.seq is not None and message.seq != seqs[str(message.id)])
         summaries = await self._summaries.restore(connection, info.session_id, part.summaries)
         return Restored(len(fresh), len(identified) - len(fresh), moved, cleaned, *summaries)
@@ -128,13 +129,19 @@ class Archive:
         await connection.execute_many(self._sql["insert_message"], rows)
         return sum(1 for given, message in zip(fresh, kept, strict=True) if given is not message)
 
-    async def _restore_reset(
+    async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
+        """Put the reset, and the end of what is archived, after the messages after which they stood."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
+        last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
+        # Behind messages that were here before it would archive those too.
+        if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
+            border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
+            await connection.execute(self._sql["restore_archived"], border)
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
@@ -148,6 +155,9 @@ def _session_row(info: SessionInfo) -> dict[str, object]:
         "session_id": info.session_id,
         "user_id": info.user_id,
         "title": None if info.title is None else clean_text(info.title),
+        "deleted_seq": info.deleted_seq,
+        "reset_seq": min(info.reset_seq, info.deleted_seq),
+        "retention": None if info.retention is None else dump_json(info.retention.to_dict()),
         "active": info.active,
         "tags": dump_json(clean_json(list(info.tags))),
         "metadata": dump_json(clean_json(dict(info.metadata))),

@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.records import Json, Message, SessionInfo, Turn, dump_json
+from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
 from threadkeep.store.driver import Row
 
 _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
@@ -146,7 +146,7 @@ def message_of(row: Row) -> Message:
 def session_of(row: Row) -> SessionInfo:
     """The session in a row of the columns of the statement `session`."""
     session_id, user_id, title, last, count, *places, active, tags, metadata, created_at, updated_at = row
-    last_seq, reset_seq, archived_seq, deleted_seq = places
+    last_seq, reset_seq, archived_seq, deleted_seq, retention = places
     return SessionInfo(
         session_id=session_id,
         user_id=user_id,
@@ -162,7 +162,13 @@ def session_of(row: Row) -> SessionInfo:
         updated_at=time_of(updated_at),
         archived_seq=archived_seq,
         deleted_seq=deleted_seq,
+        retention=retention_of(retention),
     )
+
+
+def retention_of(text: str | None) -> Retention | None:
+    """The limits of a session in a row, None where it has none of its own."""
+    return None if text is None else Retention.from_dict(json.loads(text))
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from threadkeep.records import Retention, dump_json
-from threadkeep.store.codec import TITLE_CHARACTERS, shorten, time_of, time_text
+from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import delete_session
@@ -158,7 +157,7 @@ class RetentionRows:
         """Whether a session is there (for this user), and its own retention."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
-        return bool(rows), _retention(rows[0][0]) if rows else None
+        return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
         """Give a session limits of its own, or none; False when it is not there (or not this user's)."""
@@ -241,11 +240,7 @@ def _prunable(row: Row) -> Prunable:
         archived_seq,
         deleted_seq,
         updated_at=time_of(updated_at),
-        retention=_retention(retention),
+        retention=retention_of(retention),
         first_stored_at=first_stored_at and time_of(first_stored_at),
         first_live_at=first_live_at and time_of(first_live_at),
     )
-
-
-def _retention(text: str | None) -> Retention | None:
-    return None if text is None else Retention.from_dict(json.loads(text))

@@ -115,16 +115,16 @@ LIMIT 1
 
 -- name: session
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
-    metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
+    active, tags, metadata, created_at, updated_at
 FROM chat_sessions
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
 -- name: sessions
 -- Newest activity first, from the cursor (:updated_at, :session_id) on.
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
-    metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
+    active, tags, metadata, created_at, updated_at
 FROM chat_sessions
 WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -137,8 +137,8 @@ LIMIT :limit
 
 -- name: sessions_of_user
 SELECT
-    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, active, tags,
-    metadata, created_at, updated_at
+    session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
+    active, tags, metadata, created_at, updated_at
 FROM chat_sessions
 WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
