@@ -26,11 +26,11 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
+from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.conversion import id_of, text_of
 from threadkeep.workflow.extras import ExtraSource
 from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turn_context import ModelUse
 from threadkeep.workflow.turn_options import IdOf, TurnOptions
 from threadkeep.workflow.turns import OpenTurn
 from threadkeep.workflow.unsettled import Unsettled

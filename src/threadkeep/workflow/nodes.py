@@ -15,9 +15,9 @@ from langchain_core.utils.uuid import uuid7
 from langgraph.errors import GraphBubbleUp
 
 from threadkeep.history.memory import Memory
+from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turn_context import ModelUse
 from threadkeep.workflow.turn_options import TurnOptions
 from threadkeep.workflow.turns import OpenTurn
 

@@ -11,7 +11,8 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.workflow.turn_context import ModelUse, TurnContext
+from threadkeep.workflow.call_measure import ModelUse
+from threadkeep.workflow.turn_context import TurnContext
 from threadkeep.workflow.turn_options import TurnOptions
 
 _PLACEHOLDER = "…"

@@ -3,55 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.context.budget import input_budget
-from threadkeep.context.calibration import ScaledCounter
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.exact_tokens import ExactCounter
 from threadkeep.context.manifest import ContextManifest, ReportedUsage
-from threadkeep.context.tokens import TokenCounter, counter_for, estimate, name_of
+from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
-from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreError
+from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past, Recollection
 from threadkeep.history.session import Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.workflow.assembly import Assembler
+from threadkeep.workflow.call_measure import CallMeasure, Measuring, ModelUse
 from threadkeep.workflow.conversion import id_of
 from threadkeep.workflow.extras import ExtraRequest, find_all
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
-from threadkeep.workflow.model_facts import facts_of, tools_text
 from threadkeep.workflow.summarizer import ModelSummarizer
 from threadkeep.workflow.turn_options import TurnOptions
-
-
-@dataclass(frozen=True)
-class ModelUse:
-    """The model that a call is for, and the JSON of the tools that it is told of."""
-
-    model: BaseChatModel | None = None
-    tools: Sequence[object] = ()
-
-
-@dataclass(frozen=True)
-class _Measure:
-    """What counts a call's tokens, and how many it may have; `tools` are those of what the model is told of tools.
-
-    `stored` is what stored counts are multiplied by, in hundredths; `learns` whether the provider's count of the call
-    says something of the counter.
-    """
-
-    model: str | None
-    counter: TokenCounter
-    budget: int
-    tools: int
-    stored: int | None
-    learns: bool
 
 
 class TurnContext:
@@ -61,15 +33,15 @@ class TurnContext:
         self._memory = memory
         self._session = session
         self._options = options
+        self._measuring = Measuring(memory, options)
         self._question = question
         self._assembler: Assembler | None = None
         self._recollection = Recollection(())
         self._extras: list[Extra] | None = None
-        self._tools_text: str | None = None
         self._use = ModelUse()
         self._budget: int | None = None
         self._room: WindowRoom | None = None
-        self._open: tuple[ContextManifest, Mapping[str, str], _Measure] | None = None
+        self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
         self._new_begin: int | None = None
         self._truncation_told = False
 
@@ -94,7 +66,7 @@ class TurnContext:
             BudgetTooSmall: the system message and the newest user message do not fit.
         """
         self.keep()
-        measure = await self._measure(use)
+        measure = await self._measuring.of(use)
         self._use, self._budget = use, measure.budget
         start = self._start(messages)
         if self._assembler is None:
@@ -109,7 +81,7 @@ class TurnContext:
             counter=measure.counter,
             budget=measure.budget,
             max_messages=0 if self._options.no_history else self._options.max_messages,
-            stored_hundredths=measure.stored,
+            stored_hundredths=measure.stored_hundredths,
             forgotten=[message for message in messages[:first] if not isinstance(message, SystemMessage)],
         )
         draft = await self._draft(self._assembler, call)
@@ -129,7 +101,7 @@ class TurnContext:
             reported = ReportedUsage(usage["input_tokens"], usage["output_tokens"], cached)
             self._open = (replace(manifest, reported=reported), texts, measure)
             if measure.learns and measure.model:
-                estimated = (manifest.tokens + measure.tools) * 100 // _hundredths(measure.counter)
+                estimated = measure.unscaled(manifest.tokens + measure.tools)
                 self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens)
         self.keep()
 
@@ -162,7 +134,9 @@ class TurnContext:
         compression, model = self._options.compression, self._use.model
         if compression is None or self._budget is None:
             return
-        summarizer = compression.summarizer or (ModelSummarizer(model) if model is not None else None)
+        summarizer = compression.summarizer
+        if summarizer is None and model is not None:
+            summarizer = ModelSummarizer(model, context_window=self._options.context_window)
         if summarizer is not None:
             self._memory.compressor.consider(
                 self._session.session_id,
@@ -179,37 +153,14 @@ class TurnContext:
         options = self._options
         return None if options.plan.window == "sliding" else f"{options.max_messages}/{options.max_tokens}"
 
-    async def _measure(self, use: ModelUse) -> _Measure:
-        options, memory = self._options, self._memory
-        facts = facts_of(use.model, options.context_window)
-        learns = options.counter is None and memory.counter is estimate
-        if not learns:
-            counter = options.counter or memory.counter
-        else:
-            factor = await memory.learned_factors.of(facts.name) if facts.name else None
-            counter = counter_for(facts.name, factor=factor)
-        if self._tools_text is None:
-            self._tools_text = tools_text(use.tools)
-        tools = counter(self._tools_text)
-        room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
-        if room <= 0:
-            raise BudgetTooSmall(
-                f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
-                "tools, or a model with a larger context window."
-            )
-        budget = min(options.max_tokens or room, room)
-        base = counter.counter if isinstance(counter, ScaledCounter) else counter
-        stored = _hundredths(counter) if base is memory.counter else None
-        return _Measure(facts.name, counter, budget, tools, stored, learns and not isinstance(counter, ExactCounter))
-
-    async def _recall(self, before: Sequence[BaseMessage], measure: _Measure) -> Recollection:
+    async def _recall(self, before: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options
         if options.no_history:
             return Recollection(())
-        if measure.stored is None:
+        if measure.stored_hundredths is None:
             limits = Limits(options.max_messages, measure.budget, measure.counter)
         else:
-            limits = Limits(options.max_messages, measure.budget * 100 // measure.stored)
+            limits = Limits(options.max_messages, measure.unscaled(measure.budget))
         known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
         question_id = id_of(self._question[-1]) if self._question else None
         return await self._session.recall(Past(limits, question_id, known_ids, self._profile))
@@ -237,7 +188,7 @@ class TurnContext:
         first = self._question[0].id if self._question else None
         return next((place for place, message in enumerate(messages) if message.id == first), 0)
 
-    def _manifest(self, sent: Assembled, measure: _Measure, run_id: str) -> ContextManifest:
+    def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
         return ContextManifest(
             session_id=self._session.session_id,
             run_id=run_id,
@@ -283,10 +234,6 @@ def _window_room(sent: Assembled, draft: Draft, options: TurnOptions) -> WindowR
     left = max(call.budget - taken - sum(draft.rooms.values()), 0)
     tokens = None if call.stored_hundredths is None else left * 100 // call.stored_hundredths
     return WindowRoom(tokens, options.max_messages, options.plan.step)
-
-
-def _hundredths(counter: TokenCounter) -> int:
-    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
 
 
 def _first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:

@@ -19,9 +19,10 @@ from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, Status
+from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.conversion import from_langchain, id_of, text_of
 from threadkeep.workflow.model_call import Assembled
-from threadkeep.workflow.turn_context import ModelUse, TurnContext
+from threadkeep.workflow.turn_context import TurnContext
 from threadkeep.workflow.turn_options import TurnOptions
 
 _LONG_TURN = timedelta(seconds=10)

@@ -1,0 +1,95 @@
+"""What measures a model call: its counter, with what was learned of it, and how many tokens the call may have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from langchain_core.language_models import BaseChatModel
+
+from threadkeep.context.budget import input_budget
+from threadkeep.context.calibration import ScaledCounter
+from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.tokens import TokenCounter, counter_for, estimate
+from threadkeep.errors import BudgetTooSmall
+from threadkeep.history.memory import Memory
+from threadkeep.workflow.model_facts import facts_of, tools_text
+from threadkeep.workflow.turn_options import TurnOptions
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """The model that a call is for, and the tools that it is told of."""
+
+    model: BaseChatModel | None = None
+    tools: Sequence[object] = ()
+
+
+@dataclass(frozen=True)
+class CallMeasure:
+    """What counts a call's tokens, and how many its messages may have; `tools` is what the tools take besides.
+
+    `stored_hundredths` is what the counts that are stored with messages are multiplied by, None if they are of another
+    counter. `learns` says whether the provider's own count tells something of this one.
+    """
+
+    model: str | None
+    counter: TokenCounter
+    budget: int
+    tools: int
+    stored_hundredths: int | None
+    learns: bool
+
+    def unscaled(self, tokens: int) -> int:
+        """The tokens without the factor that was learned."""
+        return tokens * 100 // _hundredths(self.counter)
+
+
+class Measuring:
+    """Measures the calls of one turn."""
+
+    def __init__(self, memory: Memory, options: TurnOptions) -> None:
+        self._memory = memory
+        self._options = options
+        self._tools: tuple[int, str] | None = None
+
+    async def of(self, use: ModelUse) -> CallMeasure:
+        """The measure of a call of this model.
+
+        Raises:
+            BudgetTooSmall: the tools leave no room in the model's window.
+        """
+        options, memory = self._options, self._memory
+        facts = facts_of(use.model, options.context_window)
+        learns = options.counter is None and memory.counter is estimate
+        if not learns:
+            counter = options.counter or memory.counter
+        else:
+            factor = await memory.learned_factors.of(facts.name) if facts.name else None
+            counter = counter_for(facts.name, factor=factor)
+        tools = counter(self._tools_text(use.tools))
+        room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
+        if room <= 0:
+            raise BudgetTooSmall(
+                f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
+                "tools, or a model with a larger context window."
+            )
+        base = counter.counter if isinstance(counter, ScaledCounter) else counter
+        return CallMeasure(
+            model=facts.name,
+            counter=counter,
+            budget=min(options.max_tokens or room, room),
+            tools=tools,
+            stored_hundredths=_hundredths(counter) if base is memory.counter else None,
+            learns=learns and not isinstance(counter, ExactCounter),
+        )
+
+    def _tools_text(self, tools: Sequence[object]) -> str:
+        """What the model is told of the tools, made once while they are as many."""
+        if self._tools is None or self._tools[0] != len(tools):
+            self._tools = (len(tools), tools_text(tools))
+        return self._tools[1]
+
+
+def _hundredths(counter: TokenCounter) -> int:
+    return counter.hundredths if isinstance(counter, ScaledCounter) else 100
