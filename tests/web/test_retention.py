@@ -1,0 +1,79 @@
+"""/api/v1/sessions/{id}/retention: limits of a session's own, each user their own."""
+
+from __future__ import annotations
+
+import httpx2
+import pytest
+
+from tests.web.services import check_problem, say
+from threadkeep.app import App
+from threadkeep.records import Retention, RetentionLimits
+
+PATH = "/api/v1/sessions/s1/retention"
+NONE = {"max_age_days": None, "max_messages": None, "max_idle_days": None}
+NO_LIMITS = {"archive": NONE, "delete": NONE}
+
+
+async def test_a_session_has_no_limits_of_its_own_at_first(client: httpx2.AsyncClient) -> None:
+    """The service's rules are told beside, and how much has gone."""
+    await say(client, "hi", session_id="s1")
+    told = (await client.get(PATH)).json()
+    assert told == {"session_id": "s1", "own": None, "rules": NO_LIMITS, "archived_seq": 0, "deleted_seq": 0}
+
+
+async def test_limits_are_given_and_taken_away(client: httpx2.AsyncClient, app: App) -> None:
+    """All of them at once; without any the session is kept for good; deleted, the rules hold again."""
+    await say(client, "hi", session_id="s1")
+    given = await client.put(PATH, json={"archive": {"max_age_days": 30}, "delete": {"max_messages": 500}})
+    assert given.status_code == 200
+    own = {"archive": {**NONE, "max_age_days": 30}, "delete": {**NONE, "max_messages": 500}}
+    assert given.json()["own"] == own
+    assert (await client.get(PATH)).json() == given.json()
+    expected = Retention(RetentionLimits(max_age_days=30), RetentionLimits(max_messages=500))
+    assert await app.memory.retention.of("s1") == expected
+    assert (await client.put(PATH, json={})).json()["own"] == NO_LIMITS
+    assert await app.memory.retention.of("s1") == Retention()
+    assert (await client.delete(PATH)).json()["own"] is None
+    assert await app.memory.retention.of("s1") is None
+
+
+async def test_what_has_gone_is_told(client: httpx2.AsyncClient, app: App) -> None:
+    """Its places; the history begins after what was deleted, and `next_before` is null there."""
+    for number in range(4):
+        await say(client, f"hi {number}", session_id="s1")
+    await client.put(PATH, json={"archive": {"max_messages": 2}, "delete": {"max_messages": 4}})
+    await app.memory.retention.prune()
+    told = (await client.get(PATH)).json()
+    assert (told["archived_seq"], told["deleted_seq"]) == (6, 4)
+    history = (await client.get("/api/v1/chat/history/s1", params={"limit": 4})).json()
+    assert [message["seq"] for message in history["messages"]] == [5, 6, 7, 8]
+    assert history["next_before"] is None
+    assert (await client.get("/api/v1/sessions/s1")).json()["message_count"] == 4
+
+
+async def test_another_users_session_is_not_there(client: httpx2.AsyncClient) -> None:
+    """To be looked at or changed; neither is one that nobody has."""
+    await say(client, "hi", session_id="s1", user_id="ann")
+    for path in (f"{PATH}?user_id=ben", "/api/v1/sessions/nobody/retention"):
+        for response in (await client.get(path), await client.put(path, json={}), await client.delete(path)):
+            check_problem(response, 404, "session-not-found")
+    assert (await client.put(f"{PATH}?user_id=ann", json={})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"archive": {"max_age_days": 0}},
+        {"delete": {"max_messages": 0}},
+        {"delete": {"max_messages": 1.5}},
+        {"delete": {"max_idle_days": 40_000}},
+        {"keep": {}},
+        {"delete": {"max_words": 3}},
+        [],
+    ],
+)
+async def test_what_is_no_limit_is_refused(client: httpx2.AsyncClient, body: object) -> None:
+    """And changes nothing."""
+    await say(client, "hi", session_id="s1")
+    check_problem(await client.put(PATH, json=body), 422, "invalid-request")
+    assert (await client.get(PATH)).json()["own"] is None
