@@ -24,6 +24,7 @@ type ExclusionReason = Literal[
     "orphan_tool",
     "archived",
     "empty",
+    "folded",
 ]
 
 
@@ -136,7 +137,8 @@ class StablePrefix:
 class ContextManifest:
     """The record of one model call: what went in, in order, and what stayed out and why. It holds no message's text.
 
-    `tokens` and those of the entries are by `counter`; `reported` by the provider. `digest` is a hash of all messages:
+    `tokens` and those of the entries are by `counter`, and so are those of the `tools` that the model is told of, which
+    come on top; `reported` is by the provider. `digest` is a hash of all messages:
     `threadkeep.rebuild` proves itself by it. `anchor_seq` is where the window began (0: nothing was cut yet), `call`
     numbers the calls of a run from 1 (0 before it is stored). `notes` say what was missing: `history_unavailable`.
     """
@@ -156,6 +158,7 @@ class ContextManifest:
     left_out: tuple[LeftOut, ...] = ()
     dropped: int = 0
     tokens: int = 0
+    tools: int = 0
     prefix: StablePrefix | None = None
     digest: str = ""
     reported: ReportedUsage | None = None

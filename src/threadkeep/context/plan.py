@@ -43,7 +43,8 @@ class ContextPlan:
     `order` is that of the sections, the turn's steps always being last. `shares` are parts of the budget: the most that
     the summary and each extra may take, and what the window keeps before extras get anything. `yields` are the extras,
     the first to go first. An `anchored` window begins where it did at the call before until it does not fit, and is
-    then cut back to `step` of its room; a `sliding` one is always the newest that fits.
+    then cut back to `step` of its room; a `sliding` one is always the newest that fits. With `fold_repeats` an exchange
+    that repeats word for word, several times in a row, is shown once with its count.
     """
 
     order: tuple[Section, ...] = _ORDER
@@ -51,6 +52,7 @@ class ContextPlan:
     yields: tuple[Section, ...] = ("selected", "snippets", "facts")
     window: WindowKind = "anchored"
     step: float = 0.5
+    fold_repeats: bool = False
 
     def __post_init__(self) -> None:
         """Refuse what cannot be laid out.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from threadkeep.context.folding import fold_repeats
 from threadkeep.context.manifest import Exclusion, Window
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.window import Extent, Limits, WindowChooser
 from threadkeep.records import Message, Summary
 from threadkeep.store.contexts import Contexts, ContextState
@@ -49,6 +51,18 @@ class Recollection:
     overflowing: bool = False
     excluded: tuple[Exclusion, ...] = ()
     question_seq: int | None = None
+    folded: frozenset[int] = frozenset()
+
+    def with_folds(self, counter: TokenCounter) -> Recollection:
+        """Exchanges that repeat word for word shown once, with their count; `folded` are the places that say it."""
+        found = fold_repeats(self.messages, counter=counter)
+        gaps = [Exclusion(fold.left_out[0], fold.left_out[-1], "folded") for fold in found.folds if fold.left_out]
+        return replace(
+            self,
+            messages=found.messages,
+            excluded=(*self.excluded, *gaps),
+            folded=frozenset(fold.seq for fold in found.folds if fold.seq is not None),
+        )
 
 
 class WindowReader:

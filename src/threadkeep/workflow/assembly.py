@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 
 from threadkeep.context.cut import cut_end
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
@@ -25,6 +25,7 @@ from threadkeep.workflow.conversion import Repaired, id_of, merge, plain, repair
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.left_out import dropped, exclusions
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
+from threadkeep.workflow.quoted_turns import section_message
 from threadkeep.workflow.sent_messages import digest_of, digest_of_all, dump_message, is_plain, merged_system
 from threadkeep.workflow.trimming import items_of, shortened, size_of
 
@@ -106,7 +107,7 @@ class Assembler:
             text = summary_message_text(self._recollection.summaries)
             text = cut_end(text, self._layout.most("summary", call.budget), call.counter)
             if text:
-                yield Piece(HumanMessage(text), "summary")
+                yield Piece(section_message("summary", text), "summary")
         question = {id_of(message) for message in call.question}
         section: Section = "window"
         everything = plain(talk)
@@ -188,8 +189,8 @@ class Assembler:
         message = piece.message
         if piece.section == "summary":
             return "summaries" if message.content == summary_message_text(self._recollection.summaries) else "text"
-        if id(message) in self._rows:
-            return "transcript"
+        if (read := self._rows.get(id(message))) is not None:
+            return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(id_of(message))
         stored = piece.section == "input" or (row is not None and row.content == message.content)
         return "transcript" if stored and is_plain(message) and message.id == id_of(message) else "text"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from langchain_core.messages import BaseMessage, HumanMessage
+from langchain_core.messages import BaseMessage
 
 from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
 from threadkeep.context.quotation import summary_message_text
@@ -14,7 +14,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message, Summary
 from threadkeep.store.manifests import StoredManifest
 from threadkeep.workflow.conversion import to_langchain
-from threadkeep.workflow.quoted_turns import QuotedTurn, turns_message
+from threadkeep.workflow.quoted_turns import QuotedTurn, section_message, turns_message
 from threadkeep.workflow.sent_messages import digest_of_all, load_message
 
 
@@ -95,7 +95,7 @@ class ContextParts:
                 return to_langchain(_there(stored, f"message {entry.seq or ''}".strip()))
             case "summaries":
                 found = [_there(self.summaries.get(name), "a summary") for name in entry.summaries]
-                return HumanMessage(summary_message_text(found))
+                return section_message("summary", summary_message_text(found))
             case "turns":
                 quoted = [
                     QuotedTurn(turn.session_id, _there(self.by_place.get(turn), f"message {turn.seq}"))

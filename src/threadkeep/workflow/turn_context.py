@@ -70,7 +70,9 @@ class TurnContext:
         self._use, self._budget = use, measure.budget
         start = self._start(messages)
         if self._assembler is None:
-            self._recollection = await self._recall(messages[:start], measure)
+            recollection = await self._recall(messages[:start], measure)
+            fold = self._options.plan.fold_repeats
+            self._recollection = recollection.with_folds(self._memory.counter) if fold else recollection
             self._assembler = Assembler(self._recollection, self._options.plan)
         first = _first_since(self._recollection.forgotten, messages[:start])
         systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
@@ -204,6 +206,7 @@ class TurnContext:
             left_out=sent.left_out,
             dropped=sent.dropped,
             tokens=sent.tokens,
+            tools=measure.tools,
             prefix=sent.prefix,
             digest=sent.digest,
             notes=("history_unavailable",) if self._recollection.failed else (),
