@@ -72,6 +72,13 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "HISTORY_ENABLED": ("false", False),
         "HISTORY_MAX_MESSAGES": ("0", 0),
         "HISTORY_MAX_TOKENS": ("0", 0),
+        "HISTORY_WINDOW": ("Sliding", "sliding"),
+        "CONTEXT_WINDOW": ("8192", 8192),
+        "MAX_OUTPUT_TOKENS": ("1000", 1000),
+        "SUMMARY_TRIGGER": ("fraction:0.5", "fraction:0.5"),
+        "SUMMARY_KEEP": ("tokens:1000", "tokens:1000"),
+        "SUMMARY_MODEL": ("openai:gpt-5-nano", "openai:gpt-5-nano"),
+        "RECALL": ("USER", "user"),
         "MEMORY_MAX_MESSAGES": ("-1", -1),
         "MEMORY_MAX_CHARS": ("0", 0),
         "MANIFEST_RETENTION_DAYS": ("0.5", 0.5),
@@ -136,6 +143,15 @@ def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, t
         ("HISTORY_ENABLED", "perhaps", "boolean"),
         ("HISTORY_MAX_MESSAGES", "-1", "0 means none"),
         ("HISTORY_MAX_TOKENS", "4k", "0 means no history"),
+        ("HISTORY_WINDOW", "moving", "'anchored' or 'sliding'"),
+        ("CONTEXT_WINDOW", "0", "greater than or equal to 1"),
+        ("MAX_OUTPUT_TOKENS", "many", "valid integer"),
+        ("SUMMARY_TRIGGER", "20000", "tokens:20000"),
+        ("SUMMARY_TRIGGER", "tokens:0", "with a number above 0"),
+        ("SUMMARY_TRIGGER", "tokens:1.5", "messages:40"),
+        ("SUMMARY_TRIGGER", "fraction:2", "fraction:0.5"),
+        ("SUMMARY_KEEP", "words:20", "tokens:20000"),
+        ("RECALL", "everything", "'off', 'session' or 'user'"),
         ("MEMORY_MAX_CHARS", "-1", "0 means no limit"),
         ("RETENTION_DELETE_MAX_AGE_DAYS", "0", "greater than 0"),
         ("RETENTION_DELETE_MAX_MESSAGES", "0", "greater than or equal to 1"),
@@ -178,6 +194,24 @@ def test_settings_that_contradict_each_other_name_one_of_them(monkeypatch: pytes
     error = refused(monkeypatch, POSTGRES_POOL_MIN_SIZE="5", POSTGRES_POOL_MAX_SIZE="4")
     assert error.variable == "THREADKEEP_POSTGRES_POOL_MIN_SIZE"
     assert "THREADKEEP_POSTGRES_POOL_MAX_SIZE" in str(error)
+
+
+def test_a_summary_that_would_keep_all_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing would be left to summarise when it is due."""
+    error = refused(monkeypatch, SUMMARY_TRIGGER="messages:20", SUMMARY_KEEP="messages:20")
+    assert error.variable == "THREADKEEP_SUMMARY_KEEP"
+    assert "THREADKEEP_SUMMARY_TRIGGER" in str(error)
+
+
+def test_sizes_of_summaries_are_read() -> None:
+    """In each unit; without a trigger there are none, and an empty keep is the default."""
+    assert load_settings().compression is None
+    made = load_settings(summary_trigger=" Tokens: 20000 ", summary_keep="fraction:0.25").compression
+    assert made is not None
+    assert (made.trigger, made.keep) == (("tokens", 20_000), ("fraction", 0.25))
+    made = load_settings(summary_trigger="messages:40", summary_keep="").compression
+    assert made is not None
+    assert (made.trigger, made.keep) == (("messages", 40), ("messages", 20))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "localhost", "::1"])

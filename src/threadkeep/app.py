@@ -31,12 +31,15 @@ from threadkeep.store.search import SearchIndex
 from threadkeep.store.tables import TableTranscripts
 
 if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.store.base import BaseStore
 
+    from threadkeep.history.compression import Compression
     from threadkeep.observe.prometheus import PrometheusObserver
     from threadkeep.settings import Settings
     from threadkeep.workflow.chat import Chat
+    from threadkeep.workflow.chat_options import ChatOptions
 
 
 @asynccontextmanager
@@ -149,29 +152,56 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
     At the end running turns get `shutdown_timeout` seconds to finish; what later ones had said is stored.
 
     Raises:
-        InvalidSettings: the model cannot be made.
+        InvalidSettings: a model cannot be made, or its context window has no room for a question.
         StoreUnavailable: the database does not answer.
     """
-    from threadkeep.workflow.answering import ChatAgent, ChatOptions
+    from threadkeep.workflow.answering import ChatAgent
     from threadkeep.workflow.chat import Chat
     from threadkeep.workflow.models import make_model
 
     model = make_model(settings.model)
+    options = chat_options(settings)
+    options.check_room(model)
+    options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
     metrics = _metrics(settings)
     told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
-        options = ChatOptions(
-            system_prompt=settings.system_prompt,
-            max_messages=settings.history_max_messages if settings.history_enabled else 0,
-            max_tokens=settings.history_max_tokens,
-            model_timeout_seconds=settings.model_timeout_seconds,
-        )
         chat = Chat(memory, ChatAgent(memory, model, options))
         try:
             yield App(settings, memory, chat, metrics)
         finally:
             await chat.close(settings.shutdown_timeout)
+
+
+def chat_options(settings: Settings) -> ChatOptions:
+    """How the chat answers that the settings describe."""
+    from threadkeep.workflow.chat_options import ChatOptions
+
+    return ChatOptions(
+        system_prompt=settings.system_prompt,
+        max_messages=settings.history_max_messages if settings.history_enabled else 0,
+        max_tokens=settings.history_max_tokens,
+        model_timeout_seconds=settings.model_timeout_seconds,
+        window=settings.history_window,
+        context_window=settings.context_window,
+        max_output_tokens=settings.max_output_tokens,
+        compression=settings.compression,
+        recall=settings.recall,
+    )
+
+
+def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
+    """The compression of the options with who writes its summaries: the named model, or the chat's own."""
+    if options.compression is None:
+        return None
+    from threadkeep.workflow.models import make_model
+    from threadkeep.workflow.summarizer import ModelSummarizer
+
+    other = make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else None
+    window = options.context_window if other is None else None
+    summarizer = ModelSummarizer(other or model, context_window=window, timeout_seconds=options.model_timeout_seconds)
+    return replace(options.compression, summarizer=summarizer)
 
 
 def _metrics(settings: Settings) -> PrometheusObserver | None:

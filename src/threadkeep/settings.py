@@ -10,7 +10,8 @@ from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from threadkeep.errors import InvalidSettings
+from threadkeep.errors import InvalidInput, InvalidSettings
+from threadkeep.history.compression import Compression, read_size
 from threadkeep.history.memory import MemoryOptions
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
@@ -19,6 +20,8 @@ from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.driver import StoreOptions
 
 PREFIX = "THREADKEEP_"
+
+_SUMMARY_KEEP = "messages:20"
 
 
 def default_database() -> Path:
@@ -71,6 +74,25 @@ class Settings(BaseSettings):
     history_max_tokens: int = Field(
         4000, ge=0, description="Tokens that a model call is sent at most; 0 means no history."
     )
+    history_window: Literal["anchored", "sliding"] = Field(
+        "anchored", description="How earlier messages are cut: in steps that consecutive calls share, or one by one."
+    )
+    context_window: int | None = Field(
+        None, ge=1, description="Tokens of the model's context window, input and reply; its own when not set."
+    )
+    max_output_tokens: int | None = Field(
+        None, ge=1, description="Tokens of the context window that are kept free for the reply."
+    )
+    summary_trigger: str = Field(
+        "", description="What makes older messages a summary: tokens:20000, messages:40, fraction:0.5; empty is never."
+    )
+    summary_keep: str = Field(
+        _SUMMARY_KEEP, description="How much stays word for word then: tokens:2000, messages:20 or fraction:0.25."
+    )
+    summary_model: str = Field("", description="The model that writes summaries, as in MODEL; empty is the chat's own.")
+    recall: Literal["off", "session", "user"] = Field(
+        "off", description="Where older turns that matter are looked for: in the session, or in all of its user's."
+    )
     memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; below 1 counts as 1.")
     memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
 
@@ -120,7 +142,14 @@ class Settings(BaseSettings):
             )
         return value
 
-    @field_validator("graph_store_backend", mode="before")
+    @field_validator("summary_trigger", "summary_keep")
+    @classmethod
+    def _check_size(cls, value: str) -> str:
+        if value:
+            read_size(value)
+        return value
+
+    @field_validator("graph_store_backend", "history_window", "recall", mode="before")
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -162,6 +191,12 @@ class Settings(BaseSettings):
                 f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so {PREFIX}POSTGRES_DSN must say which: postgresql://user@host/db.",
                 variable=f"{PREFIX}POSTGRES_DSN",
             )
+        try:
+            _ = self.compression
+        except InvalidInput as error:
+            variable = f"{PREFIX}SUMMARY_KEEP"
+            sentence = f"{variable} does not go with {PREFIX}SUMMARY_TRIGGER: {error}"
+            raise InvalidSettings(sentence, variable=variable) from None
         if not self.api_keys and not is_loopback(self.host):
             raise InvalidSettings(
                 f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
@@ -185,6 +220,13 @@ class Settings(BaseSettings):
         if self.graph_store_backend in (None, self.database.backend):
             return self.database
         return DatabaseAddress("sqlite", path=default_database().with_name("graph_store.db"))
+
+    @property
+    def compression(self) -> Compression | None:
+        """When older messages of the chat become a summary, if they do."""
+        if not self.summary_trigger:
+            return None
+        return Compression(trigger=read_size(self.summary_trigger), keep=read_size(self.summary_keep or _SUMMARY_KEEP))
 
     @property
     def retention(self) -> RetentionOptions:

@@ -14,12 +14,12 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
-from threadkeep.app import App, open_memory
+from threadkeep.app import App, chat_options, open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
 from threadkeep.web.server import Server, bind
 from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
-from threadkeep.workflow.answering import ChatAgent, ChatOptions
+from threadkeep.workflow.answering import ChatAgent
 from threadkeep.workflow.chat import Chat
 
 PATIENCE_SECONDS = 30.0
@@ -46,8 +46,7 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
     metrics = PrometheusObserver(backend=settings.database.backend)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
-        options = ChatOptions(settings.system_prompt, settings.history_max_messages, settings.history_max_tokens)
-        chat = Chat(memory, ChatAgent(memory, model, options))
+        chat = Chat(memory, ChatAgent(memory, model, chat_options(settings)))
         try:
             yield App(settings, memory, chat, metrics)
         finally:

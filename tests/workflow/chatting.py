@@ -8,8 +8,9 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.tools import BaseTool
 
 from threadkeep import Memory
-from threadkeep.workflow.answering import ChatAgent, ChatOptions
+from threadkeep.workflow.answering import ChatAgent
 from threadkeep.workflow.chat import Chat, ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.workflow.chat_options import ChatOptions
 
 ROOM = "room:1"
 

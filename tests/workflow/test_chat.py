@@ -26,8 +26,8 @@ from threadkeep import (
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.answering import ChatOptions
 from threadkeep.workflow.chat import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatUsage
+from threadkeep.workflow.chat_options import ChatOptions
 
 
 async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents) -> None:
@@ -204,6 +204,33 @@ def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(small_memor
     needed = int(re.findall(r"raise it to (\d+)", str(refused.value))[0])
     make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=needed))
     make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "variable"),
+    [
+        (ChatOptions(context_window=4000, max_output_tokens=4000), "THREADKEEP_MAX_OUTPUT_TOKENS"),
+        (ChatOptions(context_window=600), "THREADKEEP_CONTEXT_WINDOW"),
+        (ChatOptions(context_window=1000, system_prompt="be kind " * 199), "THREADKEEP_SYSTEM_PROMPT"),
+    ],
+)
+def test_a_context_window_that_leaves_no_room_is_refused_at_the_start(
+    small_memory: Memory, options: ChatOptions, variable: str
+) -> None:
+    """Not at the first message; the numbers and the variables are named."""
+    with pytest.raises(InvalidSettings, match="THREADKEEP_CONTEXT_WINDOW") as refused:
+        make_chat(small_memory, ScriptedModel(), options)
+    assert refused.value.variable == variable
+    assert re.search(r"\d", str(refused.value))
+
+
+def test_the_window_of_the_real_model_counts(small_memory: Memory) -> None:
+    """What its profile says, unless a setting says more."""
+    model = ScriptedModel()
+    model.profile = {"max_input_tokens": 700}
+    with pytest.raises(InvalidSettings, match="A context window of 700 tokens"):
+        make_chat(small_memory, model, ChatOptions(max_output_tokens=500))
+    make_chat(small_memory, model, ChatOptions(max_output_tokens=500, context_window=8000))
 
 
 async def test_a_budget_that_is_too_small_is_said_as_such(small_memory: Memory) -> None:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from threadkeep.cli.findings import Finding
 from threadkeep.cli.wording import counted, duration, size
@@ -14,6 +15,9 @@ from threadkeep.errors import InvalidSettings
 from threadkeep.history.pending import default_folder, folder_of
 from threadkeep.history.waiting import WaitingFile, waiting_files
 from threadkeep.settings import Settings
+
+if TYPE_CHECKING:
+    from langchain_core.language_models import BaseChatModel
 
 _FULL_BYTES = 100 * 1024**2
 _NEARLY_FULL_BYTES = 1024**3
@@ -28,22 +32,32 @@ def check_settings(settings: Settings) -> list[Finding]:
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
     if not settings.history_enabled or 0 in (settings.history_max_messages, settings.history_max_tokens):
         cure = "Set THREADKEEP_HISTORY_ENABLED=true and both THREADKEEP_HISTORY_MAX_… above 0, unless that is meant."
-        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure), *_prompt(settings)]
-    if trouble := _prompt(settings):
+        return [Finding("settings", "warn", "Chats see nothing of earlier turns.", cure), *_no_room(settings)]
+    if trouble := _no_room(settings):
         return trouble
     return [Finding("settings", "ok", f"{history}; service on {settings.host}:{settings.port}, {access}.")]
 
 
-def _prompt(settings: Settings) -> list[Finding]:
-    """What is wrong with the system prompt: a service does not start with one that leaves no room for a question."""
-    from threadkeep.workflow.answering import ChatOptions
+def _no_room(settings: Settings) -> list[Finding]:
+    """What leaves no room for a question, with which a service does not start; and models that cannot be made."""
+    from threadkeep.app import chat_options
 
     try:
-        ChatOptions(settings.system_prompt, max_tokens=settings.history_max_tokens).check_room()
+        chat_options(settings).check_room(_made(settings))
     except InvalidSettings as error:
-        cure = f"Raise {error.variable}, or shorten THREADKEEP_SYSTEM_PROMPT."
+        cure = f"Change {error.variable}, or one of the others that are named."
         return [Finding("settings", "fail", str(error), cure)]
     return []
+
+
+def _made(settings: Settings) -> BaseChatModel | None:
+    """The model, if it can be made: whether it can is a finding of its own."""
+    from threadkeep.workflow.models import make_model
+
+    try:
+        return make_model(settings.model)
+    except InvalidSettings:
+        return None
 
 
 def check_disk(settings: Settings) -> list[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -80,6 +81,26 @@ class Compression:
         most = self.max_summary_tokens
         if isinstance(most, bool) or not isinstance(most, int) or most < _LEAST_SUMMARY_TOKENS:
             raise InvalidInput(f"max_summary_tokens is a whole number from {_LEAST_SUMMARY_TOKENS}.")
+
+
+def read_size(text: str) -> Size:
+    """A size as settings have it: `tokens:20000`, `messages:40` or `fraction:0.5`.
+
+    Raises:
+        ValueError: says how it is written.
+    """
+    unit, _, number = (part.strip() for part in text.lower().partition(":"))
+    size: Size | None = None
+    with contextlib.suppress(ValueError):
+        match unit:
+            case "tokens" | "messages":
+                size = (unit, int(number))
+            case "fraction":
+                size = (unit, float(number))
+        if size is not None:
+            check_size(text, size)
+            return size
+    raise ValueError("write it as tokens:20000, messages:40 or fraction:0.5, with a number above 0")
 
 
 class CompressionFailed(ThreadkeepError):

@@ -16,14 +16,12 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
 
 from threadkeep.context.tokens import estimate
-from threadkeep.errors import InvalidSettings
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
+from threadkeep.workflow.chat_options import ChatOptions
 from threadkeep.workflow.conversion import opinion_of, text_of
 from threadkeep.workflow.middleware import SessionMemory
-
-LEAST_QUESTION_TOKENS = 32
-"""What a system prompt must leave of the budget: less, and questions are cut to a few words."""
+from threadkeep.workflow.recalled_turns import RecalledTurns
 
 
 @dataclass(frozen=True)
@@ -66,49 +64,31 @@ class Answering(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class ChatOptions:
-    """How the chat agent answers; see `threadkeep.settings` for the meaning of each."""
-
-    system_prompt: str = ""
-    max_messages: int = 20
-    max_tokens: int = 4000
-    model_timeout_seconds: float = 60.0
-
-    def check_room(self) -> None:
-        """Refuse a system prompt that leaves no room for a question: no message at all could be answered.
-
-        Raises:
-            InvalidSettings: names the variables that do not go together.
-        """
-        prompt = estimate(self.system_prompt)
-        needed = prompt + LEAST_QUESTION_TOKENS
-        if not (prompt and self.max_tokens) or needed <= self.max_tokens:
-            return
-        variable = "THREADKEEP_HISTORY_MAX_TOKENS"
-        raise InvalidSettings(
-            f"THREADKEEP_SYSTEM_PROMPT has {prompt:,} tokens, and {variable}={self.max_tokens} is for all that a model "
-            f"call is sent: raise it to {needed} at least (4000 more is better), or shorten the prompt.",
-            variable=variable,
-        )
-
-
 class ChatAgent:
     """The built-in workflow `chat`: a model, some tools, the session's memory."""
 
     def __init__(
         self, memory: Memory, model: BaseChatModel, options: ChatOptions, tools: Sequence[BaseTool] = ()
     ) -> None:
-        """Raises `InvalidSettings` when the options leave no room for a question."""
-        options.check_room()
+        """Raises `InvalidSettings` when the options leave no room for a question in the model's context window."""
+        options.check_room(model)
+        sources = () if options.recall == "off" else (RecalledTurns(memory, scope=options.recall),)
+        turns = options.turn_options(sources)
+        session_memory = SessionMemory(
+            memory,
+            max_messages=turns.max_messages,
+            max_tokens=turns.max_tokens,
+            plan=turns.plan,
+            sources=turns.sources,
+            compression=turns.compression,
+            context_window=turns.context_window,
+            max_output_tokens=turns.max_output_tokens,
+        )
         self._agent: Any = create_agent(
             model,
             list(tools),
             system_prompt=options.system_prompt or None,
-            middleware=[
-                SessionMemory(memory, max_messages=options.max_messages, max_tokens=options.max_tokens),
-                ModelDeadline(options.model_timeout_seconds),
-            ],
+            middleware=[session_memory, ModelDeadline(options.model_timeout_seconds)],
         )
 
     @property

@@ -7,11 +7,13 @@ from langchain_core.language_models import BaseChatModel
 from threadkeep.errors import InvalidSettings
 from threadkeep.workflow.demo import DemoModel
 
-_VARIABLE = "THREADKEEP_MODEL"
 
-
-def make_model(name: str) -> BaseChatModel:
+def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
     """The model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
+
+    Args:
+        name: the model's name.
+        variable: the setting that names it, for what is said when it cannot be made.
 
     Raises:
         InvalidSettings: the provider's package or key is missing, or the name is not known.
@@ -24,12 +26,12 @@ def make_model(name: str) -> BaseChatModel:
         return init_chat_model(name)
     except ImportError as error:
         raise InvalidSettings(
-            f"{_VARIABLE}={name} needs a package that is not installed: {error}", variable=_VARIABLE
+            f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
     except Exception as error:
         # Each provider has its own error for a missing key; none of their sentences is shown, some quote the key.
         raise InvalidSettings(
-            f"{_VARIABLE}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
+            f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
             "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
-            variable=_VARIABLE,
+            variable=variable,
         ) from error
