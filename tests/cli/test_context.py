@@ -58,7 +58,7 @@ def test_a_cut_message_is_marked(cli: CommandLine) -> None:
     """The newest user message alone is over the budget."""
     cli.store("a", "A very long question. " * 100)
     shown = cli("context", "show", "--session", "a", "--max-tokens", "30").out
-    assert "(cut)" in shown
+    assert "(cut from 364)" in shown
     view = cli("context", "show", "--session", "a", "--max-tokens", "30", "--json").json
     assert [cut["seq"] for cut in view["cuts"]] == [1]
     assert view["messages"][0]["content"].endswith("… [cut]")

@@ -13,19 +13,21 @@ import pytest
 
 from threadkeep.app import open_memory
 from threadkeep.cli.answers import Answers, JsonAnswers, PlainAnswers
-from threadkeep.cli.context_view import ContextLimits
+from threadkeep.cli.call_choice import CallChoice
+from threadkeep.cli.context_view import ContextLook
 from threadkeep.cli.conversation import Conversation, Notices
 from threadkeep.cli.terminal import Terminal
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.answering import ChatAgent, ChatOptions
+from threadkeep.workflow.answering import ChatAgent
 from threadkeep.workflow.chat import Chat
+from threadkeep.workflow.chat_options import ChatOptions
 
 type Stored = tuple[str, str, str]
 
-_LIMITS = ContextLimits("", 20, 4000)
+_LOOK = ContextLook(ChatOptions().turn_options())
 
 
 class TypedLines:
@@ -64,8 +66,8 @@ async def _talk(
 def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conversation:
     terminal = Terminal(as_json=as_json)
     answers: Answers = JsonAnswers(terminal) if as_json else PlainAnswers(terminal)
-    session = memory.session("a")
-    return Conversation(chat, session, limits=_LIMITS, terminal=terminal, answers=answers, notices=Notices())
+    choice = CallChoice("a")
+    return Conversation(chat, memory, choice, look=_LOOK, terminal=terminal, answers=answers, notices=Notices())
 
 
 async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -177,8 +179,9 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
         terminal = Terminal()
         conversation = Conversation(
             chat,
-            memory.session("a"),
-            limits=_LIMITS,
+            memory,
+            CallChoice("a"),
+            look=_LOOK,
             terminal=terminal,
             answers=PlainAnswers(terminal),
             notices=notices,

@@ -8,7 +8,6 @@ from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.context import limits_of
 from threadkeep.cli.opening import run
 from threadkeep.cli.options import AsJson
 from threadkeep.cli.terminal import Terminal
@@ -40,6 +39,8 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
         with terminal.waiting("Opening"):
             # With LangChain and LangGraph behind them, some seconds on a slow machine.
             from threadkeep.app import open_app
+            from threadkeep.cli.call_choice import CallChoice
+            from threadkeep.cli.context_view import ContextLook
             from threadkeep.cli.conversation import COMMANDS, Conversation, Notices
             from threadkeep.cli.line_input import PipedLines, PromptedLines
 
@@ -47,8 +48,9 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
             app = await stack.enter_async_context(open_app(settings, observers=[notices]))
         conversation = Conversation(
             app.chat,
-            app.memory.session(session_id, user_id=user_id),
-            limits=limits_of(settings),
+            app.memory,
+            CallChoice(session_id, user_id=user_id),
+            look=ContextLook.by(settings),
             terminal=terminal,
             answers=_answers(terminal),
             notices=notices,

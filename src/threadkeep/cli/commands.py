@@ -55,7 +55,9 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every error becomes a sentence (or a JSON object) on stderr and an exit code."""
     try:
-        code = get_command(application).main(list(arguments), prog_name="threadkeep", standalone_mode=False)
+        code = get_command(application).main(
+            context.with_whole_options(arguments), prog_name="threadkeep", standalone_mode=False
+        )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last door: a person gets a sentence, never a traceback
         return _tell(error, arguments)
     if code == _CTRL_C:

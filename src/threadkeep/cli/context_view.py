@@ -1,122 +1,167 @@
-"""What a model call of a session would see now, and what not: for `context show` and for `/context` in a chat."""
+"""What a model call saw, or would see now: the record of it beside the texts that it refers to."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
-from rich.text import Text
+from langchain_core.messages import AIMessage, BaseMessage
 
-from threadkeep.cli.terminal import Terminal, first_words, harmless
-from threadkeep.context.tokens import estimate
-from threadkeep.errors import BudgetTooSmall
-from threadkeep.history.session import Session
+from threadkeep.app import chat_options
+from threadkeep.context.manifest import ContextManifest, Entry, Section
+from threadkeep.errors import BudgetTooSmall, ContextGone, InvalidSettings
+from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.models import make_model
+from threadkeep.workflow.preview import preview
+from threadkeep.workflow.rebuilding import ContextParts
 
 if TYPE_CHECKING:
-    from threadkeep.context.manifest import ExclusionReason, Window
+    from langchain_core.language_models import BaseChatModel
 
-_BAR = 40
-_WORDS = 60
+    from threadkeep.history.memory import Memory
+    from threadkeep.history.session import Session
+    from threadkeep.settings import Settings
+    from threadkeep.store.manifests import StoredManifest
+    from threadkeep.workflow.turn_options import TurnOptions
+
+SECTIONS: tuple[Section, ...] = (
+    "system", "summary", "window", "input", "facts", "snippets", "selected", "steps",
+)  # fmt: skip
+_ALWAYS_SHOWN = ("system", "window")
+_ROLES = {"human": "user", "ai": "assistant"}
 
 
 @dataclass(frozen=True)
-class ContextLimits:
-    """What a model call may hold: the system prompt, then the newest messages that fit. 0 means none of them."""
+class ContextLook:
+    """What a look at the next call depends on: an agent's options, its system prompt, its model (None: not known)."""
 
-    system_prompt: str
-    max_messages: int
-    max_tokens: int
+    options: TurnOptions
+    system_prompt: str = ""
+    model: BaseChatModel | None = None
+
+    @classmethod
+    def by(cls, settings: Settings) -> ContextLook:
+        """The look that the chat of some settings has; where its model cannot be made, that of an unknown one."""
+        options = chat_options(settings)
+        try:
+            model = make_model(settings.model)
+        except InvalidSettings:
+            model = None
+        return cls(options.turn_options(), options.system_prompt, model)
+
+
+@dataclass(frozen=True)
+class SeenMessage:
+    """One message of a context; without role and text when what it was made of is not there any more."""
+
+    entry: Entry
+    role: str | None = None
+    text: str | None = None
+    calls: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, entry: Entry, message: BaseMessage) -> SeenMessage:
+        """A message as it was sent; the calls of tools in it as `name(arguments)`."""
+        made = message.tool_calls if isinstance(message, AIMessage) else []
+        calls = tuple(f"{call['name']}({json.dumps(call['args'], ensure_ascii=False)})" for call in made)
+        return cls(entry, _ROLES.get(message.type, message.type), text_of(message), calls)
+
+    @property
+    def words(self) -> str:
+        """What a person reads of it."""
+        if self.text is None:
+            return "(not there any more)"
+        return " ".join(filter(None, (self.text, *(f"→ {call}" for call in self.calls))))
+
+    def to_dict(self) -> dict[str, object]:
+        """The message as JSON values."""
+        values = {name: value for name, value in asdict(self.entry).items() if value not in (None, ())}
+        values |= {"seq": self.entry.seq, "role": self.role, "content": self.text}
+        return values | ({"tool_calls": list(self.calls)} if self.calls else {})
 
 
 @dataclass(frozen=True)
 class ContextView:
-    """The system prompt with its tokens, and the window beside it."""
+    """The record of a call, and its messages with their texts, in the order in which they are sent."""
 
-    session_id: str
-    limits: ContextLimits
-    system_tokens: int
-    window: Window
+    manifest: ContextManifest
+    messages: tuple[SeenMessage, ...] = field(repr=False)
+
+    @property
+    def sections(self) -> list[tuple[Section, int, int]]:
+        """Tokens and number of messages of each section that has any; those of system and window in any case."""
+        found = self.manifest.sections
+        shown = [name for name in SECTIONS if name in found or name in _ALWAYS_SHOWN]
+        return [(name, found.get(name, 0), sum(m.entry.section == name for m in self.messages)) for name in shown]
+
+    @property
+    def budget(self) -> int:
+        """The most tokens that could be sent."""
+        return self.manifest.budget or self.manifest.tokens
+
+    @property
+    def free(self) -> int:
+        """What of the budget nothing was sent for."""
+        return max(self.budget - self.manifest.tokens, 0)
 
     def to_dict(self) -> dict[str, object]:
         """All of it as JSON values."""
-        manifest = self.window.manifest
+        manifest = self.manifest
+        told = {key: value for key, value in manifest.to_dict().items() if key not in ("entries", "sections")}
         return {
-            "session_id": self.session_id,
-            "max_messages": self.limits.max_messages,
-            "max_tokens": self.limits.max_tokens,
-            "tokens": self.system_tokens + self.window.tokens,
-            "counter": manifest.counter,
-            "sections": [
-                {"name": "system", "tokens": self.system_tokens, "messages": 1 if self.limits.system_prompt else 0},
-                {"name": "window", "tokens": self.window.tokens, "messages": len(self.window.messages)},
-            ],
-            "system_prompt": self.limits.system_prompt,
-            "messages": [
-                {"seq": m.seq, "role": m.role, "tokens": _tokens(self.window, place), "content": m.content}
-                for place, m in enumerate(self.window.messages)
-            ],
+            "call": None,
+            **told,
+            "max_messages": manifest.max_messages,
+            "max_tokens": manifest.budget,
+            "tokens": manifest.tokens,
+            "free": self.free,
+            "window": manifest.window,
+            "anchor_seq": manifest.anchor_seq,
+            "sections": [{"name": name, "tokens": n, "messages": count} for name, n, count in self.sections],
+            "messages": [message.to_dict() for message in self.messages],
             "excluded": [asdict(gap) for gap in manifest.excluded],
-            "cuts": [asdict(cut) for cut in manifest.cuts],
+            "left_out": [asdict(one) for one in manifest.left_out],
+            "cuts": list(self._cuts()),
             "dropped": manifest.dropped,
         }
 
+    def _cuts(self) -> Iterator[dict[str, object]]:
+        for entry in self.manifest.entries:
+            if entry.tokens_before is not None:
+                yield {"seq": entry.seq, "tokens_before": entry.tokens_before, "tokens_after": entry.tokens}
 
-async def look(session: Session, limits: ContextLimits) -> ContextView:
-    """What a model call would see now, but for the new input.
+
+async def look_ahead(memory: Memory, session: Session, look: ContextLook) -> ContextView:
+    """What a model call would see now, but for the new input and what is found for it.
 
     Raises:
         SessionNotFound: there is no such session.
         BudgetTooSmall: the system prompt alone is over the budget, and every call would fail.
     """
     await session.info()
-    tokens = estimate(limits.system_prompt)
-    if tokens > limits.max_tokens > 0:
+    try:
+        seen = await preview(memory, session, look.options, system_prompt=look.system_prompt, model=look.model)
+    except BudgetTooSmall as error:
         raise BudgetTooSmall(
-            f"The system prompt alone has {tokens} tokens and the budget is {limits.max_tokens}: "
-            "shorten THREADKEEP_SYSTEM_PROMPT, or raise THREADKEEP_HISTORY_MAX_TOKENS."
-        )
-    window = await session.window(limits.max_messages, max(limits.max_tokens - tokens, 0))
-    return ContextView(session.session_id, limits, tokens, window)
+            f"No message could be answered. {error} The settings are THREADKEEP_SYSTEM_PROMPT and "
+            "THREADKEEP_HISTORY_MAX_TOKENS."
+        ) from None
+    pairs = zip(seen.manifest.entries, seen.messages, strict=True)
+    return ContextView(seen.manifest, tuple(SeenMessage.of(entry, message) for entry, message in pairs))
 
 
-def show_view(terminal: Terminal, view: ContextView) -> None:
-    """Draw the budget as a bar for each section, list what is in, and say what is out and why."""
-    limits, window = view.limits, view.window
-    free = max(limits.max_tokens - view.system_tokens - window.tokens, 0)
-    sections = (("system", view.system_tokens, "magenta"), ("window", window.tokens, "cyan"), ("free", free, "dim"))
-    total = max(limits.max_tokens, view.system_tokens + window.tokens, 1)
-    for name, tokens, color in sections:
-        bar = "█" * -(-_BAR * tokens // total)
-        terminal.say(Text.assemble(f"{name:<8}", (f"{bar:<{_BAR}}", color), f" {tokens:>7,} tokens"))
-    terminal.say(f"{'budget':<8}{'':<{_BAR}} {limits.max_tokens:>7,} tokens, {limits.max_messages} messages")
-    terminal.say()
-    rows = [("", "system", f"{view.system_tokens:,}", first_words(limits.system_prompt, _WORDS))]
-    rows = rows if limits.system_prompt else []
-    cut = {cut.seq for cut in window.manifest.cuts}
-    for place, message in enumerate(window.messages):
-        words = first_words(message.content, _WORDS) + (" (cut)" if message.seq in cut else "")
-        rows.append((str(message.seq), message.role, f"{_tokens(window, place):,}", harmless(words)))
-    if rows:
-        terminal.table(["seq", "role", "tokens", "text"], rows, right=["seq", "tokens"])
-    else:
-        terminal.say("Nothing of the session is in.")
-    for gap in window.manifest.excluded:
-        places = str(gap.first_seq) if gap.first_seq == gap.last_seq else f"{gap.first_seq}–{gap.last_seq}"
-        terminal.say(f"out: {places}, {_why(gap.reason, limits)}", style="dim")
+async def look_back(memory: Memory, stored: StoredManifest) -> ContextView:
+    """What a model call saw, with the texts that are still there."""
+    values = {"created_at": stored.created_at.isoformat(), **stored.manifest, "call": stored.call}
+    manifest = ContextManifest.from_dict(values)
+    parts = await ContextParts.read(manifest, memory)
+    return ContextView(manifest, tuple(_seen(parts, entry) for entry in manifest.entries))
 
 
-def _tokens(window: Window, place: int) -> int:
-    message = window.messages[place]
-    return message.tokens if message.tokens is not None else estimate(message.content)
-
-
-def _why(reason: ExclusionReason, limits: ContextLimits) -> str:
-    match reason:
-        case "reset":
-            return "before the reset"
-        case "over_limit":
-            return f"over the limit of {limits.max_messages} messages"
-        case "over_budget":
-            return f"over the budget of {limits.max_tokens:,} tokens"
-        case _:
-            return reason.replace("_", " ")
+def _seen(parts: ContextParts, entry: Entry) -> SeenMessage:
+    try:
+        return SeenMessage.of(entry, parts.message(entry))
+    except ContextGone:
+        return SeenMessage(entry)

@@ -11,19 +11,21 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
 from threadkeep.cli.answers import Answers
-from threadkeep.cli.context_view import ContextLimits, look, show_view
+from threadkeep.cli.call_choice import CallChoice
+from threadkeep.cli.context_now import show_now
+from threadkeep.cli.context_view import ContextLook
 from threadkeep.cli.line_input import LineInput
 from threadkeep.cli.problems import Problem, problem_of
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
-from threadkeep.history.session import Session
+from threadkeep.history.memory import Memory
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.workflow.chat import Chat, ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
 
 COMMANDS = {
     "/help": "what can be typed here",
-    "/context": "what the model would see now, and what not",
+    "/context": "what the model saw last and would see now, and what not",
     "/stats": "how much was said, here and in the whole session",
     "/reset": "start afresh; the transcript stays",
     "/quit": "leave (so do Ctrl-C and Ctrl-D)",
@@ -76,16 +78,19 @@ class Conversation:
     def __init__(
         self,
         chat: Chat,
-        session: Session,
+        memory: Memory,
+        choice: CallChoice,
         *,
-        limits: ContextLimits,
+        look: ContextLook,
         terminal: Terminal,
         answers: Answers,
         notices: Notices,
     ) -> None:
         self._chat = chat
-        self._session = session
-        self._limits = limits
+        self._memory = memory
+        self._choice = choice
+        self._session = memory.session(choice.session_id or "", user_id=choice.user_id)
+        self._look = look
         self._terminal = terminal
         self._answers = answers
         self._notices = notices
@@ -216,11 +221,7 @@ class Conversation:
         self._tell(values, sentence)
 
     async def _context(self) -> None:
-        view = await look(self._session, self._limits)
-        if self._terminal.as_json:
-            self._terminal.json(view.to_dict())
-        else:
-            show_view(self._terminal, view)
+        await show_now(self._terminal, self._memory, self._choice, self._look)
 
     def _help(self) -> None:
         if self._terminal.as_json:

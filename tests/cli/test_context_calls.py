@@ -1,0 +1,282 @@
+"""`threadkeep context show` of calls that were made: what each saw, and what changed from one to another."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import get_args
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from tests.cli.running import CommandLine, Outcome
+from tests.workflow.talking import config_of, input_of, make_agent
+from threadkeep import Memory, SessionMemory
+from threadkeep.cli.context_reasons import in_words
+from threadkeep.context.manifest import ContextManifest, ExclusionReason
+from threadkeep.records import Summary
+from threadkeep.testing import ScriptedModel
+
+SHOW = ("context", "show", "--session", "a")
+
+
+class NamedModel(ScriptedModel):
+    """A model whose provider knows it by a name."""
+
+    def __init__(self, replies: Sequence[AIMessage]) -> None:
+        super().__init__(replies)
+
+    @property
+    def model_name(self) -> str:
+        """The name."""
+        return "small-1"
+
+
+@tool
+def look_up(term: str) -> str:
+    """Look something up."""
+    return f"{term}: " + "many words " * 600
+
+
+def asking(term: str) -> AIMessage:
+    """A reply that calls the tool."""
+    return AIMessage("", tool_calls=[{"name": "look_up", "args": {"term": term}, "id": f"call-{term}"}])
+
+
+def reporting(text: str, input_tokens: int, cached: int) -> AIMessage:
+    """A reply with the provider's own count."""
+    return AIMessage(
+        text,
+        usage_metadata={
+            "input_tokens": input_tokens,
+            "output_tokens": 7,
+            "total_tokens": input_tokens + 7,
+            "input_token_details": {"cache_read": cached},
+        },
+    )
+
+
+def talk(
+    cli: CommandLine, model: ScriptedModel, texts: Sequence[str], *, max_messages: int = 20, max_tokens: int = 4000
+) -> None:
+    """One turn of an agent for each text, in the session `a` of the user `ann`."""
+
+    async def talking(memory: Memory) -> None:
+        middleware = SessionMemory(memory, max_messages=max_messages, max_tokens=max_tokens)
+        agent = make_agent(model, [middleware], [look_up], system_prompt="Be brief.")
+        for text in texts:
+            await agent.ainvoke(input_of(text), config_of("a", user_id="ann"))
+
+    cli.remember(talking)
+
+
+def seqs(view: dict[str, list[dict[str, int]]]) -> list[int]:
+    """The places of the messages of a view that are in the transcript."""
+    return [message["seq"] for message in view["messages"] if message["seq"] is not None]
+
+
+def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
+    """The newest is 1; on both engines."""
+    talk(any_cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
+    for number, words in ((1, "third"), (2, "second"), (3, "first")):
+        view = any_cli(*SHOW, "--call", str(number), "--json").json
+        assert (view["call"], view["session_id"], view["messages"][-1]["content"]) == (1, "a", words)
+        assert view["messages"][0] == {**view["messages"][0], "role": "system", "content": "Be brief."}
+        assert seqs(view) == list(range(1, 8 - 2 * number))
+        assert view["tokens"] == sum(section["tokens"] for section in view["sections"])
+        assert view["tokens"] + view["free"] == view["max_tokens"] == 4000
+    shown = any_cli(*SHOW, "--call", "2").out
+    assert shown.startswith("Call 1 of run ")
+    bars = {line.split()[0]: line.count("█") for line in shown.splitlines() if "█" in line}
+    assert set(bars) == {"system", "window", "input", "free"}
+    assert "second" in shown
+    assert "third" not in shown
+
+
+def test_the_calls_of_a_run_are_counted_from_its_first(cli: CommandLine) -> None:
+    """With its tool calls as steps, and a result that was cut; without a number it is the last."""
+    talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"], max_tokens=300)
+    run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
+    first = cli("context", "show", "--run", run_id, "--call", "1", "--json").json
+    last = cli("context", "show", "--run", run_id, "--json").json
+    assert (first["call"], last["call"]) == (1, 2)
+    assert [section["name"] for section in last["sections"]] == ["system", "window", "input", "steps"]
+    call, result = last["messages"][-2:]
+    assert (call["role"], call["tool_calls"]) == ("assistant", ['look_up({"term": "atlas"})'])
+    assert result["role"] == "tool"
+    assert result["tokens_before"] > 300 > result["tokens"]
+    assert last["cuts"] == [{"seq": None, "tokens_before": result["tokens_before"], "tokens_after": result["tokens"]}]
+    shown = cli("context", "show", "--run", run_id, "--session", "a").out
+    assert '→ look_up({"term": "atlas"})' in shown
+    assert f"(cut from {result['tokens_before']:,})" in shown
+    assert cli("context", "show", "--run", run_id, "--session", "b").exit_code == 1
+
+
+def test_what_a_provider_counted_is_shown_beside_the_estimate(cli: CommandLine) -> None:
+    """With what came from its cache, and what was learned of it since."""
+    long = "Tell me of the sea. " * 60
+    talk(cli, NamedModel([reporting("Wet.", 500, 0), reporting("Blue.", 1000, 400)]), [long, long])
+    view = cli(*SHOW, "--call", "1", "--json").json
+    assert view["model"] == "small-1"
+    assert view["reported"] == {"input_tokens": 1000, "output_tokens": 7, "cached_tokens": 400}
+    assert view["counter"].startswith("estimate×1.")
+    shown = cli(*SHOW, "--call", "1").out
+    assert f"model    small-1, counted by {view['counter']}; learned by now: ×1." in shown
+    assert "from 2 calls" in shown
+    assert "the provider counted 1,000, 400 of them from its cache (40 %); the reply had 7" in shown
+
+
+def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> None:
+    """The last as it was, the next as it would be, beside its input."""
+    talk(cli, ScriptedModel(["one", "two"]), ["first", "second"])
+    view = cli(*SHOW, "--json").json
+    assert seqs(view) == [1, 2, 3, 4]
+    assert view["last_call"]["messages"][-1]["content"] == "second"
+    shown = cli(*SHOW).out
+    assert shown.startswith("Call 1 of run ")
+    assert "The next call would see messages 1 to 4 beside its input" in shown
+    following = cli(*SHOW, "--next").out
+    assert "two" in following
+    assert "Call 1" not in following
+    assert cli(*SHOW, "--next", "--json").json["last_call"] is None
+
+
+def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
+    """At the anchor that the calls of such an agent share, after what is summarised."""
+    talk(cli, ScriptedModel(["ok"] * 6), [f"question {n}" for n in range(6)], max_messages=6)
+    cli.set(THREADKEEP_HISTORY_MAX_MESSAGES="6")
+    assert seqs(cli(*SHOW, "--json").json) == [9, 10, 11, 12]
+    cli.set(THREADKEEP_HISTORY_WINDOW="sliding")
+    assert seqs(cli(*SHOW, "--json").json) == [7, 8, 9, 10, 11, 12]
+
+    async def summarising(memory: Memory) -> None:
+        summary = Summary("a", 1, 8, "They spoke of eight things.", model="m", prompt_version="1", tokens=9)
+        assert await memory.summaries.add(summary)
+
+    cli.remember(summarising)
+    view = cli(*SHOW, "--json").json
+    assert [section["name"] for section in view["sections"]] == ["system", "summary", "window"]
+    assert "They spoke of eight things." in view["messages"][0]["content"]
+    assert view["excluded"] == [{"first_seq": 1, "last_seq": 8, "reason": "summarised"}]
+    assert "out: 1–8, a summary stands for it" in cli(*SHOW, "--next").out
+
+
+def test_two_calls_are_compared(cli: CommandLine) -> None:
+    """What came, and how much of the beginning is the same, which a prompt cache can reuse."""
+    talk(cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
+    difference = cli(*SHOW, "--diff", "--json").json
+    assert [message["content"] for message in difference["came"]] == ["two", "third"]
+    assert difference["went"] == []
+    assert difference["shared"]["messages"] == 4  # the system message, and all of the call before
+    assert difference["shared"]["stable_prefix"]
+    for arguments in (["--diff", "3"], ["--call", "3", "--diff", "1"], ["--diff=3", "--call", "1"]):
+        difference = cli(*SHOW, *arguments, "--json").json
+        assert [message["content"] for message in difference["came"]] == ["one", "second", "two", "third"]
+    shown = cli(*SHOW, "--diff").out
+    assert "Both begin with the same 4 messages" in shown
+    assert "All that did not depend on the earlier input" in shown
+
+
+def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: CommandLine) -> None:
+    """Messages before a window that was cut back, and steps of a turn that is over."""
+    talk(
+        cli,
+        ScriptedModel([asking("atlas"), "one", "ok", "ok", "ok", "ok"]),
+        [f"question {n}" for n in range(5)],
+        max_messages=6,
+    )
+    went = cli(*SHOW, "--call", "4", "--diff", "--json").json["went"]
+    assert {message["reason"] for message in went} == {"turn_over"}
+    difference = cli(*SHOW, "--call", "1", "--diff", "2", "--json").json
+    assert not difference["shared"]["stable_prefix"]
+    assert {message["reason"] for message in difference["went"]} == {"over_limit"}
+    shown = cli(*SHOW, "--diff").out
+    assert "The window was cut back" in shown
+    assert "over the limit of 6 messages" in shown
+
+
+def test_calls_within_a_run_are_compared(cli: CommandLine) -> None:
+    """The second call of the run against its first."""
+    talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
+    run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
+    difference = cli("context", "show", "--run", run_id, "--diff", "--json").json
+    assert [message["role"] for message in difference["came"]] == ["assistant", "tool"]
+    assert (difference["before"]["call"], difference["after"]["call"]) == (1, 2)
+    assert cli("context", "show", "--run", run_id, "--call", "1", "--diff", "1").out.endswith("nothing went.\n")
+
+
+def test_a_text_that_is_not_there_any_more_is_said_to_be_gone(cli: CommandLine, tmp_path: Path) -> None:
+    """The rest is shown as ever."""
+    talk(cli, ScriptedModel(["one"]), ["first"])
+    with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
+        connection.execute("DELETE FROM chat_context_texts")
+    shown = cli(*SHOW, "--call", "1").out
+    assert "(not there any more)" in shown
+    assert "first" in shown
+    assert cli(*SHOW, "--call", "1", "--json").json["messages"][0]["content"] is None
+
+
+def test_it_works_while_another_process_talks(any_cli: CommandLine) -> None:
+    """The database is open there, with all that goes on in the background."""
+    talk(any_cli, ScriptedModel(["one"]), ["first"])
+
+    async def looking(_: Memory) -> Outcome:
+        return await asyncio.to_thread(any_cli.process, *SHOW, "--call", "1")
+
+    outcome = any_cli.remember(looking)
+    assert outcome.exit_code == 0, outcome.err
+    assert "first" in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "cure"),
+    [
+        ((*SHOW, "--call", "4"), 1, "--call takes 1, the newest, to 3"),
+        (("context", "show", "--run", "r0"), 1, "No model call of run r0 is on record"),
+        (("context", "show", "--session", "b", "--call", "1"), 1, "There is no session 'b'"),
+        ((*SHOW, "--user", "bob", "--call", "1"), 1, "There is no session 'a'"),
+        ((*SHOW, "--call", "3", "--diff"), 1, "name one with --diff N"),
+        ((*SHOW, "--diff", "0"), 2, "the number of a call"),
+        (("context", "show", "--call", "1"), 2, "--session ID, or --run RUN"),
+        ((*SHOW, "--call", "0"), 2, "--call"),
+    ],
+)
+def test_what_is_not_there_is_said_with_the_cure(
+    cli: CommandLine, arguments: tuple[str, ...], exit_code: int, cure: str
+) -> None:
+    """In one sentence."""
+    talk(cli, ScriptedModel(["one", "two", "three"]), ["first", "second", "third"])
+    outcome = cli(*arguments)
+    assert outcome.exit_code == exit_code
+    assert cure in outcome.err
+
+
+def test_a_call_that_a_run_does_not_have_is_said(cli: CommandLine) -> None:
+    """With those it has; and a run of another user has none."""
+    talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"])
+    run_id = cli(*SHOW, "--call", "1", "--json").json["run_id"]
+    outcome = cli("context", "show", "--run", run_id, "--call", "3", "--json")
+    assert outcome.exit_code == 1
+    assert outcome.problem["type"] == "urn:threadkeep:call-not-found"
+    assert "calls 1 to 2" in outcome.problem["detail"]
+    assert cli("context", "show", "--run", run_id, "--user", "bob").exit_code == 1
+    assert cli("context", "show", "--run", run_id, "--user", "ann").exit_code == 0
+
+
+def test_where_nothing_is_kept_the_setting_is_named(cli: CommandLine) -> None:
+    """It is the cure."""
+    cli.store("a", "hi", "hello")
+    assert "nothing was asked yet" in cli(*SHOW, "--call", "1").err
+    cli.set(THREADKEEP_MANIFEST_RETENTION_DAYS="0")
+    assert "THREADKEEP_MANIFEST_RETENTION_DAYS is 0" in cli(*SHOW, "--call", "1").err
+
+
+def test_every_reason_has_words() -> None:
+    """Whatever a record may say."""
+    manifest = ContextManifest(session_id="a", run_id="r", counter="estimate", budget=4000, max_messages=20)
+    words = [in_words(reason, manifest) for reason in get_args(ExclusionReason.__value__)]
+    assert len(set(words)) == len(words) > 8
