@@ -229,9 +229,11 @@ async def test_a_deleted_message_that_is_sent_again_is_no_new_turn(database: Dat
     await database.say(4)
     await database.take("delete", 2)
     again = await database.transcripts.append(Turn(ROOM, (message(1),)))
-    assert (again.duplicates, again.first_seq, again.last_seq) == (("p:1",), 1, 1)
+    assert (again.duplicates, again.first_seq, again.last_seq, again.deleted) == (("p:1",), 1, 1, ("p:1",))
     half = await database.transcripts.append(Turn(ROOM, (message(2), message(5))))
-    assert (half.duplicates, half.first_seq) == (("p:2",), 5)
+    assert (half.duplicates, half.first_seq, half.deleted) == (("p:2",), 5, ("p:2",))
+    there = await database.transcripts.append(Turn(ROOM, (message(3),)))
+    assert (there.duplicates, there.deleted) == (("p:3",), ())
     assert await database.places() == [3, 4, 5]
     other = await database.transcripts.append(Turn("room:2", (message(1),)))
     assert other.duplicates == ()

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.workflow.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
-from threadkeep import Memory, SessionMemory
+from threadkeep import Memory, Retention, RetentionLimits, SessionMemory
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -36,6 +36,16 @@ async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: M
     model = ScriptedModel(["never"])
     assert await ask(make_agent(model, [SessionMemory(memory)]), "hi", message_id="telegram:42") == "hello"
     assert model.calls == []
+
+
+async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
+    """On every database: who asks gets an answer; what was deleted does not come back, and neither does half of it."""
+    agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])
+    await ask(agent, "hi", message_id="telegram:42")
+    await ask(agent, "more", message_id="telegram:43")
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=2)))
+    assert await ask(agent, "hi", message_id="telegram:42") == "hello again"
+    assert await kept(memory) == [("user", "more"), ("assistant", "what else?")]
 
 
 @pytest.mark.parametrize("checkpointed", [False, True])

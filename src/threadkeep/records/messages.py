@@ -146,7 +146,8 @@ class Receipt:
 
     `first_seq` and `last_seq` are the places of the messages stored now; if all of them were there already, the places
     where they are. `duplicates` are the ids that were there already. `cleaned` are the ids of messages in which
-    characters that no database keeps (NUL, lone surrogates) were replaced by U+FFFD.
+    characters that no database keeps (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are those of the
+    duplicates whose messages were deleted since: they are neither there nor new.
     """
 
     first_seq: int
@@ -154,6 +155,7 @@ class Receipt:
     duplicates: tuple[str, ...] = ()
     cleaned: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
+    deleted: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

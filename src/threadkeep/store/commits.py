@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 
@@ -218,21 +218,25 @@ class GroupCommit:
             raise WrongUser(turn.session_id)
         fresh: list[tuple[Message, dict[str, object]]] = []
         there: dict[str, int] = {}
+        deleted: list[str] = []
         for message, columns in zip(prepared.messages, prepared.columns, strict=True):
             found = await connection.fetch(self._sql["seq_of"], {"session_id": turn.session_id, "id": message.id})
             if found:
                 there[str(message.id)] = found[0][0]
+                if found[0][1]:
+                    deleted.append(str(message.id))
             elif any(message.id == other.id for other, _ in fresh):
                 there[str(message.id)] = 0
             else:
                 fresh.append((message, columns))
         if not fresh:
-            return _receipt(prepared, min(there.values()), max(there.values()) - min(there.values()) + 1, there)
+            count = max(there.values()) - min(there.values()) + 1
+            return _receipt(prepared, min(there.values()), count, there, deleted)
         reserved = session_parameters(turn, [message for message, _ in fresh], now=prepared.now)
         [(_, last_seq, _)] = await connection.fetch(self._sql["reserve"], reserved)
         first = last_seq - len(fresh) + 1
         await connection.execute_many(self._sql["insert_message"], _numbered(prepared, [c for _, c in fresh], first))
-        return _receipt(prepared, first, len(fresh), there)
+        return _receipt(prepared, first, len(fresh), there, deleted)
 
 
 def _numbered(prepared: PreparedTurn, columns: Sequence[dict[str, object]], first_seq: int) -> list[dict[str, object]]:
@@ -240,13 +244,16 @@ def _numbered(prepared: PreparedTurn, columns: Sequence[dict[str, object]], firs
     return [{**row, "session_id": session_id, "seq": seq} for seq, row in enumerate(columns, start=first_seq)]
 
 
-def _receipt(prepared: PreparedTurn, first_seq: int, count: int, there: dict[str, int] | None = None) -> Receipt:
+def _receipt(
+    prepared: PreparedTurn, first_seq: int, count: int, there: Collection[str] = (), deleted: Collection[str] = ()
+) -> Receipt:
     return Receipt(
         first_seq=first_seq,
         last_seq=first_seq + count - 1,
-        duplicates=tuple(there or ()),
+        duplicates=tuple(there),
         cleaned=prepared.cleaned,
         ids=tuple(str(message.id) for message in prepared.messages),
+        deleted=tuple(deleted),
     )
 
 

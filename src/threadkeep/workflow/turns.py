@@ -54,6 +54,7 @@ class OpenTurn:
         self._memory = memory
         self._options = options
         self._repeated = False
+        self._forgotten = False
         self._began = memory.clock()
         self.contexts = TurnContext(memory, session, options, self.question)
         self._closing = _Closing()
@@ -80,6 +81,7 @@ class OpenTurn:
         if not self._repeated:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
+            self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if self._repeated:
             self.answered = await self._stored_answer()
 
@@ -111,7 +113,8 @@ class OpenTurn:
         return await self._find(id_of(message)) is not None
 
     async def _close(self, message: BaseMessage, status: Status) -> None:
-        if text_of(message).strip():
+        # What was deleted comes back neither as a question nor as the answer to one that is not there.
+        if text_of(message).strip() and not self._forgotten:
             await self._answer(message, status)
         await self.contexts.settle()
 

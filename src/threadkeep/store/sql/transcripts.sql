@@ -28,10 +28,10 @@ VALUES (
 )
 
 -- name: seq_of
--- Where the message with an id is, or was before it was deleted.
-SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
+-- Where the message with an id is; or was, and that it was deleted.
+SELECT seq, 0 FROM chat_messages WHERE session_id = :session_id AND id = :id
 UNION ALL
-SELECT seq FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
+SELECT seq, 1 FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_deleted_id
 -- Breaks the key of its own table when the id is that of a deleted message: it is no more new than one that is there.
