@@ -135,9 +135,11 @@ def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> Non
     talk(cli, ScriptedModel(["one", "two"]), ["first", "second"])
     view = cli(*SHOW, "--json").json
     assert seqs(view) == [1, 2, 3, 4]
+    assert view["tools"] == 0 < view["last_call"]["tools"]
     assert view["last_call"]["messages"][-1]["content"] == "second"
     shown = cli(*SHOW).out
     assert shown.startswith("Call 1 of run ")
+    assert f"tools    {view['last_call']['tools']} tokens on top" in shown
     assert "The next call would see messages 1 to 4 beside its input" in shown
     following = cli(*SHOW, "--next").out
     assert "two" in following

@@ -97,13 +97,16 @@ def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[st
     if factor is not None and factor.samples:
         learned = f"; learned by now: ×{factor.value:.2f} from {counted(factor.samples, 'call')}"
     yield f"model    {manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
+    if manifest.tools:
+        yield f"tools    {counted(manifest.tools, 'token')} on top, of what the model is told of them"
     if (reported := manifest.reported) is not None:
+        estimated = manifest.tokens + manifest.tools
         share = 100 * reported.cached_tokens / max(reported.input_tokens, 1)
         cached = (
             f", {reported.cached_tokens:,} of them from its cache ({share:.0f} %)" if reported.cached_tokens else ""
         )
         yield (
-            f"reported {manifest.tokens:,} tokens were estimated, the provider counted {reported.input_tokens:,}"
+            f"reported {estimated:,} tokens were estimated, the provider counted {reported.input_tokens:,}"
             f"{cached}; the reply had {reported.output_tokens:,}"
         )
     begins = f", begins at message {manifest.anchor_seq}" if manifest.anchor_seq else ""

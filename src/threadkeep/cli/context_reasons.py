@@ -16,6 +16,7 @@ _WORDS: Mapping[ExclusionReason, str] = {
     "role": "a note, which no model is sent",
     "orphan_tool": "a tool's result without its call, or a call without its result",
     "archived": "archived",
+    "folded": "said before in the same words, and counted there",
     "empty": "nothing is in it that could be sent",
 }
 

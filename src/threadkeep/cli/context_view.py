@@ -116,6 +116,7 @@ class ContextView:
             "max_messages": manifest.max_messages,
             "max_tokens": manifest.budget,
             "tokens": manifest.tokens,
+            "tools": manifest.tools,
             "free": self.free,
             "window": manifest.window,
             "anchor_seq": manifest.anchor_seq,

@@ -118,7 +118,8 @@ class ManifestBody(BaseModel):
     excluded: list[ExclusionBody] = Field([], description="What of the transcript was not.")
     left_out: list[LeftOutBody] = Field([], description="What of the run itself was not.")
     dropped: int = Field(0, description="How many earlier messages are out, those with a summary not counted.")
-    tokens: int = Field(0, description="All that was sent, by the counter.")
+    tokens: int = Field(0, description="All messages that were sent, by the counter.")
+    tools: int = Field(0, description="What the model is told of its tools, which comes on top; absent without tools.")
     sections: dict[Section, int] = Field(description="Tokens of each section, in the order in which they were sent.")
     prefix: StablePrefixBody | None = None
     digest: str = Field("", description="SHA-256 of all that was sent.")
