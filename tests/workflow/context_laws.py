@@ -83,9 +83,8 @@ def check_input(sent: Sent, question: BaseMessage) -> None:
     assert text_of(question).startswith(text.removesuffix(CUT_MARK))
 
 
-def check_coverage(sent: Sent, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:
+def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:
     """Each message up to the input is in, or in one summary's range, or out for exactly one reason."""
-    manifest = sent.manifest
     last = max((entry.seq for entry in manifest.entries if entry.section == "input" and entry.seq), default=0)
     told = Counter(entry.seq for entry in manifest.entries if entry.seq is not None)
     shown = any(entry.section == "summary" for entry in manifest.entries)
@@ -125,7 +124,7 @@ async def check_call(
     check_order(sent)
     check_input(sent, question)
     rows = await memory.session(sent.manifest.session_id).tail(_WHOLE_SESSION)
-    check_coverage(sent, rows, list(summaries))
+    check_coverage(sent.manifest, rows, list(summaries))
 
 
 async def rows_of(memory: Memory, session_id: str) -> list[Message]:

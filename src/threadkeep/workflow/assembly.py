@@ -29,6 +29,8 @@ from threadkeep.workflow.quoted_turns import section_message
 from threadkeep.workflow.sent_messages import digest_of, digest_of_all, dump_message, is_plain, merged_system
 from threadkeep.workflow.trimming import items_of, shortened, size_of
 
+_SUMMARY = "<summary of="
+
 
 class Assembler:
     """Builds the contexts of one turn."""
@@ -106,7 +108,7 @@ class Assembler:
         if self._recollection.summaries:
             text = summary_message_text(self._recollection.summaries)
             text = cut_end(text, self._layout.most("summary", call.budget), call.counter)
-            if text:
+            if _SUMMARY in text:
                 yield Piece(section_message("summary", text), "summary")
         question = {id_of(message) for message in call.question}
         section: Section = "window"

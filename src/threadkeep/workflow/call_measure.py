@@ -46,12 +46,13 @@ class CallMeasure:
 
 
 class Measuring:
-    """Measures the calls of one turn."""
+    """Measures the calls of one turn, all of one model alike: what is learned meanwhile counts in the next turn."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
         self._options = options
         self._tools: tuple[int, str] | None = None
+        self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
         """The measure of a call of this model.
@@ -62,11 +63,7 @@ class Measuring:
         options, memory = self._options, self._memory
         facts = facts_of(use.model, options.context_window)
         learns = options.counter is None and memory.counter is estimate
-        if not learns:
-            counter = options.counter or memory.counter
-        else:
-            factor = await memory.learned_factors.of(facts.name) if facts.name else None
-            counter = counter_for(facts.name, factor=factor)
+        counter = await self._best_counter(facts.name) if learns else options.counter or memory.counter
         tools = counter(self._tools_text(use.tools))
         room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
         if room <= 0:
@@ -83,6 +80,12 @@ class Measuring:
             stored_hundredths=_hundredths(counter) if base is memory.counter else None,
             learns=learns and not isinstance(counter, ExactCounter),
         )
+
+    async def _best_counter(self, model: str | None) -> TokenCounter:
+        if model not in self._counters:
+            factor = await self._memory.learned_factors.of(model) if model else None
+            self._counters[model] = counter_for(model, factor=factor)
+        return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:
         """What the model is told of the tools, made once while they are as many."""

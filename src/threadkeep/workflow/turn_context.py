@@ -8,7 +8,7 @@ from dataclasses import replace
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, ReportedUsage
+from threadkeep.context.manifest import ContextManifest, Exclusion, ReportedUsage
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -27,12 +27,16 @@ from threadkeep.workflow.turn_options import TurnOptions
 
 
 class TurnContext:
-    """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins."""
+    """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins.
+
+    `question_seq` is the place of the question in the session, where its turn knows that already.
+    """
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
         self._memory = memory
         self._session = session
         self._options = options
+        self.question_seq: int | None = None
         self._measuring = Measuring(memory, options)
         self._question = question
         self._assembler: Assembler | None = None
@@ -48,6 +52,8 @@ class TurnContext:
     @property
     def left_out_upto(self) -> int:
         """The newest place that had no room in the window and stands in no summary; 0 if there is none."""
+        if self._options.no_history:
+            return 0
         gaps = self._recollection.excluded
         out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
         return max(*out, (self._new_begin or 1) - 1, 0)
@@ -158,7 +164,7 @@ class TurnContext:
     async def _recall(self, before: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options
         if options.no_history:
-            return Recollection(())
+            return _nothing_of(self.question_seq, len(self._question))
         if measure.stored_hundredths is None:
             limits = Limits(options.max_messages, measure.budget, measure.counter)
         else:
@@ -228,6 +234,13 @@ class TurnContext:
             observers.notify(
                 HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
             )
+
+
+def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
+    """The past where there is to be none: nothing of it is in, for the one reason."""
+    last = (question_seq or 0) - questions
+    excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
+    return Recollection((), excluded=excluded, question_seq=question_seq)
 
 
 def _window_room(sent: Assembled, draft: Draft, options: TurnOptions) -> WindowRoom:

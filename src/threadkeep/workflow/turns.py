@@ -82,6 +82,8 @@ class OpenTurn:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
             self._forgotten = receipt is not None and self.question_id in receipt.deleted
+            self.contexts.question_seq = receipt.last_seq if receipt is not None else None
+            self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if self._repeated:
             self.answered = await self._stored_answer()
 
@@ -133,6 +135,7 @@ class OpenTurn:
         if question is None:
             return None
         self.run_id = question.run_id or self.run_id
+        self.contexts.question_seq = question.seq
         answer = await self._patiently(self.session.answer_to(question))
         if answer is None or answer.status != "complete":
             return None
