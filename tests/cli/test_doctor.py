@@ -12,6 +12,7 @@ import pytest
 
 from tests.cli.running import CommandLine, Outcome
 from tests.cli.test_pending import keep
+from threadkeep.history.memory import Memory
 from threadkeep.workflow.demo import DemoModel
 
 if TYPE_CHECKING:
@@ -203,3 +204,45 @@ def test_the_model_is_asked_only_when_told_to(cli: CommandLine, monkeypatch: pyt
     assert outcome.exit_code == 1
     assert "does not answer (ConnectionError)" in _finding(outcome, "model")["detail"]
     assert "secret" not in outcome.out
+
+
+def test_what_was_learned_of_models_is_told(any_cli: CommandLine) -> None:
+    """The factor of each, and from how many calls; one at its limit is looked at."""
+    any_cli("migrate")
+    finding = _finding(any_cli("doctor", "--json"), "token factors")
+    assert (finding["level"], "None learned yet" in finding["detail"]) == ("ok", True)
+
+    async def learning(memory: Memory) -> None:
+        await memory.token_factors.save("small-1", 1.124, 34)
+        await memory.token_factors.save("other-2", 0.9, 1)
+
+    any_cli.remember(learning)
+    finding = _finding(any_cli("doctor", "--json"), "token factors")
+    assert finding["detail"] == "Estimates are corrected for other-2 ×0.90 (1 call), small-1 ×1.12 (34 calls)."
+
+    async def overdoing(memory: Memory) -> None:
+        await memory.token_factors.save("small-1", 3.0, 90)
+
+    any_cli.remember(overdoing)
+    outcome = any_cli("doctor", "--json")
+    assert (outcome.exit_code, _finding(outcome, "token factors")["level"]) == (0, "warn")
+
+
+def test_a_context_window_without_room_is_found(cli: CommandLine) -> None:
+    """With the same sentence that stops the start of the service."""
+    cli.set(THREADKEEP_CONTEXT_WINDOW="4000", THREADKEEP_MAX_OUTPUT_TOKENS="4000")
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    assert "A context window of 4000 tokens, less 4000 for the reply" in _finding(outcome, "settings")["detail"]
+
+
+def test_the_model_of_summaries_is_looked_at(cli: CommandLine) -> None:
+    """Whether it can be made, and whether anything asks it."""
+    cli.set(THREADKEEP_SUMMARY_MODEL="demo")
+    assert _finding(cli("doctor", "--json"), "summary model")["level"] == "warn"
+    cli.set(THREADKEEP_SUMMARY_TRIGGER="messages:40")
+    assert _finding(cli("doctor", "--json"), "summary model")["level"] == "ok"
+    cli.set(THREADKEEP_SUMMARY_MODEL="nobody:x")
+    outcome = cli("doctor", "--json")
+    assert (outcome.exit_code, _finding(outcome, "summary model")["level"]) == (1, "fail")
+    assert "THREADKEEP_SUMMARY_MODEL" in _finding(outcome, "summary model")["detail"]

@@ -9,12 +9,15 @@ from dataclasses import replace
 from threadkeep.app import open_database
 from threadkeep.cli.findings import Finding
 from threadkeep.cli.wording import counted, duration, size
+from threadkeep.context.calibration import GREATEST_FACTOR, LEAST_FACTOR
 from threadkeep.errors import SchemaTooNew, StoreError
+from threadkeep.history.memory import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.condition import Condition, LockHolder, can_write, read_condition
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.token_factors import TokenFactors
 
 _PATIENCE_SECONDS = 5.0
 _SLOW_SECONDS = 1.0
@@ -33,7 +36,7 @@ async def check_database(settings: Settings) -> list[Finding]:
             seconds = time.perf_counter() - started
             found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
             found += await _writing(driver, address, condition)
-            return found + _search(condition)
+            return [*found, *_search(condition), *await _token_factors(driver, condition)]
     except ModuleNotFoundError as error:
         cure = "Install it with: pip install 'threadkeep[postgres]'"
         return [Finding("database", "fail", f"{address} needs the package {error.name}.", cure)]
@@ -150,3 +153,19 @@ def _search(condition: Condition) -> list[Finding]:
             Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not in the search index yet.", cure)
         ]
     return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]
+
+
+async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
+    """How far the estimate of tokens is from what each model's provider counts, as far as that was learned."""
+    if condition.schema != condition.newest:
+        return []
+    factors = await TokenFactors(driver, clock=utc_now).all()
+    if not factors:
+        return [Finding("token factors", "ok", "None learned yet: no provider has reported a count that differs.")]
+    told = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]
+    detail = f"Estimates are corrected for {', '.join(told)}."
+    far = [model for model, (value, _) in sorted(factors.items()) if not LEAST_FACTOR < value < GREATEST_FACTOR]
+    if far:
+        cure = f"For {', '.join(far)} the correction is at its limit: what that provider reports may not be tokens."
+        return [Finding("token factors", "warn", detail, cure)]
+    return [Finding("token factors", "ok", detail)]

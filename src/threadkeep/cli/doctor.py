@@ -22,8 +22,8 @@ def doctor(
 ) -> None:
     """Find what is wrong here, each with its cure.
 
-    Looks at the settings, the database, its schema and locks, the disk, the model and the pending writes. Exits with 1
-    if any of them fails.
+    Looks at the settings, the database, its schema and locks, what was learned of models' tokens, the disk, the models
+    and the pending writes. Exits with 1 if any of them fails.
     """
     terminal = Terminal(as_json=as_json)
     from threadkeep.settings import load_settings
@@ -47,7 +47,13 @@ def doctor(
 
 async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
     from threadkeep.cli.database_checks import check_database
-    from threadkeep.cli.machine_checks import check_disk, check_model, check_pending, check_settings
+    from threadkeep.cli.machine_checks import (
+        check_disk,
+        check_model,
+        check_pending,
+        check_settings,
+        check_summary_model,
+    )
 
     return [
         *check_settings(settings),
@@ -55,4 +61,5 @@ async def _findings(settings: Settings, *, call_model: bool) -> list[Finding]:
         *check_disk(settings),
         *check_pending(settings),
         *await check_model(settings, call=call_model),
+        *check_summary_model(settings),
     ]

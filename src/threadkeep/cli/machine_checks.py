@@ -97,6 +97,23 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
     return [Finding("model", "ok", f"{settings.model} answers in {seconds:.1f} s.")]
 
 
+def check_summary_model(settings: Settings) -> list[Finding]:
+    """Whether the model that is named for summaries can be made, and has something to do."""
+    from threadkeep.workflow.models import make_model
+
+    if not settings.summary_model:
+        return []
+    if not settings.summary_trigger:
+        cure = "Set THREADKEEP_SUMMARY_TRIGGER, to tokens:20000 say, if summaries are wanted."
+        return [Finding("summary model", "warn", f"{settings.summary_model} is named, and never asked.", cure)]
+    try:
+        make_model(settings.summary_model, variable="THREADKEEP_SUMMARY_MODEL")
+    except InvalidSettings as error:
+        cure = "Correct THREADKEEP_SUMMARY_MODEL, install the provider's package, and put its key into the environment."
+        return [Finding("summary model", "fail", str(error), cure)]
+    return [Finding("summary model", "ok", f"{settings.summary_model} can be made.")]
+
+
 def check_pending(settings: Settings) -> list[Finding]:
     """What waits to be written: to this database, and to others that were used before."""
     own = folder_of(settings.database, settings.pending_dir)
