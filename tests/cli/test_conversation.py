@@ -142,6 +142,15 @@ async def test_with_json_each_turn_is_one_object(capsys: pytest.CaptureFixture[s
     assert "/quit" in shown["commands"]
 
 
+async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    """The one as it was, the other as it would be."""
+    await _talk(["first", "second", "/context"], ScriptedModel(["One.", "Two."]))
+    out = capsys.readouterr().out
+    assert "Call 1 of run " in out
+    assert "second" in out
+    assert "The next call would see messages 1 to 4 beside its input" in out
+
+
 async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:
     """The next call of the model does not see it; the command itself is no turn."""
     model = ScriptedModel(["One.", "Two."])

@@ -71,7 +71,8 @@ def show_next(terminal: Terminal, view: ContextView) -> None:
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "nothing of the session"
     tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
-    terminal.say(f"The next call would see {seen} beside its input: {tokens}. All of it: --next")
+    terminal.say(f"The next call would see {seen} beside its input: {tokens}.")
+    terminal.say(f"All of it: threadkeep context show --session {view.manifest.session_id} --next", style="dim")
     show_what_is_out(terminal, view.manifest)
 
 

@@ -1,0 +1,104 @@
+"""What is opened for the service: the chat as the settings describe it, with the models that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from pathlib import Path
+
+import pytest
+from langchain_core.language_models import BaseChatModel
+
+from tests.web.services import settings_for
+from threadkeep.app import App, open_app
+from threadkeep.context.manifest import ContextManifest
+from threadkeep.errors import InvalidSettings
+from threadkeep.testing import ScriptedModel
+from threadkeep.workflow.chat import ChatRequest
+
+type NamedModels = Callable[..., None]
+
+
+@pytest.fixture
+def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
+    """Puts scripted models in the place of those that settings name."""
+
+    def name(**models: BaseChatModel) -> None:
+        monkeypatch.setattr("threadkeep.workflow.models.make_model", lambda name, variable="": models[name])
+
+    return name
+
+
+async def ask(app: App, texts: Iterable[str]) -> ContextManifest:
+    """Say something, one after the other; the record of the last call."""
+    for text in texts:
+        await app.chat.ask(ChatRequest(text, session_id="room:1"))
+        await app.memory.compressor.idle()
+    [newest] = await app.memory.manifests.of_session("room:1", limit=1)
+    return ContextManifest.from_dict(newest.manifest)
+
+
+async def test_the_budget_is_what_the_settings_leave(tmp_path: Path, named_models: NamedModels) -> None:
+    """The limit, or the context window less the reply and 512, if that is less; the window is of the kind they say."""
+    for settings, budget in (
+        (settings_for(tmp_path), 4000),
+        (settings_for(tmp_path, context_window=1500, max_output_tokens=500), 488),
+        (settings_for(tmp_path, context_window=8192, history_max_tokens=0), 5632),
+    ):
+        named_models(demo=ScriptedModel(repeat("ok")))
+        async with open_app(settings) as app:
+            seen = await ask(app, ["hi"])
+        assert (seen.budget, seen.window) == (budget, "anchored")
+    named_models(demo=ScriptedModel(repeat("ok")))
+    async with open_app(settings_for(tmp_path, history_window="sliding", history_max_messages=3)) as app:
+        seen = await ask(app, [f"question {number}" for number in range(5)])
+    assert seen.window == "sliding"
+    assert [entry.seq for entry in seen.entries] == [6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("name", ["", "small"])
+async def test_older_messages_become_a_summary(tmp_path: Path, named_models: NamedModels, name: str) -> None:
+    """By the chat's own model, or the one that is named for it."""
+    small = ScriptedModel(repeat("They counted.")) if name else None
+    chatting = ScriptedModel(
+        lambda messages: "They counted." if "<record>" in str(messages) else "ok" for _ in repeat(0)
+    )
+    named_models(demo=chatting, **({"small": small} if small is not None else {}))
+    settings = settings_for(tmp_path, summary_trigger="messages:6", summary_keep="messages:2", summary_model=name)
+    async with open_app(settings) as app:
+        seen = await ask(app, [f"number {number}" for number in range(4)])
+        [summary] = await app.memory.summaries.active("room:1")
+    assert (summary.first_seq, summary.last_seq, summary.text) == (1, 4, "They counted.")
+    assert "summary" in seen.sections
+    assert small is None or len(small.calls) == 1
+
+
+async def test_older_turns_are_recalled_where_the_settings_say_so(tmp_path: Path, named_models: NamedModels) -> None:
+    """What is out of the window and bears on the question stands beside it."""
+    texts = ["The lighthouse keeper is called Ignatius Vollmer.", *[f"Filler {number}." for number in range(5)]]
+    for recall, sections in (("off", {"window", "input"}), ("session", {"window", "input", "selected"})):
+        named_models(demo=ScriptedModel(repeat("ok")))
+        async with open_app(settings_for(tmp_path, recall=recall, history_max_messages=4)) as app:
+            seen = await ask(app, [*texts, "What is the name of the lighthouse keeper?"])
+        assert set(seen.sections) == sections
+
+
+@pytest.mark.parametrize(
+    ("overrides", "variable"),
+    [
+        ({"context_window": 4000, "max_output_tokens": 4000}, "THREADKEEP_MAX_OUTPUT_TOKENS"),
+        ({"context_window": 500}, "THREADKEEP_CONTEXT_WINDOW"),
+        ({"context_window": 1000, "system_prompt": "Be kind. " * 200}, "THREADKEEP_SYSTEM_PROMPT"),
+        ({"summary_trigger": "messages:40", "summary_model": "nobody:x"}, "THREADKEEP_SUMMARY_MODEL"),
+        ({"model": "nobody:x"}, "THREADKEEP_MODEL"),
+    ],
+)
+async def test_what_cannot_work_stops_the_start(tmp_path: Path, overrides: dict[str, object], variable: str) -> None:
+    """Before the database is opened; the sentence names the variable."""
+    database = tmp_path / "threadkeep.db"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{database}", **overrides)
+    with pytest.raises(InvalidSettings, match=variable) as refused:
+        async with open_app(settings):
+            pass
+    assert refused.value.variable == variable
+    assert not database.exists()
