@@ -164,7 +164,9 @@ def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
     assert [section["name"] for section in view["sections"]] == ["system", "summary", "window"]
     assert "They spoke of eight things." in view["messages"][0]["content"]
     assert view["excluded"] == [{"first_seq": 1, "last_seq": 8, "reason": "summarised"}]
-    assert "out: 1–8, a summary stands for it" in cli(*SHOW, "--next").out
+    shown = cli(*SHOW, "--next").out
+    assert "out: 1–8, a summary stands for it" in shown
+    assert '<summary of="messages 1 to 8 (8 messages)"> They' in shown
 
 
 def test_two_calls_are_compared(cli: CommandLine) -> None:

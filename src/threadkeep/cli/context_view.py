@@ -11,6 +11,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from threadkeep.app import chat_options
 from threadkeep.context.manifest import ContextManifest, Entry, Section
+from threadkeep.context.plan import EXTRAS
 from threadkeep.errors import BudgetTooSmall, ContextGone, InvalidSettings
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.models import make_model
@@ -30,6 +31,7 @@ SECTIONS: tuple[Section, ...] = (
     "system", "summary", "window", "input", "facts", "snippets", "selected", "steps",
 )  # fmt: skip
 _ALWAYS_SHOWN = ("system", "window")
+_INTRODUCED = ("summary", *EXTRAS)
 _ROLES = {"human": "user", "ai": "assistant"}
 
 
@@ -70,10 +72,11 @@ class SeenMessage:
 
     @property
     def words(self) -> str:
-        """What a person reads of it."""
+        """What a person reads of it; of a block of quotes or summaries, what follows the words that introduce it."""
         if self.text is None:
             return "(not there any more)"
-        return " ".join(filter(None, (self.text, *(f"→ {call}" for call in self.calls))))
+        text = self.text.partition("\n\n")[2] if self.entry.section in _INTRODUCED else ""
+        return " ".join(filter(None, (text or self.text, *(f"→ {call}" for call in self.calls))))
 
     def to_dict(self) -> dict[str, object]:
         """The message as JSON values."""
