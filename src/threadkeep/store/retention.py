@@ -119,14 +119,16 @@ class RetentionRows:
         Raises:
             RowLocked: somebody else's transaction has the session.
         """
-        between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
+        # No more than a step is asked for: there are no gaps, and no plan of a database reads the whole session for it.
+        upto = min(removal.upto_seq, removal.after_seq + _STEP_MESSAGES)
+        place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         async with self._driver.reading() as connection:
-            rows = _of_one_step(await connection.fetch(self._sql["sizes"], {**between, "limit": _STEP_MESSAGES}))
+            rows = _of_one_step(await connection.fetch(self._sql["sizes"], place))
         if not rows:
             return None
         upto, id_, _, _, created_at = rows[-1]
         removed = Removed(upto, len(rows), sum(row[3] for row in rows))
-        place = {**between, "upto": upto}
+        place["upto"] = upto
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, _BEGIN[removal.action], {**place, "id": id_}, removal.idle_before):
                 return None
@@ -134,6 +136,7 @@ class RetentionRows:
             if removal.action == "archive":
                 await connection.execute(self._sql["archive"], place)
             else:
+                await self._retitle(connection, place, removal.upto_seq)
                 await self._delete(connection, place, removed, time_of(created_at))
         return removed
 
@@ -192,7 +195,6 @@ class RetentionRows:
     async def _delete(
         self, connection: Connection, place: dict[str, object], removed: Removed, created_at: datetime
     ) -> None:
-        await self._retitle(connection, place)
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
             "moment": time_text(created_at),
@@ -209,15 +211,18 @@ class RetentionRows:
             await connection.execute(self._sql[name], {**place, **times})
         await connection.execute(self._sql["delete"], {**place, "messages": removed.messages})
 
-    async def _retitle(self, connection: Connection, place: dict[str, object]) -> None:
-        """A title that was made of what goes is made of what stays: the first user message, as ever."""
+    async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
+        """A title that was made of what goes is made of what stays in the end: the first user message, as ever."""
         going = await connection.fetch(self._sql["first_user"], place)
         if not going:
             return
-        rest = {**place, "after": place["upto"], "upto": END}
+        titled = await connection.fetch(self._sql["title"], place)
+        if titled != [(shorten(going[0][0], TITLE_CHARACTERS),)]:
+            return
+        rest = {**place, "after": last_seq, "upto": END}
         staying = await connection.fetch(self._sql["first_user"], rest)
-        titles = [shorten(rows[0][0], TITLE_CHARACTERS) if rows else None for rows in (going, staying)]
-        await connection.execute(self._sql["retitle"], {**place, "former": titles[0], "title": titles[1]})
+        title = shorten(staying[0][0], TITLE_CHARACTERS) if staying else None
+        await connection.execute(self._sql["retitle"], {**place, "title": title})
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:

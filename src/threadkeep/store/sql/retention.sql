@@ -47,7 +47,6 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 SELECT seq, id, length(content), tokens, created_at FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
-LIMIT :limit
 
 -- name: begin_archiving
 -- Locks the session if it is as it was: the border stands at :after, at :upto is the message that was seen there, and if
@@ -88,9 +87,11 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto AND role = 'use
 ORDER BY seq
 LIMIT 1
 
+-- name: title
+SELECT title FROM chat_sessions WHERE session_id = :session_id
+
 -- name: retitle
--- Only a title that nobody has changed: it is still that of the message that goes.
-UPDATE chat_sessions SET title = :title WHERE session_id = :session_id AND title = :former
+UPDATE chat_sessions SET title = :title WHERE session_id = :session_id
 
 -- name: remember_ids
 -- Of messages that are so new that their platform may send them again.
