@@ -97,6 +97,15 @@ def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
     assert "third" not in shown
 
 
+def test_a_call_long_ago_is_found_page_by_page(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many came after it."""
+    monkeypatch.setattr("threadkeep.cli.call_choice._PAGE", 2)
+    talk(cli, ScriptedModel(["ok"] * 5), [f"question {number}" for number in range(5)])
+    found = [cli(*SHOW, "--call", str(number), "--json").json["messages"][-1]["content"] for number in range(1, 6)]
+    assert found == [f"question {number}" for number in reversed(range(5))]
+    assert "--call takes 1, the newest, to 5" in cli(*SHOW, "--call", "7").err
+
+
 def test_the_calls_of_a_run_are_counted_from_its_first(cli: CommandLine) -> None:
     """With its tool calls as steps, and a result that was cut; without a number it is the last."""
     talk(cli, ScriptedModel([asking("atlas"), "done"]), ["look it up"], max_tokens=300)

@@ -64,15 +64,16 @@ class CallChoice:
     async def _of_session(self, memory: Memory, number: int) -> StoredManifest:
         session_id = self.session_id or ""
         await memory.session(session_id, user_id=self.user_id).info()
-        left, place, count = number, None, 0
-        while True:
-            page = await memory.manifests.of_session(session_id, user_id=self.user_id, limit=_PAGE, before=place)
-            if left <= len(page):
-                return page[left - 1]
+        place, count = None, 0
+        while count < number:
+            limit = min(_PAGE, number - count)
+            page = await memory.manifests.of_session(session_id, user_id=self.user_id, limit=limit, before=place)
             count += len(page)
-            if len(page) < _PAGE:
+            if count == number:
+                return page[-1]
+            if len(page) < limit:
                 break
-            left, place = left - len(page), page[-1].cursor
+            place = page[-1].cursor
         if not count:
             raise CallNotFound(f"No model call of {session_id} is on record{self._cure()}")
         raise CallNotFound(
