@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from datetime import UTC, datetime, timedelta
 
@@ -190,7 +191,7 @@ def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monk
     monkeypatch.setattr("threadkeep.cli.progress.LINE_SECONDS", 0.0)
     keep(cli, "a", *([3.0] * 500), 1)
     done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
-    assert "Pruning: 40 % deleted 200 messages" in done.err
+    assert re.search(r"Pruning: \d\d? % deleted \d+ messages", done.err)
     assert "Pruning: 100 % deleted 500 messages" in done.err
     assert done.out == "Deleted 500 messages (1,500 tokens) of 1 session.\n"
 

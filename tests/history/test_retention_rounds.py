@@ -43,6 +43,13 @@ async def test_more_sessions_than_a_page_are_all_seen(
     assert (await sqlite_memory.retention.prune(deleting(max_messages=2))).deleted == Amount(4, 8, 24)
 
 
+@pytest.fixture
+def quick_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No step takes so long that the next one is shorter."""
+    monkeypatch.setattr("threadkeep.history.pruning._LONG_STEP_SECONDS", 1000.0)
+
+
+@pytest.mark.usefixtures("quick_steps")
 async def test_progress_is_told_after_each_step(memory: Memory) -> None:
     """In whole steps, and the sum is what was done."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
@@ -53,6 +60,16 @@ async def test_progress_is_told_after_each_step(memory: Memory) -> None:
     assert told[-1] == done == Pruned(deleted=Amount(1, 500, 500))
 
 
+async def test_long_steps_become_shorter(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A database that is slow or busy is held for less at a time, down to some messages."""
+    monkeypatch.setattr("threadkeep.history.pruning._LONG_STEP_SECONDS", 0.0)
+    await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(426)])
+    told: list[Pruned] = []
+    await memory.retention.prune(deleting(max_messages=1), told=told.append)
+    assert [one.deleted.messages for one in told] == [200, 300, 350, 375, 400, 425]
+
+
+@pytest.mark.usefixtures("quick_steps")
 async def test_a_round_that_is_broken_off_goes_on_the_next_time(memory: Memory) -> None:
     """Whole steps were taken, the rest is as it was; the end is the same."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])
@@ -68,6 +85,7 @@ async def test_a_round_that_is_broken_off_goes_on_the_next_time(memory: Memory) 
     assert await places(memory, "a") == [500]
 
 
+@pytest.mark.usefixtures("quick_steps")
 async def test_who_stops_a_round_is_heard_before_each_step(memory: Memory) -> None:
     """Another process may have taken it over."""
     await memory.session("a").append([Message(role="user", content="x", tokens=1) for _ in range(500)])

@@ -179,6 +179,8 @@ async def test_a_step_is_bounded_and_many_of_them_do_it_all(database: Database) 
     steps = await database.take("delete", 990)
     assert [step.messages for step in steps] == [200, 200, 200, 200, 190]
     assert await database.places() == list(range(991, 1001))
+    few = await database.retention.step(Removal(ROOM, "archive", 990, 1000), messages=3)
+    assert few == Removed(993, 3, 991 + 992 + 993)
     long = [replace(message(n), content="x" * 60_000) for n in range(1001, 1005)]
     await database.transcripts.append(Turn(ROOM, tuple(long)))
     assert [step.messages for step in await database.take("delete", 1004)] == [10 + 1, 1, 1, 1]

@@ -13,9 +13,12 @@ from dataclasses import asdict, dataclass, replace
 
 from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.retention import Action, Removal, RetentionRows
+from threadkeep.store.retention import STEP_MESSAGES, Action, Removal, RetentionRows
 
 _LONGEST_PAUSE_SECONDS = 0.25
+# A slow or busy database gets shorter steps: they are what appends wait for.
+_LONG_STEP_SECONDS = 0.03
+_LEAST_MESSAGES = 25
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,7 @@ class PruningRound:
         self._rows = rows
         self._told = told
         self._asked = goes_on
+        self._messages = STEP_MESSAGES
 
     async def goes_on(self) -> bool:
         """Whether nobody has stopped the round."""
@@ -106,19 +110,27 @@ class PruningRound:
             if not await self.goes_on():
                 return False
             started = time.perf_counter()
-            removed = await self._rows.step(replace(removal, after_seq=after))
+            removed = await self._rows.step(replace(removal, after_seq=after), messages=self._messages)
             if removed is None:
                 return False
             after = removed.upto_seq
             self._count(removal.action, Amount(sessions, removed.messages, removed.tokens))
             sessions = 0
-            await asyncio.sleep(min(time.perf_counter() - started, _LONGEST_PAUSE_SECONDS))
+            await self._leave_time(time.perf_counter() - started)
         if removal.idle_before is not None and removal.whole_session:
             if not await self._rows.delete_session(removal.session_id, idle_before=removal.idle_before):
                 return False
             self.done = replace(self.done, whole_sessions=self.done.whole_sessions + 1)
             self._count("delete", Amount(sessions))
         return True
+
+    async def _leave_time(self, seconds: float) -> None:
+        """Let others have the database as long as a step took, and make the next one as long as it should be."""
+        if seconds > _LONG_STEP_SECONDS:
+            self._messages = max(self._messages // 2, _LEAST_MESSAGES)
+        elif seconds < _LONG_STEP_SECONDS / 2:
+            self._messages = min(self._messages * 2, STEP_MESSAGES)
+        await asyncio.sleep(min(seconds, _LONGEST_PAUSE_SECONDS))
 
     def _count(self, action: Action, amount: Amount) -> None:
         if action == "archive":

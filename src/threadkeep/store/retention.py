@@ -21,7 +21,9 @@ REDELIVERY: Final = timedelta(days=7)
 
 # The time at which a text was used is not noted at each use.
 _TEXT_RENEWAL = timedelta(days=1)
-_STEP_MESSAGES = 200
+STEP_MESSAGES: Final = 200
+"""How many messages a step takes at most."""
+
 _STEP_CHARACTERS = 100_000
 _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_deleting"}
 
@@ -113,14 +115,14 @@ class RetentionRows:
             [(messages, tokens)] = await connection.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
-    async def step(self, removal: Removal) -> Removed | None:
+    async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
         """Take the next messages of a removal; None when it is over, or the session is not as it was.
 
         Raises:
             RowLocked: somebody else's transaction has the session.
         """
         # No more than a step is asked for: there are no gaps, and no plan of a database reads the whole session for it.
-        upto = min(removal.upto_seq, removal.after_seq + _STEP_MESSAGES)
+        upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         async with self._driver.reading() as connection:
             rows = _of_one_step(await connection.fetch(self._sql["sizes"], place))
@@ -150,10 +152,10 @@ class RetentionRows:
 
     async def forget_ids(self) -> None:
         """Forget the ids of deleted messages whose platform does not send them again."""
-        parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": _STEP_MESSAGES}
+        parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-                if await connection.execute(self._sql["forget_ids"], parameters) < _STEP_MESSAGES:
+                if await connection.execute(self._sql["forget_ids"], parameters) < STEP_MESSAGES:
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
