@@ -21,7 +21,7 @@ from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 
-_TEXTS = ("a word or two ", "ein paar Worte ", "几个字", "несколько слов ", "🎉 ")
+_TEXTS = ("a word or two ", "ein paar Dinge ", "几个字", "несколько слов ", "🎉 ")
 _IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 40}}
 
 texts = st.builds(lambda text, times: text * times, st.sampled_from(_TEXTS), st.sampled_from((1, 1, 3, 9, 40, 900)))

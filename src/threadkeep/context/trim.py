@@ -123,9 +123,8 @@ class _Planner:
         for unit in older:
             self._excluded |= dict.fromkeys(unit, "before_anchor")
         history = history[len(older) :]
-        places: int | None
-        reason: Reason
-        places, reason = (0, "over_budget") if full else (max_messages, "over_limit")
+        places = 0 if full else max_messages
+        reason: Reason = "over_budget" if full or max_messages is None else "over_limit"
         kept = self._place_history(history, places, anchor, reason)
         rest = sorted(index for index in self._kept if self._items[index].kind != "system")
         excluded = tuple(sorted(self._excluded.items()))
