@@ -3,95 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
 from tests.databases import migrated_driver
-from threadkeep.records import Message, Retention, RetentionLimits, Role, SessionInfo, Turn
-from threadkeep.store.driver import Driver, DuplicateRow
-from threadkeep.store.retention import REDELIVERY, Action, Removal, Removed, RetentionRows
-from threadkeep.store.search import SearchIndex
-from threadkeep.store.tables import TableTranscripts
+from tests.store.pruning import ROOM, Database, database_over, message
+from threadkeep.records import Retention, RetentionLimits, Turn
+from threadkeep.store.retention import Removal, Removed
 from threadkeep.testing import SettableClock
-
-ROOM = "room:1"
-
-
-@dataclass
-class Database:
-    """A database with what the tests do to it."""
-
-    driver: Driver
-    clock: SettableClock
-    transcripts: TableTranscripts
-    retention: RetentionRows
-    index: SearchIndex
-
-    async def say(self, count: int, *, first: int = 1, session: str = ROOM) -> None:
-        """Store so many messages in turns of two, of user and assistant, a minute apart."""
-        for number in range(first, first + count, 2):
-            turn = [message(n) for n in range(number, min(number + 2, first + count))]
-            await self.transcripts.append(Turn(session, tuple(turn)))
-            self.clock.advance(60)
-
-    async def take(self, action: Action, upto: int, session: str = ROOM) -> list[Removed]:
-        """Carry a removal out, step by step."""
-        steps: list[Removed] = []
-        prunable = await self.retention.session(session)
-        assert prunable is not None
-        after = prunable.archived_seq if action == "archive" else prunable.deleted_seq
-        while after < upto and (removed := await self.retention.step(Removal(session, action, after, upto))):
-            steps.append(removed)
-            after = removed.upto_seq
-        return steps
-
-    async def info(self, session: str = ROOM) -> SessionInfo:
-        """What is known of a session."""
-        info = await self.transcripts.session(session)
-        assert info is not None
-        return info
-
-    async def places(self, session: str = ROOM) -> list[int | None]:
-        """Where its messages stand."""
-        return [message.seq for message in (await self.transcripts.newest(session, limit=1000)).messages]
-
-    async def found(self, words: str) -> list[int | None]:
-        """The places of the messages of the room that a search finds."""
-        await self.index.catch_up()
-        hits = await self.index.search(words, limit=1000)
-        return [*sorted(hit.message.seq for hit in hits if hit.message.seq is not None)]
-
-    async def everything(self) -> str:
-        """All that stands in any table, as text; of the search index what it can tell of itself."""
-        tables = (
-            "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'chat_search%'"
-            if self.driver.backend == "sqlite"
-            else "SELECT table_name FROM information_schema.tables WHERE table_schema = 'public'"
-        )
-        async with self.driver.reading() as connection:
-            names = [row[0] for row in await connection.fetch(tables, {})]
-            rows = [await connection.fetch(f"SELECT * FROM {name}", {}) for name in names]
-            if self.driver.backend == "sqlite":
-                rows.append(await connection.fetch("SELECT * FROM chat_search_documents", {}))
-                await connection.execute("INSERT INTO chat_search (chat_search) VALUES ('integrity-check')", {})
-        return repr(rows)
-
-
-def message(number: int) -> Message:
-    """The message of a place: odd ones of the user, with an id of the platform, even ones of the assistant."""
-    role: Role = "user" if number % 2 else "assistant"
-    return Message(role=role, content=f"canary {number} says number{number}x", id=f"p:{number}", tokens=number)
 
 
 @pytest.fixture
 async def database(database_url: str, clock: SettableClock) -> AsyncIterator[Database]:
     """An empty database of each kind in turn."""
     async with migrated_driver(database_url) as driver:
-        transcripts = TableTranscripts(driver, count=len, clock=clock)
-        yield Database(driver, clock, transcripts, RetentionRows(driver, clock=clock), SearchIndex(driver))
-        await transcripts.close()
+        opened = database_over(driver, clock)
+        yield opened
+        await opened.transcripts.close()
 
 
 async def test_what_is_deleted_is_gone_and_the_rest_keeps_its_place(database: Database) -> None:
@@ -125,51 +55,6 @@ async def test_what_is_archived_is_out_of_windows_and_search_but_can_be_read(dat
     assert found is not None
     assert (await database.info()).message_count == 10
     assert (await database.transcripts.append(Turn(ROOM, (message(2), message(11))))).duplicates == ("p:2",)
-
-
-async def test_what_was_not_indexed_yet_is_not_indexed_later(database: Database) -> None:
-    """Neither what was archived before the index came to it, nor what was deleted."""
-    await database.say(10)
-    await database.take("archive", 4)
-    assert await database.found("canary") == [5, 6, 7, 8, 9, 10]
-    await database.say(10, first=11)
-    await database.take("delete", 14)
-    assert await database.found("canary") == [15, 16, 17, 18, 19, 20]
-
-
-async def test_nothing_of_what_is_deleted_is_left_in_any_table(database: Database) -> None:
-    """Messages, title, last message, answers of requests, index: none of them says what was said."""
-    await database.say(6)
-    await database.found("canary")
-    async with database.driver.writing() as connection:
-        await connection.execute(
-            "INSERT INTO chat_runs "
-            "(run_id, session_id, message_id, workflow, status, owner, result, started_at, heartbeat_at) "
-            "VALUES (:run, :session, :id, 'chat', 'done', 'me', :result, :now, :now)",
-            {"run": "r1", "session": ROOM, "id": "p:1", "result": '"canary 2"', "now": "2026-01-01T00:00:00+00:00"},
-        )
-    assert "canary 2" in await database.everything()
-    database.clock.advance(REDELIVERY.total_seconds() + 3600)
-    await database.take("delete", 4)
-    everything = await database.everything()
-    for number in range(1, 5):
-        assert f"canary {number}" not in everything
-        assert f"p:{number}'" not in everything
-    assert (await database.info()).title == "canary 5 says number5x"
-    await database.take("delete", 6)
-    assert "canary" not in await database.everything()
-    info = await database.info()
-    assert (info.title, info.last_message, info.message_count) == (None, None, 0)
-
-
-async def test_a_title_that_somebody_gave_stays(database: Database) -> None:
-    """Only one that was made of the first message goes with it."""
-    await database.say(4)
-    async with database.driver.writing() as connection:
-        await connection.execute("UPDATE chat_sessions SET title = 'Tea'", {})
-    await database.take("delete", 2)
-    assert (await database.info()).title == "Tea"
-    assert (await database.info()).last_message == "canary 4 says number4x"
 
 
 async def test_a_step_is_bounded_and_many_of_them_do_it_all(database: Database) -> None:
@@ -226,49 +111,6 @@ async def test_somebody_who_speaks_again_stops_the_removal_of_an_idle_session(da
     assert await database.transcripts.session(ROOM) is None
 
 
-async def test_a_deleted_message_that_is_sent_again_is_no_new_turn(database: Database) -> None:
-    """For a week after it was stored; its place is told. Later nobody knows its id any more."""
-    await database.say(4)
-    await database.take("delete", 2)
-    again = await database.transcripts.append(Turn(ROOM, (message(1),)))
-    assert (again.duplicates, again.first_seq, again.last_seq, again.deleted) == (("p:1",), 1, 1, ("p:1",))
-    half = await database.transcripts.append(Turn(ROOM, (message(2), message(5))))
-    assert (half.duplicates, half.first_seq, half.deleted) == (("p:2",), 5, ("p:2",))
-    there = await database.transcripts.append(Turn(ROOM, (message(3),)))
-    assert (there.duplicates, there.deleted) == (("p:3",), ())
-    assert await database.places() == [3, 4, 5]
-    other = await database.transcripts.append(Turn("room:2", (message(1),)))
-    assert other.duplicates == ()
-    database.clock.advance(REDELIVERY.total_seconds())
-    await database.retention.forget_ids()
-    assert (await database.transcripts.append(Turn(ROOM, (message(1),)))).first_seq == 6
-
-
-async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Database) -> None:
-    """A group with such an id is refused as one with an id that is there: nothing of it is stored."""
-    await database.say(4)
-    await database.take("delete", 2)
-    now = database.clock().isoformat()
-    session = {"session_id": ROOM, "user_id": None, "title": None, "last_message": None}
-    columns = {"role": "user", "content": "again", "tokens": 1, "status": "complete", "confidence": None}
-    more = {"escalated": False, "run_id": None, "metadata": "{}", "original": None, "sent_at": None, "created_at": now}
-    with pytest.raises(DuplicateRow):
-        await database.driver.append(
-            [{**session, "added": 1, "newest_user": 1, "now": now}],
-            [{**columns, **more, "session_id": ROOM, "id": "p:1", "behind": 0}],
-        )
-    assert (await database.info()).last_seq == 4
-
-
-async def test_old_ids_are_not_remembered_at_all(database: Database) -> None:
-    """A message that is older than any redelivery leaves no id."""
-    await database.say(4)
-    database.clock.advance(REDELIVERY.total_seconds() + 3600)
-    await database.take("delete", 4)
-    async with database.driver.reading() as connection:
-        assert await connection.fetch("SELECT * FROM chat_deleted_ids", {}) == []
-
-
 async def test_sessions_are_seen_with_their_borders_and_times(database: Database) -> None:
     """The first message that is stored, and the first that is not archived, tell how old a session's beginning is."""
     start = database.clock()
@@ -315,21 +157,3 @@ async def test_a_session_may_have_limits_of_its_own(database: Database) -> None:
     assert await database.retention.retention(ROOM) == (True, Retention())
     assert await database.retention.set_retention(ROOM, None)
     assert await database.retention.retention(ROOM) == (True, None)
-
-
-async def test_room_is_given_back(sqlite_url: str, clock: SettableClock) -> None:
-    """The file of SQLite shrinks; PostgreSQL does it by itself."""
-    async with migrated_driver(sqlite_url) as driver:
-        transcripts = TableTranscripts(driver, count=len, clock=clock)
-        database = Database(driver, clock, transcripts, RetentionRows(driver, clock=clock), SearchIndex(driver))
-        words = [replace(message(n), content=f"{n} words " * 500) for n in range(1, 401)]
-        await transcripts.append(Turn(ROOM, tuple(words)))
-        assert await database.found("399 words")
-        await database.take("delete", 398)
-        async with driver.reading() as connection:
-            [(before,)] = await connection.fetch("PRAGMA page_count", {})
-            assert await database.retention.give_back_room()
-            [(after,)] = await connection.fetch("PRAGMA page_count", {})
-        assert after * 5 < before
-        assert await database.found("399 words") == [399]
-        await transcripts.close()

@@ -185,6 +185,8 @@ class RetentionRows:
     async def _begins(
         self, connection: Connection, statement: str, place: Parameters, idle_before: datetime | None
     ) -> bool:
+        if "hold" in self._sql:
+            await connection.fetch(self._sql["hold"], place)
         parameters = {**place, "idle_before": idle_before and time_text(idle_before)}
         return await connection.execute(self._sql[statement], parameters) > 0
 
