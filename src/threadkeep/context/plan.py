@@ -11,8 +11,8 @@ r"""The sections of a context: in which order they are sent, what each may take,
     selected  older turns that matter now       /  each at most its share
     steps     the tool calls and results of the turn so far
 
-When it is tight the extras yield first, in the order of `yields`; then the beginning of the window; then the summary's
-end, older steps, the middle of a big tool result, the end of the input. The system message never does.
+When it is tight the extras yield first, in the order of `yields`; then the beginning of the window, older steps, the
+middle of a big tool result, the end of the input, and the summary as a whole. The system message never does.
 """
 
 from __future__ import annotations
