@@ -50,6 +50,21 @@ def test_a_turn_is_found_by_the_topic_that_it_belongs_to() -> None:
     assert best(index.rank("Which pets does she keep?")) == "1.5"
 
 
+def test_of_turns_alike_the_one_of_the_same_topic_comes_first() -> None:
+    """A kayak and a paddle belong together."""
+    index = index_of(chatter(("Ann", "I bought a printer.")), chatter(("Ann", "I bought a paddle.")))
+    assert best(index.rank("What did she buy for the kayak?")) == "1.5"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"), [("我的宠物多大了？", "仓鼠三岁。"), ("他喜欢什么运动？", "周末打羽毛球。")]
+)
+def test_topics_are_known_in_chinese(asked: str, said: str) -> None:
+    """Who asks for pets or sports finds the turn that names one."""
+    index = index_of([("user", "今晚吃面。")], [("user", said)])
+    assert best(index.rank(asked)) == "1.0"
+
+
 def test_the_speaker_who_is_named_comes_first() -> None:
     """Of two turns alike, that of the speaker in question is ranked higher."""
     index = index_of(chatter(("Ann", "I play the cello."), ("Ben", "I play the cello.")))

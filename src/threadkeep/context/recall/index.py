@@ -7,9 +7,13 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import islice
+from operator import itemgetter
 from typing import NamedTuple
 
-from threadkeep.context.recall.matching import Match, Matching
+from threadkeep.context.recall.candidates import Match
+from threadkeep.context.recall.matching import Matching
+from threadkeep.context.recall.places import Place, Places
 from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Priors, answer_signals, prior_signals, priors_of
 from threadkeep.context.recall.query import Kind, read
@@ -21,8 +25,6 @@ from threadkeep.context.recall.words import terms_of, words_of
 _READ_CHARACTERS = 20_000
 _EPISODE_TURNS = 60
 _EPISODE_PAUSE_SECONDS = 4 * 3_600
-# Places left free between episodes, so that what is beside a turn is always of its own episode.
-_GAP = 6
 _TELLING_TURNS = 60
 
 
@@ -51,18 +53,6 @@ class Ranked(NamedTuple):
         return self.matching.why(self.place)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """What is kept of an indexed turn; its text is not."""
-
-    id: str
-    speaker: str
-    episode: int
-    first_person: int
-    asks: int
-    priors: Priors
-
-
 @dataclass(slots=True)
 class _Episode:
     """Turns of one sitting: of one session, without a long pause, not too many."""
@@ -88,7 +78,7 @@ class RecallIndex:
         """An empty index; `notice` is told the signals of each turn as it is added, for who fits the weights."""
         self._notice = notice
         self._postings = Postings()
-        self._places: list[Place | None] = []
+        self._places = Places()
         self._by_id: dict[str, int] = {}
         self._episodes: list[_Episode] = []
         self._episode_days: list[tuple[int, int]] = []
@@ -108,11 +98,11 @@ class RecallIndex:
         words = words_of(turn.text[:_READ_CHARACTERS])
         terms = list(terms_of(words))
         signs = signs_of(turn.text, words)
-        rarity = self._postings.add(place, terms)
-        before = self._places[-1] if self._places else None
+        rarity, topics = self._postings.add(place, terms)
+        before = self._places.last
         signals = prior_signals(signs, len(set(terms)), len(words), rarity, episode.turns, before.asks if before else 0)
         priors = priors_of(signals, signs)
-        self._places.append(Place(turn.id, turn.speaker, number, signs.first_person, signs.asks, priors))
+        self._places.append(Place(turn.id, turn.speaker, number, signs.first_person, signs.asks, topics, priors))
         if self._notice is not None:
             self._notice(turn.id, signals, answer_signals(signs))
         self._by_id[turn.id] = place
@@ -145,21 +135,21 @@ class RecallIndex:
         scores = matching.scores()
         if semantic:
             scores = self._with_semantic(scores, semantic)
-        scores.sort()
-        ranked: list[Ranked] = []
-        for score, place in scores:
-            turn = self._places[place]
-            if turn is not None and turn.id not in exclude:
-                ranked.append(Ranked(turn.id, -score, place, matching))
-                if len(ranked) >= limit:
-                    break
-        return ranked
+        # Of equal scores the place that comes first stays first.
+        scores.sort(key=itemgetter(0), reverse=True)
+        turns = self._places.turns
+        wanted = (
+            (turn.id, score, place)
+            for score, place in scores
+            if (turn := turns[place]) is not None and turn.id not in exclude
+        )
+        return [Ranked(turn_id, score, place, matching) for turn_id, score, place in islice(wanted, limit)]
 
     def candidates(self, query: str) -> Iterator[tuple[Place, Kind, dict[str, float]]]:
         """Every turn that is looked at for this input, with its signals: what the weights are fitted to."""
         matching = self._matching(query, (), None, None)
         for number in matching.places:
-            place = self._places[number]
+            place = self._places.turns[number]
             if place is not None:
                 yield place, matching.kind, matching.signals(number)
 
@@ -210,12 +200,12 @@ class RecallIndex:
         self, scores: Sequence[tuple[float, int]], semantic: Mapping[str, float]
     ) -> list[tuple[float, int]]:
         """The scores with those of an embedding added, and the turns that only it has found."""
-        worst = max(scores, default=(0.0, 0))[0]
+        worst = min(scores, default=(0.0, 0))[0]
         found = {place: score for score, place in scores}
         for turn_id, likeness in semantic.items():
             place = self._by_id.get(turn_id)
             if place is not None:
-                found[place] = found.get(place, worst) - SEMANTIC * likeness
+                found[place] = found.get(place, worst) + SEMANTIC * likeness
         return [(score, place) for place, score in found.items()]
 
     def _know_speaker(self, speaker: str, priors: Priors, place: int) -> None:
@@ -235,7 +225,7 @@ class RecallIndex:
             if pause <= _EPISODE_PAUSE_SECONDS:
                 last.last_time = turn.time or last.last_time
                 return len(self._episodes) - 1
-        self._places.extend([None] * (_GAP if last is not None else 0))
+        self._places.leave()
         day = date.toordinal(turn.time) if turn.time else None
         self._episodes.append(_Episode(turn.session, day, turn.time, len(self._places)))
         if day is not None:

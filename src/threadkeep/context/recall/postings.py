@@ -21,15 +21,15 @@ class Postings:
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[list[int], list[float]]] = {}
-        self._topics: dict[str, list[int]] = {}
+        self._topics: dict[int, list[int]] = {}
         self._beginnings: dict[str, list[str]] = {}
         self._turns = 0
 
-    def add(self, place: int, terms: Sequence[str]) -> float:
-        """Add the terms of a turn at its place; answers how rare they were up to now, about 0 to 1."""
+    def add(self, place: int, terms: Sequence[str]) -> tuple[float, int]:
+        """Add the terms of a turn at its place; answers how rare they were up to now, about 0 to 1, and its topics."""
         self._turns += 1
         pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(terms) / _USUAL_TERMS)
-        topics: set[str] = set()
+        topics: set[int] = set()
         rarity, usual, counted = 0.0, math.log(self._turns + 19), Counter(terms)
         for term, count in counted.items():
             places, weights = self._terms.get(term) or self._new(term)
@@ -39,7 +39,7 @@ class Postings:
             rarity += usual - math.log(len(places) + 0.5)
         for topic in sorted(topics):
             self._topics.setdefault(topic, []).append(place)
-        return rarity / (usual * len(counted)) if counted else 0.0
+        return (rarity / (usual * len(counted)) if counted else 0.0), sum(1 << topic for topic in topics)
 
     def _new(self, term: str) -> tuple[list[int], list[float]]:
         found: tuple[list[int], list[float]] = ([], [])
@@ -52,7 +52,7 @@ class Postings:
         """The places of a term, and how much of it is there."""
         return self._terms.get(term, ((), ()))
 
-    def of_topic(self, topic: str) -> Sequence[int]:
+    def of_topic(self, topic: int) -> Sequence[int]:
         """The places of a topic."""
         return self._topics.get(topic, ())
 

@@ -64,6 +64,12 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
     "星期": (-10, -3), "月": (-45, -15), "前年": (-800, -500), "去年": (-500, -180),
     "今年": (-300, 0), "这周": (-6, 0), "这月": (-30, 0),
 }  # fmt: skip
+# A text without any of these speaks of no day; most have none.
+_HINT = re.compile(
+    rf"\d|[天周期月年昨今明]|\b(?:{_MONTH}|{'|'.join((*_SEASONS, *_WEEKDAYS))}|days?|week|month|year|night"
+    r"|today|tonight|tomorrow|yesterday|this)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +89,8 @@ def spans_of(text: str, known: Span, now: int) -> list[Span]:
         now: The day on which the text is written, for words such as "yesterday".
     """
     spans: list[Span] = []
+    if not _HINT.search(text):
+        return spans
     left = text
     for pattern, reading in _READINGS:
         for found in pattern.finditer(left):
