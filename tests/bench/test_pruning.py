@@ -1,0 +1,15 @@
+"""The bench of retention runs, and says what it measured."""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.pruning import main
+
+
+def test_appends_are_timed_while_messages_go(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line without pruning, one for archiving and one for deleting."""
+    assert main(["--messages", "400", "--rest", "0.05"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line[:20].strip() for line in lines] == ["meanwhile", "nothing", "archive 200", "delete 400"]
+    assert all(len(line.split()) >= 6 for line in lines[1:])
