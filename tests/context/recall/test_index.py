@@ -129,12 +129,20 @@ def test_what_is_excluded_does_not_come_back() -> None:
     assert "0.5" not in [entry.id for entry in index.rank("the greyhound", exclude={"0.5"})]
 
 
-def test_an_embedding_adds_what_words_do_not_find() -> None:
-    """A turn that only the caller's likeness knows is ranked, and says so."""
+def test_an_embedding_finds_what_words_do_not() -> None:
+    """A turn that only the caller's likeness knows is ranked first where no word is found, and what is beside it."""
     index = index_of(chatter(("Ann", "We adopted a greyhound."), ("Ben", "Feeling blue today.")))
-    ranked = index.rank("greyhound", semantic={"0.6": 3.0, "unknown": 1.0})
+    ranked = index.rank("melancholy", semantic={"0.6": 0.8, "unknown": 1.0})
     assert best(ranked) == "0.6"
-    assert "0.5" in [entry.id for entry in ranked]
+    assert {"0.5", "0.7"} <= {entry.id for entry in ranked}
+
+
+def test_an_embedding_and_words_are_weighed_together() -> None:
+    """Of two turns with the same words the one that is alike comes first, on whatever scale the likeness is told."""
+    index = index_of(chatter(("Ann", "The greyhound ran.")), chatter(("Ann", "The greyhound ran.")))
+    for scale in (0.01, 1.0, 100.0):
+        assert best(index.rank("greyhound", semantic={"0.5": 0.2 * scale, "1.5": 0.6 * scale})) == "1.5"
+        assert best(index.rank("greyhound", semantic={"0.5": 0.6 * scale, "1.5": 0.2 * scale})) == "0.5"
 
 
 def test_the_same_id_twice_is_one_turn() -> None:

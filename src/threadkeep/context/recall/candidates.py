@@ -15,24 +15,24 @@ _BEST_TURNS = 3
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the index knows of a query beside its terms: near days by episode, and turns to look at in any case."""
+    """What the index knows of a query beside its terms: near days by episode, turns to look at, and more if few."""
 
     dates: Mapping[int, tuple[float, float]]
-    dated: Sequence[int]
+    certain: Sequence[int]
     telling: Sequence[int]
     everybody: int
 
 
 def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
-    """The places to look at: the best hits with what is beside them, those of near days, then telling turns."""
-    if not hits.masks and not match.dated:
+    """The places to look at: the best hits with what is beside them, those that are certain, then telling turns."""
+    if not hits.masks and not match.certain:
         return []
     best: Sequence[int] = list(hits.masks)
     if len(best) > _MOST_HITS:
         coverage, amount, scale = hits.coverage, hits.scores.get, hits.scale
         values = {place: coverage[bits] + amount(place, 0.0) * scale for place, bits in hits.masks.items()}
         best = sorted(best, key=values.__getitem__, reverse=True)[:_MOST_HITS]
-    chosen = set(match.dated)
+    chosen = set(match.certain)
     for beside in (-2, -1, 0, 1, 2):
         chosen.update(map(beside.__add__, best))
     for place in match.telling:
@@ -40,7 +40,7 @@ def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
             break
         chosen.add(place)
     end, turns = len(places), places.turns
-    return [place for place in sorted(chosen) if place < end and turns[place] is not None]
+    return [place for place in sorted(chosen) if 0 <= place < end and turns[place] is not None]
 
 
 def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:

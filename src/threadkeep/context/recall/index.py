@@ -12,6 +12,7 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from threadkeep.context.recall.candidates import Match
+from threadkeep.context.recall.likeness import Likeness
 from threadkeep.context.recall.matching import Matching
 from threadkeep.context.recall.places import Place, Places
 from threadkeep.context.recall.postings import Postings
@@ -19,7 +20,6 @@ from threadkeep.context.recall.priors import Priors, answer_signals, prior_signa
 from threadkeep.context.recall.query import Kind, read
 from threadkeep.context.recall.signs import signs_of
 from threadkeep.context.recall.spans import Span, spans_of
-from threadkeep.context.recall.weights import SEMANTIC
 from threadkeep.context.recall.words import terms_of, words_of
 
 _READ_CHARACTERS = 20_000
@@ -131,10 +131,11 @@ class RecallIndex:
             limit: The most turns that are given back.
             semantic: How alike the input and a turn are by an embedding, by id; turns without one count as unlike.
         """
-        matching = self._matching(query, recent, asker, now)
+        likeness = self._likeness(semantic) if semantic else None
+        matching = self._matching(query, recent, asker, now, likeness.best() if likeness else ())
         scores = matching.scores()
-        if semantic:
-            scores = self._with_semantic(scores, semantic)
+        if likeness is not None:
+            scores = [(score + likeness.share(place), place) for score, place in scores]
         # Of equal scores the place that comes first stays first.
         scores.sort(key=itemgetter(0), reverse=True)
         turns = self._places.turns
@@ -153,7 +154,14 @@ class RecallIndex:
             if place is not None:
                 yield place, matching.kind, matching.signals(number)
 
-    def _matching(self, query: str, recent: Sequence[str], asker: str | None, now: datetime | None) -> Matching:
+    def _matching(
+        self,
+        query: str,
+        recent: Sequence[str],
+        asker: str | None,
+        now: datetime | None,
+        alike: Sequence[int] = (),
+    ) -> Matching:
         spans = self._spans(query, now)
         if asker is None and "user" in self._speakers:
             asker = "user"
@@ -167,7 +175,7 @@ class RecallIndex:
             for episode in sorted(dates, key=lambda number: (-dates[number][0], -number))[:3]
             for place in self._of_episode(episode)
         ]
-        match = Match(dates=dates, dated=dated, telling=telling, everybody=len(self._speakers))
+        match = Match(dates=dates, certain=[*dated, *alike], telling=telling, everybody=len(self._speakers))
         return Matching(self._postings, self._places, match, read_query)
 
     def _of_episode(self, number: int) -> range:
@@ -196,17 +204,9 @@ class RecallIndex:
                 near[number] = max(near.get(number, found), found)
         return near
 
-    def _with_semantic(
-        self, scores: Sequence[tuple[float, int]], semantic: Mapping[str, float]
-    ) -> list[tuple[float, int]]:
-        """The scores with those of an embedding added, and the turns that only it has found."""
-        worst = min(scores, default=(0.0, 0))[0]
-        found = {place: score for score, place in scores}
-        for turn_id, likeness in semantic.items():
-            place = self._by_id.get(turn_id)
-            if place is not None:
-                found[place] = found.get(place, worst) + SEMANTIC * likeness
-        return [(score, place) for place, score in found.items()]
+    def _likeness(self, semantic: Mapping[str, float]) -> Likeness | None:
+        known = {self._by_id[turn_id]: alike for turn_id, alike in semantic.items() if turn_id in self._by_id}
+        return Likeness(known, len(self._by_id), self._places) if known else None
 
     def _know_speaker(self, speaker: str, priors: Priors, place: int) -> None:
         if speaker not in self._speakers:
