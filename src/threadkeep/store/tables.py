@@ -6,21 +6,18 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime
 
-from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, dump_json
 from threadkeep.store.codec import (
     Counter,
     clean_json,
-    clean_message,
     clean_text,
-    identified,
     message_of,
-    message_parameters,
     session_of,
     time_text,
 )
 from threadkeep.store.commits import GroupCommit, PreparedTurn
 from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Row
+from threadkeep.store.preparing import prepare
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
@@ -163,19 +160,9 @@ class TableTranscripts:
         await self._commits.close()
 
     def _prepare(self, turn: Turn) -> PreparedTurn:
-        if not turn.messages:
-            raise InvalidMessage("A turn has at least one message.")
         now = time_text(self._clock())
-        messages: list[Message] = []
-        cleaned: list[str] = []
-        for given in turn.messages:
-            kept = identified(given)
-            message = clean_message(kept)
-            if message is not kept:
-                cleaned.append(str(message.id))
-            messages.append(message)
-        columns = [message_parameters(message, count=self._count, now=now) for message in messages]
-        return PreparedTurn(turn, messages, columns, now, tuple(cleaned))
+        ready = prepare(turn.messages, count=self._count, stored_at=lambda _: now)
+        return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _one_message(self, statement: str, parameters: Parameters) -> Message | None:
         async with self._driver.reading() as connection:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
+from threadkeep.observe import Backend
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
-from threadkeep.store.driver import Backend
 
 END = 2**62
 """A `before` that is after every message."""

@@ -1,0 +1,25 @@
+-- Conversations in the table `store` of LangGraph's own stores, as both engines take it. A namespace is its labels
+-- joined by full stops.
+
+-- name: items
+WITH wanted (prefix, key) AS (
+VALUES (:prefix, :key)
+)
+SELECT s.prefix, s.key, s.value FROM wanted w JOIN store s ON s.prefix = w.prefix AND s.key = w.key
+
+-- name: conversations
+SELECT key, value FROM store
+WHERE prefix = :prefix AND key > :after AND key LIKE :pattern ESCAPE '\'
+ORDER BY key
+LIMIT :limit
+
+-- name: insert_metadata
+INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value) ON CONFLICT (prefix, key) DO NOTHING
+
+-- name: put_item
+INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value)
+ON CONFLICT (prefix, key) DO UPDATE SET
+    value = excluded.value, updated_at = CURRENT_TIMESTAMP, expires_at = NULL, ttl_minutes = NULL
+
+-- name: delete_item
+DELETE FROM store WHERE prefix = :prefix AND key = :key

@@ -1,0 +1,12 @@
+-- Where the engines' JSON and locks differ.
+
+-- name: lock_conversation
+-- Also where there is no row yet that could be locked.
+SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))
+
+-- name: update_metadata
+UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP
+WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version
+
+-- name: delete_metadata
+DELETE FROM store WHERE prefix = :prefix AND key = :key AND (value ->> 'version')::BIGINT = :version

@@ -1,0 +1,56 @@
+"""Transcripts in graph stores, opened for a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+from langgraph.store.base import BaseStore
+
+from tests.databases import driver_of
+from threadkeep.context.tokens import estimate
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graph_transcripts.items import Items
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.graph_transcripts.table import TableItems
+from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
+from threadkeep.store.graphs import open_graph_store
+
+
+def open_store(url: str) -> AbstractAsyncContextManager[BaseStore]:
+    """A LangGraph store of ours."""
+    return open_graph_store(parse_address(url), StoreOptions())
+
+
+def transcripts_of(
+    items: Items,
+    clock: Callable[[], datetime],
+    layout: GraphLayout | None = None,
+    *,
+    conflicted: Callable[[str], object] | None = None,
+) -> GraphTranscripts:
+    """Transcripts in the items of a store."""
+    return GraphTranscripts(items, layout, count=estimate, clock=clock, conflicted=conflicted)
+
+
+@asynccontextmanager
+async def graph_transcripts(
+    url: str, layout: GraphLayout | None = None, *, conflicted: Callable[[str], object] | None = None
+) -> AsyncIterator[GraphTranscripts]:
+    """Transcripts in a graph store of ours, by its table; the store is set up."""
+    async with open_store(url), driver_of(url) as driver:
+        yield transcripts_of(TableItems(driver), moving_clock(), layout, conflicted=conflicted)
+
+
+def moving_clock() -> Callable[[], datetime]:
+    """A clock that is a second later at every look."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def clock() -> datetime:
+        nonlocal now
+        now += timedelta(seconds=1)
+        return now
+
+    return clock

@@ -1,0 +1,78 @@
+"""The contract of transcripts in LangGraph's stores: any one through its interface, and our two by their table."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from tests.store.graph_transcripts.opening import graph_transcripts, moving_clock, open_store, transcripts_of
+from threadkeep.store.graph_transcripts.foreign import StoreItems
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.transcripts import Transcripts
+from threadkeep.testing import TranscriptContract
+
+
+class TestAnyStore(TranscriptContract):
+    """On a store of which nothing is known but LangGraph's interface."""
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """Transcripts in a new store in memory."""
+        yield transcripts_of(StoreItems(InMemoryStore()), moving_clock())
+
+
+class TestSmallChunks(TranscriptContract):
+    """With three messages in a chunk, so that most laws are about several chunks."""
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """Transcripts in a new store in memory."""
+        yield transcripts_of(StoreItems(InMemoryStore()), moving_clock(), GraphLayout(chunk_size=3))
+
+
+class TableContract(TranscriptContract):
+    """The contract on the table of a graph store; the database is named by the class below."""
+
+    url: str
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """Transcripts in a new graph store."""
+        async with graph_transcripts(self.url) as transcripts:
+            yield transcripts
+
+
+class TestSqlite(TableContract):
+    """On a SQLite file."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, sqlite_url: str) -> None:
+        """A file of the test's own."""
+        self.url = sqlite_url
+
+
+class TestPostgres(TableContract):
+    """On PostgreSQL."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, empty_postgres_url: str) -> None:
+        """A database of the test's own."""
+        self.url = empty_postgres_url
+
+
+class TestSqliteThroughItsInterface(TranscriptContract):
+    """LangGraph's own SQLite store as any other: its batches are transactions."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, sqlite_url: str) -> None:
+        """A file of the test's own."""
+        self.url = sqlite_url
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """Transcripts in a new store."""
+        async with open_store(self.url) as store:
+            yield transcripts_of(StoreItems(store), moving_clock())
