@@ -1,19 +1,24 @@
 """Evidence recall: which share of the turns that hold an answer is selected within a budget of tokens.
 
 `Recall` is the adapter for the evaluation of the shared data set, which says what its two methods have to do;
-`python -m bench.recall --data FILE` measures it there and on made-up chats.
+`python -m bench.recall --data FILE` measures it there and on made-up chats; `--embed MODULE:FUNCTION` with an embedding
+beside it, `--long` how the time of a query grows with the talk. The weights were fitted to these conversations:
+`python -m bench.fit_recall` prints what is reached on those that are left out of a fit.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
+import math
 import re
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -23,6 +28,9 @@ from threadkeep.context.recall import IndexedTurn, RecallIndex, select
 BUDGETS = (500, 1_000, 2_000, 4_000)
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _FRAME_TOKENS = 4
+
+
+type Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 
 class Spoken(Protocol):
@@ -57,19 +65,35 @@ def cost(turn: Spoken) -> int:
 class Recall:
     """Threadkeep's selection of older turns, as the evaluation calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, embed: Embed | None = None) -> None:
         self._index = RecallIndex()
         self._costs: dict[str, int] = {}
+        self._embed = embed
+        self._vectors: dict[str, Sequence[float]] = {}
 
     def ingest(self, turns: Sequence[Spoken]) -> None:
         """Take in all turns, in order."""
         for turn in turns:
             self._index.add(IndexedTurn(turn.id, turn.text, turn.speaker, turn.time, turn.session))
             self._costs[turn.id] = cost(turn)
+        if self._embed is not None:
+            vectors = self._embed([f"{turn.speaker}: {turn.text}" for turn in turns])
+            self._vectors = dict(zip((turn.id for turn in turns), vectors, strict=True))
+
+    def alike(self, query: str) -> dict[str, float] | None:
+        """How alike the query and each turn are, if there is an embedding."""
+        if self._embed is None:
+            return None
+        [asked] = self._embed([query])
+        return {turn: math.sumprod(asked, vector) for turn, vector in self._vectors.items()}
 
     def select(self, query: str, token_budget: int) -> list[str]:
         """Ids of turns, best first."""
-        ranked = self._index.rank(query, limit=400)
+        return self.take(query, token_budget, self.alike(query))
+
+    def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
+        """The same with the likeness that is known already."""
+        ranked = self._index.rank(query, limit=300, semantic=alike)
         return [entry.id for entry in select(ranked, self._costs.__getitem__, token_budget)]
 
 
@@ -89,27 +113,27 @@ def conversations(path: Path) -> Iterator[Chat]:
 
 
 def measure(chat: Chat, memory: Recall) -> tuple[dict[str, list[list[float]]], list[float]]:
-    """Recall by category and budget, and the milliseconds of each query."""
+    """Recall by category and budget, and the milliseconds of CPU of each query, those of an embedding apart."""
     memory.ingest(chat.turns)
     recalls: dict[str, list[list[float]]] = {}
     spent: list[float] = []
     for asked in chat.asked:
-        found = []
+        found, alike = [], memory.alike(asked.text)
         for budget in BUDGETS:
-            start = time.perf_counter()
-            ids = memory.select(asked.text, budget)
-            spent.append(1_000 * (time.perf_counter() - start))
+            start = time.process_time()
+            ids = memory.take(asked.text, budget, alike)
+            spent.append(1_000 * (time.process_time() - start))
             found.append(len(asked.evidence.intersection(ids)) / len(asked.evidence))
         recalls.setdefault(asked.category, []).append(found)
     return recalls, spent
 
 
-def report(title: str, measured: Sequence[Chat]) -> None:
+def report(title: str, measured: Sequence[Chat], embed: Embed | None = None) -> None:
     """Measure these chats and print one line a category, and one for all."""
     recalls: dict[str, list[list[float]]] = {}
     spent: list[float] = []
     for chat in measured:
-        by_category, milliseconds = measure(chat, Recall())
+        by_category, milliseconds = measure(chat, Recall(embed))
         spent.extend(milliseconds)
         for category, found in by_category.items():
             recalls.setdefault(category, []).extend(found)
@@ -118,9 +142,36 @@ def report(title: str, measured: Sequence[Chat]) -> None:
     for category, found in rows.items():
         means = "  ".join(f"{100 * statistics.fmean(column):6.2f}" for column in zip(*found, strict=True))
         print(f"  {category:<12} {means}   n={len(found)}")
-    print(
-        f"  {statistics.median(spent):.2f} ms a query at the median, {statistics.quantiles(spent, n=20)[-1]:.2f} at p95"
-    )
+    print(f"  {_milliseconds(spent)}")
+
+
+def _milliseconds(spent: Sequence[float]) -> str:
+    p95 = statistics.quantiles(spent, n=20)[-1]
+    return f"{statistics.median(spent):.2f} ms of CPU a query at the median, {p95:.2f} at p95"
+
+
+def report_long(given: Sequence[Chat], lengths: Sequence[int] = (700, 7_000, 70_000)) -> None:
+    """Print how long a query takes in talks of so many turns, these chats said again and again."""
+    asked = [one.text for chat in given for one in chat.asked][::20]
+    for length in lengths:
+        memory, left, year = Recall(), length, 0
+        while left > 0:
+            for chat in given:
+                turns = [_later(turn, f"{year}-{chat.id}", year) for turn in chat.turns[:left]]
+                memory.ingest(turns)
+                left -= len(turns)
+            year += 1
+        spent = []
+        for text in asked:
+            start = time.process_time()
+            memory.take(text, 2_000, None)
+            spent.append(1_000 * (time.process_time() - start))
+        print(f"{length:>7,} turns: {_milliseconds(spent)}")
+
+
+def _later(turn: ChatTurn, name: str, years: int) -> ChatTurn:
+    time_then = turn.time + timedelta(days=400 * years)
+    return replace(turn, id=f"{name}-{turn.id}", session=f"{name}-{turn.session}", time=time_then)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -129,11 +180,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--data", type=Path, help="conversations.json of the shared data set; without it only made-up chats"
     )
+    parser.add_argument(
+        "--embed", metavar="MODULE:FUNCTION", help="a function that takes texts and gives a vector of length 1 for each"
+    )
+    parser.add_argument("--long", action="store_true", help="also measure talks of up to 70,000 turns")
     given = parser.parse_args(arguments)
-    if given.data is not None:
-        report("Conversations between people", list(conversations(given.data)))
-    report("Made-up chats with an assistant", list(chats()))
+    embed = _embedding(given.embed) if given.embed else None
+    people = list(conversations(given.data)) if given.data is not None else []
+    if people:
+        report("Conversations between people", people, embed)
+    report("Made-up chats with an assistant", list(chats()), embed)
+    if given.long:
+        report_long(people or list(chats()))
     return 0
+
+
+def _embedding(name: str) -> Embed:
+    module, _, function = name.partition(":")
+    found: Embed = getattr(importlib.import_module(module), function)
+    return found
 
 
 if __name__ == "__main__":
