@@ -105,6 +105,17 @@ def test_what_people_wrote_cannot_steer_the_terminal(cli: CommandLine) -> None:
         assert not {"\x1b", "\r", "\u202e"} & set(outcome.out)
 
 
+def test_what_is_archived_is_seen_in_the_session(cli: CommandLine) -> None:
+    """It is shown, above a line that says so; what was deleted is not."""
+    cli.store("a", *[f"Message {number}." for number in range(1, 8)])
+    cli("sessions", "prune", "--delete", "--max-messages", "6", "--yes")
+    cli("sessions", "prune", "--archive", "--max-messages", "3")
+    shown = cli("sessions", "show", "a", "--json").json
+    assert (shown["deleted_seq"], shown["archived_seq"], shown["message_count"], shown["last_seq"]) == (1, 4, 6, 7)
+    assert [message["seq"] for message in shown["messages"]] == [2, 3, 4, 5, 6, 7]
+    assert "archived until here" in cli("sessions", "show", "a").err
+
+
 def test_a_reset_is_seen_in_the_session(cli: CommandLine) -> None:
     """The transcript stays."""
     cli.store("a", "Before.", "Yes.")

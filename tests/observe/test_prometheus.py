@@ -17,9 +17,11 @@ from threadkeep.observe.events import (
     ManifestsDropped,
     ManifestWriteFailed,
     MemoryUpdated,
+    MessagesPruned,
     ModelFailed,
     PendingWrites,
     PromptSent,
+    PruningFailed,
     ReadFailed,
     StoreRead,
     StoreWrite,
@@ -32,6 +34,18 @@ from threadkeep.observe.events import (
 from threadkeep.observe.prometheus import METRICS, PrometheusObserver
 
 PREFIX = "threadkeep_agent_history_"
+
+
+def test_what_retention_takes_is_counted() -> None:
+    """By what became of it; rounds that were broken off too. Both are there, at zero, from the start."""
+    observer = PrometheusObserver()
+    name, failures = "threadkeep_pruned_messages_total", "threadkeep_pruning_failures_total"
+    assert [sample(observer, name, action=action) for action in ("archive", "delete")] == [0, 0]
+    assert sample(observer, failures) == 0
+    observer.notify(MessagesPruned(action="delete", sessions=2, messages=30))
+    observer.notify(PruningFailed(error="StoreUnavailable"))
+    assert [sample(observer, name, action=action) for action in ("archive", "delete")] == [0, 30]
+    assert sample(observer, failures) == 1
 
 
 def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | None:

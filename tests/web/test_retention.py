@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import httpx2
 import pytest
 
-from tests.web.services import check_problem, say
+from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.app import App
 from threadkeep.records import Retention, RetentionLimits
+from threadkeep.testing import ScriptedModel
 
 PATH = "/api/v1/sessions/s1/retention"
 NONE = {"max_age_days": None, "max_messages": None, "max_idle_days": None}
@@ -58,6 +61,22 @@ async def test_another_users_session_is_not_there(client: httpx2.AsyncClient) ->
         for response in (await client.get(path), await client.put(path, json={}), await client.delete(path)):
             check_problem(response, 404, "session-not-found")
     assert (await client.put(f"{PATH}?user_id=ann", json={})).status_code == 200
+
+
+async def test_the_service_makes_rounds_by_itself(tmp_path: Path) -> None:
+    """Once its settings have rules."""
+    settings = settings_for(tmp_path, retention_delete_max_messages=2, retention_interval_hours=1e-6)
+    async with opened_app(ScriptedModel(["One.", "Two."]), settings) as app, client_of(app) as client:
+        await say(client, "first", session_id="s1")
+        await say(client, "second", session_id="s1")
+
+        async def are_gone() -> bool:
+            return bool((await client.get(PATH)).json()["deleted_seq"] == 2)
+
+        await until(are_gone)
+        assert (await client.get("/api/v1/sessions/s1")).json()["message_count"] == 2
+        metrics = (await client.get("/metrics")).text
+        assert 'threadkeep_pruned_messages_total{action="delete"} 2.0' in metrics
 
 
 @pytest.mark.parametrize(

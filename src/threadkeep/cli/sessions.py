@@ -86,6 +86,8 @@ def show_session(
     if older is not None:
         terminal.note(f"Older: threadkeep sessions show {session} --before {older}")
     for message in messages:
+        if message.seq == info.archived_seq + 1 and info.archived_seq > info.deleted_seq:
+            terminal.note("── archived until here ──")
         if message.seq == info.reset_seq + 1 and info.reset_seq:
             terminal.note("── reset ──")
         _show_message(terminal, message)
@@ -195,6 +197,8 @@ def _session_values(info: SessionInfo) -> dict[str, object]:
         "message_count": info.message_count,
         "last_seq": info.last_seq,
         "reset_seq": info.reset_seq,
+        "archived_seq": info.archived_seq,
+        "deleted_seq": info.deleted_seq,
         "active": info.active,
         "tags": list(info.tags),
         "metadata": dict(info.metadata),
