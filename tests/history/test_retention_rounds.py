@@ -165,6 +165,19 @@ async def test_a_round_that_fails_is_told_and_made_again(
     assert events.of(PruningFailed)[0] == PruningFailed(error="OSError")
 
 
+async def test_two_rounds_at_once_take_each_message_once(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Whoever comes second at a step leaves the session to the other; together they do what one would have done."""
+    options = replace(memory_options, background=False)
+    async with open_memory(shared_url, options=options) as one, open_memory(shared_url, options=options) as other:
+        for name in ("a", "b", "c"):
+            await one.session(name).append([Message(role="user", content="old", tokens=1) for _ in range(500)])
+        done = await asyncio.gather(*(memory.retention.prune(deleting(max_messages=10)) for memory in (one, other)))
+        assert sum(each.deleted.messages for each in done) == 3 * 490
+        for name in ("a", "b", "c"):
+            assert await places(other, name) == list(range(491, 501))
+            assert await other.session(name).count() == 10
+
+
 async def test_appends_go_on_while_a_session_is_pruned(shared_url: str, memory_options: MemoryOptions) -> None:
     """In the same session and in others: every turn is stored whole, and what is left has no gap."""
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
