@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from langgraph.store.base import Op, PutOp, Result
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 
+from threadkeep.store.graph_transcripts.table import TabledStore
 
-class SqliteGraphStore(AsyncSqliteStore):
+
+class SqliteGraphStore(TabledStore, AsyncSqliteStore):
     """LangGraph's store, with batches that either read or write.
 
     What is asked for at one moment comes as one batch, in one transaction. One that has read cannot write any more when

@@ -9,12 +9,14 @@ import os
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.driver import StoreOptions
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.graph_transcripts.table import TabledStore, TableItems
 
 if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -28,25 +30,40 @@ _SETUP_SECONDS = 60.0
 async def open_graph_store(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseStore]:
     """A LangGraph store for `graph.compile(store=…)`, set up. Open one for the whole application, not one a run."""
     if address.dsn is not None:
-        from langgraph.store.postgres.aio import AsyncPostgresStore
+        from threadkeep.store.postgres import PostgresDriver, exclusive, open_dict_pool
+        from threadkeep.store.postgres_graph_store import PostgresGraphStore
 
-        from threadkeep.store.postgres import exclusive, open_dict_pool
-
-        async with open_dict_pool(address.dsn, options) as pool:
-            postgres = AsyncPostgresStore(conn=pool)
-            async with postgres:
-                async with exclusive(address.dsn, seconds=_SETUP_SECONDS):
-                    await postgres.setup()
+        async with open_dict_pool(address.dsn, options) as pool, PostgresGraphStore(conn=pool) as postgres:
+            async with exclusive(address.dsn, seconds=_SETUP_SECONDS):
+                await postgres.setup()
+            # No connection before somebody keeps conversations in the store.
+            driver = await PostgresDriver.open(address.dsn, replace(options, pool_min_size=0))
+            async with _keeping_conversations(postgres, driver):
                 yield postgres
         return
     from threadkeep.store.graph_store import SqliteGraphStore
-    from threadkeep.store.sqlite import open_sqlite
+    from threadkeep.store.sqlite import SqliteDriver, open_sqlite
 
     _make_folder(address.path)
-    async with open_sqlite(address.path, options) as raw, SqliteGraphStore(raw) as store:
+    async with open_sqlite(address.path, options) as raw, SqliteGraphStore(raw) as sqlite:
         async with _one_at_a_time(address.path):
-            await store.setup()
-        yield store
+            await sqlite.setup()
+        if address.path is None:
+            yield sqlite
+            return
+        async with _keeping_conversations(sqlite, SqliteDriver(address.path, options)):
+            yield sqlite
+
+
+@asynccontextmanager
+async def _keeping_conversations(store: BaseStore, driver: Driver) -> AsyncIterator[None]:
+    """Let the conversations of a store of ours be written by a driver, which is closed after the block."""
+    try:
+        if isinstance(store, TabledStore):
+            store.items = TableItems(driver)
+        yield
+    finally:
+        await driver.close()
 
 
 @asynccontextmanager

@@ -8,13 +8,12 @@ from datetime import UTC, datetime, timedelta
 
 from langgraph.store.base import BaseStore
 
-from tests.databases import driver_of
 from threadkeep.context.tokens import estimate
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graph_transcripts.items import Items
 from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.graph_transcripts.table import TableItems
+from threadkeep.store.graph_transcripts.opening import items_of
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
 from threadkeep.store.graphs import open_graph_store
 
@@ -26,22 +25,20 @@ def open_store(url: str) -> AbstractAsyncContextManager[BaseStore]:
 
 def transcripts_of(
     items: Items,
-    clock: Callable[[], datetime],
     layout: GraphLayout | None = None,
     *,
+    clock: Callable[[], datetime] | None = None,
     conflicted: Callable[[str], object] | None = None,
 ) -> GraphTranscripts:
     """Transcripts in the items of a store."""
-    return GraphTranscripts(items, layout, count=estimate, clock=clock, conflicted=conflicted)
+    return GraphTranscripts(items, layout, count=estimate, clock=clock or moving_clock(), conflicted=conflicted)
 
 
 @asynccontextmanager
-async def graph_transcripts(
-    url: str, layout: GraphLayout | None = None, *, conflicted: Callable[[str], object] | None = None
-) -> AsyncIterator[GraphTranscripts]:
-    """Transcripts in a graph store of ours, by its table; the store is set up."""
-    async with open_store(url), driver_of(url) as driver:
-        yield transcripts_of(TableItems(driver), moving_clock(), layout, conflicted=conflicted)
+async def graph_transcripts(url: str, layout: GraphLayout | None = None) -> AsyncIterator[GraphTranscripts]:
+    """Transcripts in a graph store of ours."""
+    async with open_store(url) as store:
+        yield transcripts_of(items_of(store), layout)
 
 
 def moving_clock() -> Callable[[], datetime]:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from tests.store.graph_transcripts.opening import graph_transcripts, moving_clock, open_store, transcripts_of
+from tests.store.graph_transcripts.opening import graph_transcripts, open_store, transcripts_of
 from threadkeep.store.graph_transcripts.foreign import StoreItems
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.transcripts import Transcripts
@@ -21,7 +21,7 @@ class TestAnyStore(TranscriptContract):
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
         """Transcripts in a new store in memory."""
-        yield transcripts_of(StoreItems(InMemoryStore()), moving_clock())
+        yield transcripts_of(StoreItems(InMemoryStore()))
 
 
 class TestSmallChunks(TranscriptContract):
@@ -30,7 +30,7 @@ class TestSmallChunks(TranscriptContract):
     @asynccontextmanager
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
         """Transcripts in a new store in memory."""
-        yield transcripts_of(StoreItems(InMemoryStore()), moving_clock(), GraphLayout(chunk_size=3))
+        yield transcripts_of(StoreItems(InMemoryStore()), GraphLayout(chunk_size=3))
 
 
 class TableContract(TranscriptContract):
@@ -75,4 +75,4 @@ class TestSqliteThroughItsInterface(TranscriptContract):
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
         """Transcripts in a new store."""
         async with open_store(self.url) as store:
-            yield transcripts_of(StoreItems(store), moving_clock())
+            yield transcripts_of(StoreItems(store))

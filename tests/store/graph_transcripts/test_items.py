@@ -9,7 +9,7 @@ import pytest
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
-from tests.store.graph_transcripts.opening import moving_clock, transcripts_of
+from tests.store.graph_transcripts.opening import transcripts_of
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.records import Message
 from threadkeep.store.graph_transcripts.foreign import StoreItems
@@ -40,7 +40,7 @@ def opened(layout: GraphLayout | None = None) -> tuple[InMemoryStore, CountingIt
     """Transcripts in a new store."""
     store = InMemoryStore()
     items = CountingItems(store)
-    return store, items, transcripts_of(items, moving_clock(), layout)
+    return store, items, transcripts_of(items, layout)
 
 
 async def value_of(store: BaseStore, key: str) -> dict[str, object]:
@@ -125,7 +125,7 @@ async def test_a_conversation_keeps_the_size_of_its_chunks() -> None:
     """Whatever the layout of a later writer says."""
     store, items, transcripts = opened(GraphLayout(chunk_size=2))
     await say(transcripts, 3)
-    later = transcripts_of(items, moving_clock(), GraphLayout(chunk_size=200))
+    later = transcripts_of(items, GraphLayout(chunk_size=200))
     await later.append(turn(user("4"), user("5"), session=ROOM))
     assert (await value_of(store, f"{ROOM}:chunk:000002"))["start_seq"] == 5
     assert contents((await later.newest(ROOM, limit=9)).messages) == ["1", "2", "3", "4", "5"]

@@ -78,11 +78,11 @@ def _grown(conversation: Conversation, fresh: Sequence[Message], now: datetime) 
 
 def _chunk_items(conversation: Conversation, messages: Sequence[Value], place: Place) -> dict[ItemKey, Value]:
     """The chunks of some messages, which are in order."""
-    size = conversation.chunk_size
-    return {
-        place.layout.chunk(conversation.session_id, chunk): chunk_value(conversation, chunk, list(within), now=place.now)
-        for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], size))
-    }
+    found: dict[ItemKey, Value] = {}
+    for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
+        key = place.layout.chunk(conversation.session_id, chunk)
+        found[key] = chunk_value(conversation, chunk, list(within), now=place.now)
+    return found
 
 
 def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[str, int]) -> Receipt:

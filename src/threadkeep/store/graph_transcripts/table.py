@@ -23,6 +23,12 @@ _ITEMS_AT_ONCE = 200
 _PAGE_ITEMS = 500
 
 
+class TabledStore:
+    """What a LangGraph store of ours has besides: its items by its table; None in memory, which nobody shares."""
+
+    items: TableItems | None = None
+
+
 class TableItems:
     """The items of one of LangGraph's own stores, by a driver of ours to the same database."""
 
