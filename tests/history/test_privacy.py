@@ -14,7 +14,7 @@ import pytest
 from tests.databases import execute
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, Retention, RetentionLimits, open_memory
 from threadkeep.observe import Event
 from threadkeep.observe.log import LogObserver
 from threadkeep.store.driver import StoreOptions
@@ -92,7 +92,21 @@ async def use_everything(memory: Memory, told: Told) -> None:
     ]
     for attempt in refused:
         await told.attempt(asyncio.to_thread(attempt))
+    await prune_everything(memory, told)
     await session.delete()
+
+
+async def prune_everything(memory: Memory, told: Told) -> None:
+    """Archive and delete, and do what is refused."""
+    await memory.search(_CANARY)
+    for rules in (
+        Retention(archive=RetentionLimits(max_messages=3)),
+        Retention(delete=RetentionLimits(max_messages=2)),
+    ):
+        assert repr([removal async for removal in memory.retention.plan(rules)]).count(_CANARY) == 0
+        await memory.retention.prune(rules)
+    await told.attempt(memory.retention.prune(session_ids=[f"{_CANARY} with a blank"]))
+    await told.attempt(asyncio.to_thread(lambda: Retention.from_dict({_CANARY: {}})))
 
 
 async def test_nothing_of_what_is_said_is_told_in_an_outage(
