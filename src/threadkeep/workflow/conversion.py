@@ -18,6 +18,7 @@ from langchain_core.messages import (
     message_chunk_to_message,
     messages_from_dict,
 )
+from pydantic_core import to_jsonable_python
 
 from threadkeep.context.manifest import ExclusionReason
 from threadkeep.errors import InvalidMessage
@@ -104,8 +105,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
     """
     original: Json = None
     if full:
-        whole = message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message
-        original = {"type": whole.type, "data": whole.model_dump(mode="json", fallback=str)}
+        original = as_data(message_chunk_to_message(message) if isinstance(message, BaseMessageChunk) else message)
     if (role := role_of(message)) is None:
         raise InvalidMessage(
             f"A message of type {message.type!r} is no part of a conversation; "
@@ -120,6 +120,18 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
         escalated=escalated,
         original=original,
     )
+
+
+def as_data(message: BaseMessage) -> dict[str, Json]:
+    """All of a message that a provider may be sent, in the types of JSON, as `messages_from_dict` reads it.
+
+    What JSON does not have (bytes, NaN, objects) is there as text or None. A tool's artifact is not for the model.
+    """
+    if isinstance(message, ToolMessage) and message.artifact is not None:
+        message = message.model_copy(update={"artifact": None})
+    values = message.model_dump(warnings=False)
+    data: Json = to_jsonable_python(values, bytes_mode="base64", inf_nan_mode="null", fallback=str)
+    return {"type": message.type, "data": data}
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:

@@ -10,6 +10,7 @@ from typing import Any
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, messages_from_dict
 
 from threadkeep.records import dump_json
+from threadkeep.workflow.conversion import as_data
 
 
 def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
@@ -38,7 +39,7 @@ def is_plain(message: BaseMessage) -> bool:
 
 def dump_message(message: BaseMessage) -> str:
     """The whole message as JSON, which `load_message` reads."""
-    return dump_json({"type": message.type, "data": message.model_dump(mode="json", fallback=str)})
+    return dump_json(as_data(message))
 
 
 def load_message(body: str) -> BaseMessage:
