@@ -173,7 +173,7 @@ class Assembler:
     def _sent(self, call: Call, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
         """A message as it is sent, and its entry; what no transcript has is put among the texts."""
         message, size = piece.message, self._size(call, piece).tokens
-        entry = Entry(piece.section, size, self._source(piece), seq=self._seq(call, piece), id=id_of(message))
+        entry = Entry(piece.section, size, self._source(call, piece), seq=self._seq(call, piece), id=id_of(message))
         if cut_to is not None:
             message = shortened(message, cut_to, call.counter)
             after = count_message(message, call.counter)
@@ -186,7 +186,7 @@ class Assembler:
             texts[digest_of(body)] = body
         return message, entry
 
-    def _source(self, piece: Piece) -> Source:
+    def _source(self, call: Call, piece: Piece) -> Source:
         """Where the text of a message is found again."""
         message = piece.message
         if piece.section == "summary":
@@ -194,7 +194,10 @@ class Assembler:
         if (read := self._rows.get(id(message))) is not None:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(id_of(message))
-        stored = piece.section == "input" or (row is not None and row.content == message.content)
+        if piece.section == "input":
+            stored = call.question_as_stored
+        else:
+            stored = row is not None and row.content == message.content
         return "transcript" if stored and is_plain(message) and message.id == id_of(message) else "text"
 
     def _seq(self, call: Call, piece: Piece) -> int | None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage
 
 from threadkeep.context.budget import input_budget
 from threadkeep.context.calibration import ScaledCounter
 from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.manifest import ReportedUsage
 from threadkeep.context.tokens import TokenCounter, counter_for, estimate
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
@@ -51,7 +53,7 @@ class Measuring:
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
         self._options = options
-        self._tools: tuple[int, str] | None = None
+        self._tools: tuple[tuple[object, ...], str] = ((), "")
         self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
@@ -88,10 +90,29 @@ class Measuring:
         return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:
-        """What the model is told of the tools, made once while they are as many."""
-        if self._tools is None or self._tools[0] != len(tools):
-            self._tools = (len(tools), tools_text(tools))
-        return self._tools[1]
+        """What the model is told of the tools, made once while they are the same."""
+        known, text = self._tools
+        if len(known) != len(tools) or any(one is not other for one, other in zip(known, tools, strict=True)):
+            text = tools_text(tools)
+            self._tools = (tuple(tools), text)
+        return text
+
+
+def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
+    """What a provider counted for a call; None where it says nothing, or no numbers of tokens."""
+    told: object = reply.usage_metadata if reply is not None else None
+    if not isinstance(told, Mapping):
+        return None
+    taken, given = _tokens(told.get("input_tokens")), _tokens(told.get("output_tokens"))
+    if taken is None or given is None:
+        return None
+    details = told.get("input_token_details")
+    cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
+    return ReportedUsage(taken, given, min(cached or 0, taken))
+
+
+def _tokens(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def _hundredths(counter: TokenCounter) -> int:

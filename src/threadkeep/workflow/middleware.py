@@ -132,8 +132,10 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             await self._end(unsettled, partial.text, "interrupted")
             raise
         except GraphBubbleUp:
+            turn.contexts.keep()
             raise
         except Exception as error:
+            turn.contexts.keep()
             self._tell_model_failure(turn, error)
             self._hold(unsettled, partial.text, "failed", request.runtime)
             raise

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 
 from threadkeep.context.budget import context_window
+
+_MOST_CHARACTERS = 200
 
 
 @dataclass(frozen=True)
@@ -31,14 +32,27 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
 
 
 def name_of_model(model: BaseChatModel | None) -> str | None:
-    """The name that a LangChain chat model gives its provider."""
+    """The name that a LangChain chat model gives its provider, as it can be kept."""
     for attribute in ("model_name", "model"):
         name = getattr(model, attribute, None)
         if isinstance(name, str) and name:
-            return name
+            return kept_name(name)
     return None
 
 
-def tools_text(tools: Sequence[BaseTool | dict[str, Any] | Any]) -> str:
+def kept_name(name: str) -> str:
+    """A model's name as a table takes it for a key: printable, and not long."""
+    return (name if name.isprintable() else ascii(name))[:_MOST_CHARACTERS]
+
+
+def tools_text(tools: Sequence[object]) -> str:
     """What a provider is told of the tools, as JSON: it counts as input."""
-    return json.dumps([convert_to_openai_tool(tool) for tool in tools], ensure_ascii=False) if tools else ""
+    return f"[{', '.join(map(_tool_text, tools))}]" if tools else ""
+
+
+def _tool_text(tool: object) -> str:
+    try:
+        told = convert_to_openai_tool(cast("dict[str, Any]", tool))
+    except (ValueError, TypeError):
+        told = cast("dict[str, Any]", tool)  # a provider's own kind of tool, which LangChain hands on as it is
+    return json.dumps(told, ensure_ascii=False, default=str)

@@ -91,6 +91,7 @@ async def session_turn(
         await turn.close(partial.text, "interrupted")
         raise
     except GraphBubbleUp:
+        turn.contexts.keep()
         raise
     except Exception:
         await turn.close(partial.text, "failed")

@@ -15,6 +15,7 @@ from threadkeep.observe import ExtraSection
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.extras import ExtraRequest
 from threadkeep.workflow.model_call import Extra
+from threadkeep.workflow.model_facts import kept_name
 from threadkeep.workflow.quoted_turns import QuotedTurn, turns_message
 
 _PATIENCE_SECONDS = 3.0
@@ -74,7 +75,7 @@ class _LangChainEmbedder:
     def __init__(self, embeddings: Embeddings, name: str | None) -> None:
         self._embeddings = embeddings
         told = name or getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
-        self.name = told if isinstance(told, str) else type(embeddings).__name__
+        self.name = kept_name(told if isinstance(told, str) else type(embeddings).__name__)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
         """A vector for each text."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion, ReportedUsage
+from threadkeep.context.manifest import ContextManifest, Exclusion
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -18,7 +18,7 @@ from threadkeep.history.recollection import Past, Recollection
 from threadkeep.history.session import Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.workflow.assembly import Assembler
-from threadkeep.workflow.call_measure import CallMeasure, Measuring, ModelUse
+from threadkeep.workflow.call_measure import CallMeasure, Measuring, ModelUse, usage_of
 from threadkeep.workflow.conversion import id_of
 from threadkeep.workflow.extras import ExtraRequest, find_all
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
@@ -29,7 +29,8 @@ from threadkeep.workflow.turn_options import TurnOptions
 class TurnContext:
     """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins.
 
-    `question_seq` is the place of the question in the session, where its turn knows that already.
+    `question_seq` is the place of the question in the session, where its turn knows that already. One that was asked
+    before may have other words now than are stored: `question_as_stored` says that they are the same for certain.
     """
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
@@ -37,6 +38,7 @@ class TurnContext:
         self._session = session
         self._options = options
         self.question_seq: int | None = None
+        self.question_as_stored = True
         self._measuring = Measuring(memory, options)
         self._question = question
         self._assembler: Assembler | None = None
@@ -85,6 +87,7 @@ class TurnContext:
         call = Call(
             messages=[*systems, *messages[first:]],
             question=self._question,
+            question_as_stored=self.question_as_stored,
             system=system,
             counter=measure.counter,
             budget=measure.budget,
@@ -101,12 +104,10 @@ class TurnContext:
         return sent
 
     def report(self, reply: AIMessage | None) -> None:
-        """The model has answered the last call, or failed: what its provider counted is kept with the manifest."""
-        usage = reply.usage_metadata if reply is not None else None
-        if self._open is not None and usage is not None:
+        """The model has answered the last call: what its provider counted is kept with the manifest."""
+        reported = usage_of(reply)
+        if self._open is not None and reported is not None:
             manifest, texts, measure = self._open
-            cached = (usage.get("input_token_details") or {}).get("cache_read") or 0
-            reported = ReportedUsage(usage["input_tokens"], usage["output_tokens"], cached)
             self._open = (replace(manifest, reported=reported), texts, measure)
             if measure.learns and measure.model:
                 estimated = measure.unscaled(manifest.tokens + measure.tools)

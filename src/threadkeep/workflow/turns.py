@@ -81,8 +81,8 @@ class OpenTurn:
         if not self._repeated:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
-            self._forgotten = receipt is not None and self.question_id in receipt.deleted
             self.contexts.question_seq = receipt.last_seq if receipt is not None else None
+            self.contexts.question_as_stored = receipt is None or not receipt.duplicates
             self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if self._repeated:
             self.answered = await self._stored_answer()
@@ -90,6 +90,7 @@ class OpenTurn:
     async def go_on(self) -> None:
         """Take up a turn that began before, perhaps in another process; it may be answered by now."""
         self._repeated = True
+        self.contexts.question_as_stored = False
         self.answered = await self._stored_answer()
 
     async def context(
@@ -136,6 +137,7 @@ class OpenTurn:
             return None
         self.run_id = question.run_id or self.run_id
         self.contexts.question_seq = question.seq
+        self.contexts.question_as_stored = [question.content] == [text_of(message) for message in self.question]
         answer = await self._patiently(self.session.answer_to(question))
         if answer is None or answer.status != "complete":
             return None
