@@ -100,5 +100,8 @@ class EmbeddedTalks:
 
 
 def _unit(vector: Sequence[float]) -> array[float]:
-    length = math.hypot(*vector) or 1.0
+    """The vector with length 1; one without a direction (zeros, or NaN in it) is like nothing."""
+    length = math.hypot(*vector)
+    if not 0 < length < math.inf:
+        return array("f", bytes(4 * len(vector)))
     return array("f", [value / length for value in vector])

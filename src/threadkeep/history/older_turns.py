@@ -8,7 +8,6 @@ is indexed by then is used.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import Context
@@ -81,6 +80,8 @@ class OlderTurns:
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
         talk = self._talk(key, infos)
         await self._wait_for(key, lambda: self._catch_up(talk, infos))
+        if self._talks.get(key) is not talk:
+            return []  # somebody found it outdated meanwhile
         semantic = await self._embedded.likeness(talk, search.query, embedder) if embedder else None
         known = {id_at(search.session_id, seq) for seq in search.known}
         ranked = [
@@ -94,7 +95,7 @@ class OlderTurns:
                 limit=_MOST_RANKED,
                 semantic=semantic,
             )
-            if not _is_later(entry.id, search)
+            if _counts(entry.id, search, infos)
         ]
         chosen = select(ranked, lambda turn_id: talk.tokens[turn_id] + _FRAME_TOKENS, budget)
         return await self._read([place_of(entry.id) for entry in chosen])
@@ -120,7 +121,7 @@ class OlderTurns:
 
     def _talk(self, key: tuple[RecallScope, str], infos: dict[str, SessionInfo]) -> TalkIndex:
         talk = self._talks.get(key)
-        if talk is None or talk.is_outdated(infos):
+        if talk is None or talk.is_outdated(infos, complete=len(infos) < _MOST_SESSIONS):
             if task := self._tasks.pop(key, None):
                 task.cancel()
             talk = self._talks[key] = TalkIndex()
@@ -142,11 +143,12 @@ class OlderTurns:
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(_retrieved)
             self._tasks[key] = task
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_SECONDS):
-                await asyncio.shield(task)
+        await asyncio.wait([task], timeout=PATIENCE_SECONDS)
         if task.done():
-            self._tasks.pop(key, None)
+            if self._tasks.get(key) is task:
+                del self._tasks[key]
+            if not task.cancelled():
+                task.result()
 
     async def _read(self, places: Sequence[tuple[str, int]]) -> list[FoundTurn]:
         """The messages at these places, those that are still there, in the same order."""
@@ -164,6 +166,8 @@ def _retrieved(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-def _is_later(turn_id: str, search: Search) -> bool:
+def _counts(turn_id: str, search: Search, infos: Collection[str]) -> bool:
+    """Whether a turn is of a session that was asked for, and from before the input."""
     session_id, seq = place_of(turn_id)
-    return session_id == search.session_id and search.before is not None and seq >= search.before
+    later = session_id == search.session_id and search.before is not None and seq >= search.before
+    return session_id in infos and not later

@@ -45,11 +45,16 @@ class TalkIndex:
     embedding: asyncio.Task[None] | None = None
     _marks: dict[str, _Mark] = field(default_factory=dict)
 
-    def is_outdated(self, infos: Mapping[str, SessionInfo]) -> bool:
-        """Whether something that is indexed was reset, archived or deleted since."""
-        return any(
-            session_id not in infos or mark != _mark_of(infos[session_id]) for session_id, mark in self._marks.items()
-        )
+    def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
+        """Whether something that is indexed was reset, archived or deleted since, or too much of it is of no use.
+
+        Where the sessions are not `complete`, one that is missing may simply be older than the others.
+        """
+        missing = sum(session_id not in infos for session_id in self._marks)
+        if missing > (0 if complete else len(infos)):
+            return True
+        known = self._marks.keys() & infos.keys()
+        return any(self._marks[session_id] != _mark_of(infos[session_id]) for session_id in known)
 
     async def catch_up(self, info: SessionInfo, transcripts: Transcripts) -> None:
         """Index what a session has more than was read; others get their turn in between."""
