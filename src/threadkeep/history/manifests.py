@@ -31,6 +31,7 @@ _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
 _PURGE_SECONDS = 3600.0
 _PURGED_AT_ONCE = 500
+_FOR_GOOD_DAYS = 36_500  # dates do not reach much further back
 
 
 class Manifests:
@@ -110,7 +111,7 @@ class Manifests:
 
     async def purge(self) -> int:
         """Delete what is older than the retention; answers how many rows went."""
-        if self._retention_days is None:
+        if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return 0
         before = self._clock() - timedelta(days=self._retention_days)
         gone = step = await self._rows.purge(before, _PURGED_AT_ONCE)
