@@ -29,4 +29,4 @@ def test_the_adapter_keeps_within_its_budget() -> None:
 def test_the_figures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """Without data, the made-up chats are measured alone."""
     assert main([]) == 0
-    assert "ms a query" in capsys.readouterr().out
+    assert "ms of CPU a query" in capsys.readouterr().out
