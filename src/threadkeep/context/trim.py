@@ -271,6 +271,8 @@ class _Planner:
             self._keep([index], tokens)
 
     def _tokens(self, unit: Sequence[int]) -> int:
+        if len(unit) == 1:
+            return self._measure(unit[0]).tokens
         return sum(self._measure(index).tokens for index in unit)
 
     def _keep(self, unit: Sequence[int], tokens: int) -> None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from threadkeep.context.cut import cut_end
+from threadkeep.context.cut import CUT_MARK, cut_end
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.quotation import summary_message_text
@@ -26,7 +26,7 @@ from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.left_out import dropped, exclusions
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
 from threadkeep.workflow.quoted_turns import section_message
-from threadkeep.workflow.sent_messages import digest_of, digest_of_all, dump_message, is_plain, merged_system
+from threadkeep.workflow.sent_messages import digest_of, digests_of, dump_message, is_plain, merged_system
 from threadkeep.workflow.trimming import items_of, shortened, size_of
 
 _SUMMARY = "<summary of="
@@ -42,6 +42,7 @@ class Assembler:
         self._rows = {id(sent): row for sent, row in zip(self._earlier, recollection.messages, strict=True)}
         self._rows_by_id: dict[str | None, Message] = {row.id: row for row in recollection.messages if row.id}
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
+        self._mark: tuple[TokenCounter, int] | None = None
         self._begin_id: str | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
@@ -68,7 +69,7 @@ class Assembler:
         """Lay out what was chosen, with the extras of the draft in their places."""
         call, pieces, chosen = draft.call, draft.pieces, draft.chosen
         if chosen.cut_back and self._layout.window == "anchored" and chosen.begin < len(pieces):
-            self._begin_id = id_of(pieces[chosen.begin].message)
+            self._begin_id = pieces[chosen.begin].id
         texts: dict[str, str] = {}
         sent = [self._sent(call, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
         inputs = [place for place, (_, entry) in enumerate(sent) if entry.section == "input"]
@@ -79,6 +80,7 @@ class Assembler:
             texts |= {digest: text for extra in draft.extras for digest, text in extra.texts.items()}
         messages = [message for message, _ in sent]
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
+        beginning, digest = digests_of([(message, texts.get(entry.digest or "")) for message, entry in sent], stable)
         excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
         return Assembled(
             system=system,
@@ -87,10 +89,8 @@ class Assembler:
             excluded=excluded,
             left_out=left_out,
             dropped=dropped(draft, self._rows_by_id, self._recollection),
-            prefix=StablePrefix(
-                stable, sum(entry.tokens for _, entry in sent[:stable]), digest_of_all(messages[:stable])
-            ),
-            digest=digest_of_all(messages),
+            prefix=StablePrefix(stable, sum(entry.tokens for _, entry in sent[:stable]), beginning),
+            digest=digest,
             begin_seq=self._new_begin(draft),
             texts=texts,
         )
@@ -104,31 +104,38 @@ class Assembler:
         """All that may be sent, in order: the system message and the summary first."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
-            yield Piece(system, "system")
+            yield Piece(system, "system", id_of(system))
         if self._recollection.summaries:
             text = summary_message_text(self._recollection.summaries)
             text = cut_end(text, self._layout.most("summary", call.budget), call.counter)
             if _SUMMARY in text:
-                yield Piece(section_message("summary", text), "summary")
+                yield Piece(section_message("summary", text), "summary", None)
         question = {id_of(message) for message in call.question}
         section: Section = "window"
-        everything = plain(talk)
-        asked = any(id_of(message) in question for message in everything)
-        for message in everything:
-            if asked and id_of(message) in question:
+        everything = [(message, id_of(message)) for message in plain(talk)]
+        asked = any(message_id in question for _, message_id in everything)
+        for message, message_id in everything:
+            if asked and message_id in question:
                 section = "input"
-            elif section == "input" or not (asked or id_of(message) in self._rows_by_id):
+            elif section == "input" or not (asked or message_id in self._rows_by_id):
                 section = "steps"
-            yield Piece(message, section)
+            yield Piece(message, section, message_id)
 
     def _plan(self, call: Call, pieces: Sequence[Piece], budget: int) -> Plan:
         items = items_of([piece.message for piece in pieces])
         for index, piece in enumerate(pieces):
             if piece.section in ("system", "summary"):
                 items[index] = Item("system")
+        sizes: list[Size | None] = [None] * len(pieces)
+
+        def measure(index: int) -> Size:
+            if (size := sizes[index]) is None:
+                size = sizes[index] = self._size(call, pieces[index])
+            return size
+
         return plan(
             items,
-            lambda index: self._size(call, pieces[index]),
+            measure,
             budget,
             max_messages=call.max_messages,
             anchor=self._anchor(pieces),
@@ -138,10 +145,10 @@ class Assembler:
         held = self._begin_id is not None
         begin = 0
         if held:
-            begin = next((i for i, piece in enumerate(pieces) if id_of(piece.message) == self._begin_id), 0)
+            begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
             # What the state has from before the first message that was read is before the anchor, or summarised.
-            known = (i for i, p in enumerate(pieces) if p.section != "window" or id_of(p.message) in self._rows_by_id)
+            known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
             begin = next((i for i in known if pieces[i].section not in ("system", "summary")), len(pieces))
         if self._layout.window == "sliding":
             return Anchor(begin)
@@ -160,7 +167,7 @@ class Assembler:
         row = self._rows.get(id(message))
         if row and row.tokens is not None and call.stored_hundredths is not None and isinstance(message.content, str):
             tokens = -(-row.tokens * call.stored_hundredths // 100)
-            size = Size(tokens, min(tokens, call.mark_tokens))
+            size = Size(tokens, min(tokens, self._mark_tokens(call.counter)))
         elif piece.section == "summary":
             tokens = count_message(message, call.counter)
             size = Size(tokens, tokens)
@@ -170,10 +177,16 @@ class Assembler:
         self._sizes[id(message)] = (message, call.counter, size)
         return size
 
+    def _mark_tokens(self, counter: TokenCounter) -> int:
+        """What is left of a text that is cut as short as can be."""
+        if self._mark is None or self._mark[0] is not counter:
+            self._mark = (counter, counter(CUT_MARK))
+        return self._mark[1]
+
     def _sent(self, call: Call, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
         """A message as it is sent, and its entry; what no transcript has is put among the texts."""
         message, size = piece.message, self._size(call, piece).tokens
-        entry = Entry(piece.section, size, self._source(call, piece), seq=self._seq(call, piece), id=id_of(message))
+        entry = Entry(piece.section, size, self._source(call, piece), seq=self._seq(call, piece), id=piece.id)
         if cut_to is not None:
             message = shortened(message, cut_to, call.counter)
             after = count_message(message, call.counter)
@@ -182,8 +195,9 @@ class Assembler:
             entry = replace(entry, summaries=tuple(summary.id for summary in self._recollection.summaries))
         if entry.source == "text":
             body = dump_message(message)
-            entry = replace(entry, digest=digest_of(body))
-            texts[digest_of(body)] = body
+            digest = digest_of(body)
+            entry = replace(entry, digest=digest)
+            texts[digest] = body
         return message, entry
 
     def _source(self, call: Call, piece: Piece) -> Source:
@@ -193,25 +207,24 @@ class Assembler:
             return "summaries" if message.content == summary_message_text(self._recollection.summaries) else "text"
         if (read := self._rows.get(id(message))) is not None:
             return "text" if read.seq in self._recollection.folded else "transcript"
-        row = self._rows_by_id.get(id_of(message))
+        row = self._rows_by_id.get(piece.id)
         if piece.section == "input":
             stored = call.question_as_stored
         else:
             stored = row is not None and row.content == message.content
-        return "transcript" if stored and is_plain(message) and message.id == id_of(message) else "text"
+        return "transcript" if stored and is_plain(message) and message.id == piece.id else "text"
 
     def _seq(self, call: Call, piece: Piece) -> int | None:
-        message_id = id_of(piece.message)
-        if (row := self._rows_by_id.get(message_id)) is not None:
+        if (row := self._rows_by_id.get(piece.id)) is not None:
             return row.seq
-        newest = piece.section == "input" and message_id == id_of(call.question[-1])
+        newest = piece.section == "input" and piece.id == id_of(call.question[-1])
         return self._recollection.question_seq if newest else None
 
     def _new_begin(self, draft: Draft) -> int | None:
         """Where the window begins from the next turn on; None if that is as before."""
         if self._layout.window == "sliding" or not draft.chosen.lasting:
             return None
-        rows = (self._rows_by_id.get(id_of(piece.message)) for piece in draft.pieces[draft.chosen.begin :])
+        rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
         found = next((row.seq for row in rows if row is not None and row.seq), None)
         return found or self._recollection.question_seq
 

@@ -41,7 +41,7 @@ def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     again = sum(
         1
         for piece in draft.pieces
-        if piece.section == "window" and is_utterance(piece.message) and id_of(piece.message) not in rows
+        if piece.section == "window" and piece.id not in rows and is_utterance(piece.message)
     )
     return max(recollection.dropped - again, 0) + len(draft.chosen.excluded)
 

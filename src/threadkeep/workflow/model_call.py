@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from typing import NamedTuple
 
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
-from threadkeep.workflow.conversion import id_of
 
 
 @dataclass(frozen=True)
@@ -36,11 +34,6 @@ class Call:
     forgotten: Sequence[BaseMessage] = ()
     question_as_stored: bool = True
 
-    @cached_property
-    def mark_tokens(self) -> int:
-        """What is left of a text that is cut as short as can be."""
-        return self.counter(CUT_MARK)
-
 
 @dataclass(frozen=True)
 class Extra:
@@ -51,12 +44,12 @@ class Extra:
     texts: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Piece:
-    """One message that may be sent."""
+class Piece(NamedTuple):
+    """One message that may be sent, and the id under which it is stored."""
 
     message: BaseMessage
     section: Section
+    id: str | None
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class Draft:
     @property
     def kept_ids(self) -> frozenset[str]:
         """The stored ids of what is in already."""
-        ids = (id_of(self.pieces[index].message) for index in self.chosen.kept)
+        ids = (self.pieces[index].id for index in self.chosen.kept)
         return frozenset(found for found in ids if found is not None)
 
 

@@ -55,12 +55,21 @@ def digest_of(text: str) -> str:
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
     """SHA-256 of messages in order: speaker, text and id of plain ones, all of others."""
+    return digests_of([(message, None) for message in messages], 0)[1]
+
+
+def digests_of(messages: Sequence[tuple[BaseMessage, str | None]], leading: int) -> tuple[str, str]:
+    """The digest of so many leading messages, and of all; what `dump_message` gave of one may stand beside it."""
     running = sha256()
-    for message in messages:
-        written = f"{message.type}\0{message.id}\0{message.content}" if is_plain(message) else dump_message(message)
+    beginning = running.hexdigest()
+    for number, (message, body) in enumerate(messages, start=1):
+        plain = is_plain(message)
+        written = f"{message.type}\0{message.id}\0{message.content}" if plain else body or dump_message(message)
         running.update(written.encode("utf-8", "surrogatepass"))
         running.update(b"\0\0")
-    return running.hexdigest()
+        if number == leading:
+            beginning = running.hexdigest()
+    return beginning, running.hexdigest()
 
 
 def _is_storable(text: str) -> bool:

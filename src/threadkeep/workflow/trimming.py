@@ -75,8 +75,11 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
     text = text_of(message)
     if role_of(message) == "system" or (isinstance(message, AIMessage) and message.tool_calls):
         return Size(tokens, tokens)
-    mark = middle_mark(len(text)) if isinstance(message, ToolMessage) else CUT_MARK
-    return Size(tokens, min(tokens, count_message(with_text(message, mark), counter)))
+    if isinstance(message, ToolMessage):
+        return Size(tokens, min(tokens, count_message(with_text(message, middle_mark(len(text))), counter)))
+    if isinstance(message.content, str):
+        return Size(tokens, min(tokens, counter(CUT_MARK)))
+    return Size(tokens, min(tokens, count_message(with_text(message, CUT_MARK), counter)))
 
 
 def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
