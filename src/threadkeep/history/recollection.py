@@ -22,11 +22,12 @@ class Past:
 
     `profile` names the kind of agent whose windows share an anchor; without one the window slides. `known_ids` are of
     messages that the caller has besides: it is told which of them a reset took away. An unknown `before_id` (it may
-    wait to be written itself) hides nothing.
+    wait to be written itself) hides nothing; a caller who knows its place says so with `before_seq`.
     """
 
     limits: Limits = Limits(20, 4000)
     before_id: str | None = None
+    before_seq: int | None = None
     known_ids: Collection[str] = ()
     profile: str | None = None
 
@@ -101,12 +102,12 @@ class WindowReader:
             StoreError: the database does not answer.
         """
         state = await self._contexts.state(self._session_id, past.profile or "", user_id=self._user_id)
-        question = await self._transcripts.find(self._session_id, past.before_id) if past.before_id else None
+        question_seq = past.before_seq or await self._place_of(past.before_id)
         covered, gaps = _before_window(state)
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
-        before = question.seq if question and question.seq else END
-        window = await self.window(past.limits, before, begin=begin, before_question=past.before_id is not None)
+        before_question = past.before_id is not None
+        window = await self.window(past.limits, question_seq or END, begin=begin, before_question=before_question)
         dropped = window.manifest.dropped
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
@@ -121,8 +122,12 @@ class WindowReader:
             begun=anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries),
             overflowing=bool(overflow),
             excluded=(*gaps, *overflow),
-            question_seq=question.seq if question else None,
+            question_seq=question_seq,
         )
+
+    async def _place_of(self, message_id: str | None) -> int | None:
+        message = await self._transcripts.find(self._session_id, message_id) if message_id else None
+        return message.seq if message else None
 
     async def _recent(self, limit: int, before: int, begin: int) -> Recent:
         return await self._transcripts.recent(

@@ -172,7 +172,7 @@ class TurnContext:
             limits = Limits(options.max_messages, measure.unscaled(measure.budget))
         known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
         question_id = id_of(self._question[-1]) if self._question else None
-        return await self._session.recall(Past(limits, question_id, known_ids, self._profile))
+        return await self._session.recall(Past(limits, question_id, self.question_seq, known_ids, self._profile))
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """The window, and beside it what was found for the input; looked for once in a turn."""

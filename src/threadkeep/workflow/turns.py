@@ -81,7 +81,7 @@ class OpenTurn:
         if not self._repeated:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
-            self.contexts.question_seq = receipt.last_seq if receipt is not None else None
+            self.contexts.question_seq = receipt.last_seq if receipt is not None and not self._repeated else None
             self.contexts.question_as_stored = receipt is None or not receipt.duplicates
             self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if self._repeated:
