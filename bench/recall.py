@@ -93,7 +93,7 @@ class Recall:
 
     def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
         """The same with the likeness that is known already."""
-        ranked = self._index.rank(query, limit=300, semantic=alike)
+        ranked = self._index.rank(query, limit=160, semantic=alike)
         return [entry.id for entry in select(ranked, self._costs.__getitem__, token_budget)]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from threadkeep.context.recall.hits import Hits
-from threadkeep.context.recall.places import Places
+from threadkeep.context.recall.places import BESIDE, Places
 from threadkeep.context.recall.profile import Profile
 
 
@@ -41,7 +41,10 @@ class Scoring:
         """The scores of the turns at these places, each with its place."""
         places, found = self._places, self._found
         priors, voices, episodes, shares = places.priors[found.kind], places.voices, places.episodes, found.episodes
-        of, named, amounts = found.hits.masks.get, self._voices, self._amounts()
+        named, amounts = self._voices, self._amounts()
+        masks = [0] * (len(places) + 2 * BESIDE)
+        for place, bits in found.hits.masks.items():
+            masks[place] = bits
         columns, profile, asked = places.topics, found.profile, found.profile.topics
         covered, weights = found.hits.coverage, self._weights
         words, with_next, with_near = weights["words"], weights["with_next"], weights["with_near"]
@@ -49,14 +52,15 @@ class Scoring:
         topics_beside = weights["topics_near"] / 2
         topics_here = weights["topics"] + 2 * topics_beside
         for place in chosen:
-            score = priors[place] + amounts.get(place, 0.0) + shares.get(episodes[place], 0.0)
-            score += topics_here * profile[columns[place] & asked]
-            score += topics_beside * (profile[columns[place - 1] & asked] + profile[columns[place + 1] & asked])
-            own = of(place, 0)
-            one = own | of(place - 1, 0) | of(place + 1, 0)
-            two = one | of(place - 2, 0) | of(place + 2, 0)
-            wide = two | of(place - 3, 0) | of(place + 3, 0) | of(place - 4, 0) | of(place + 4, 0)
-            wide |= of(place - 5, 0) | of(place + 5, 0)
+            before, here, after = columns[place - 1 : place + 2]
+            score = (
+                priors[place] + amounts[place] + shares.get(episodes[place], 0.0) + topics_here * profile[here & asked]
+            )
+            score += topics_beside * (profile[before & asked] + profile[after & asked])
+            a, b, c, d, e, own, f, g, h, i, j = masks[place - BESIDE : place + BESIDE + 1]
+            one = e | own | f
+            two = d | one | g
+            wide = a | b | c | two | h | i | j
             if own:
                 score += words * covered[own]
             if wide:
@@ -65,18 +69,18 @@ class Scoring:
                 score += named[voice] + speaker_words * covered[two]
             yield score, place
 
-    def _amounts(self) -> dict[int, float]:
+    def _amounts(self) -> list[float]:
         """What the amounts of terms, of a turn and of two beside it on each side, count for, by place."""
         weights, found = self._weights, self._found
         beside = weights["near_score"] * found.per_score
         here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
-        counted: dict[int, float] = {}
-        get = counted.get
+        counted = [0.0] * (len(self._places) + BESIDE)
         for place, amount in found.hits.scores.items():
             one = beside * amount / 2
-            counted[place] = get(place, 0.0) + here * amount
-            counted[place - 1] = get(place - 1, 0.0) + one
-            counted[place + 1] = get(place + 1, 0.0) + one
-            counted[place - 2] = get(place - 2, 0.0) + one / 2
-            counted[place + 2] = get(place + 2, 0.0) + one / 2
+            two = one / 2
+            counted[place] += here * amount
+            counted[place - 1] += one
+            counted[place + 1] += one
+            counted[place - 2] += two
+            counted[place + 2] += two
         return counted

@@ -20,12 +20,14 @@ def select(ranked: Sequence[Ranked], cost_of: Callable[[str], int], budget: int)
         cost_of: The tokens that the turn of an id takes, with all that frames it.
         budget: The most tokens that all of them take together.
     """
-    priced = [(entry, max(1, cost_of(entry.id))) for entry in ranked]
-    priced.sort(key=lambda pair: -(pair[0].score - COST_SHARE * math.log(pair[1])))
+    costs = [max(1, cost_of(entry.id)) for entry in ranked]
+    worth = [entry.score - COST_SHARE * math.log(cost) for entry, cost in zip(ranked, costs, strict=True)]
     taken: list[Ranked] = []
-    left = budget
-    for entry, cost in priced:
-        if cost <= left:
-            taken.append(entry)
-            left -= cost
+    left, least = budget, min(costs, default=0)
+    for number in sorted(range(len(costs)), key=worth.__getitem__, reverse=True):
+        if left < least:
+            break
+        if costs[number] <= left:
+            taken.append(ranked[number])
+            left -= costs[number]
     return taken
