@@ -7,8 +7,10 @@ from langchain.agents import create_agent
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 
+from tests.workflow.context_laws import check_coverage
 from threadkeep import ContextManifest, ContextPlan, Message, SessionMemory, rebuild
 from threadkeep.history.memory import Memory
+from threadkeep.records import Role
 from threadkeep.testing import ScriptedModel
 
 CONFIG: RunnableConfig = {"configurable": {"thread_id": "room"}}
@@ -36,3 +38,19 @@ async def test_repeats_are_folded_only_where_the_plan_says_so(memory: Memory, fo
         assert places == []
     assert [message.text for message in await rebuild(stored)] == sent
     assert await session.count() == 10
+
+
+async def test_notes_among_what_is_folded_are_told_of(memory: Memory) -> None:
+    """Before, in and after the folded exchanges: every place of the transcript is in, or out for a reason."""
+    said = ["hello", "Done.", "a note", "ok", "Done.", "ok", "a note", "Done.", "ok", "Done.", "a note", "so", "yes"]
+    roles: dict[str, Role] = {"a note": "system", "Done.": "assistant", "yes": "assistant"}
+    session = memory.session("room")
+    await session.append([Message(role=roles.get(text, "user"), content=text) for text in said])
+    plan = ContextPlan(fold_repeats=True)
+    agent = create_agent(ScriptedModel(replies=["Bye."]), [], middleware=[SessionMemory(memory, plan=plan)])
+    await agent.ainvoke({"messages": [HumanMessage("bye")]}, CONFIG)
+    [stored] = await memory.manifests.of_session("room")
+    manifest = ContextManifest.from_dict(stored.manifest)
+    check_coverage(manifest, await session.tail(100))
+    places = [(gap.first_seq, gap.last_seq, gap.reason) for gap in manifest.excluded]
+    assert places == [(3, 3, "role"), (4, 8, "folded"), (11, 11, "role")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from langchain_core.messages import BaseMessage
@@ -29,9 +29,17 @@ def exclusions(
             places[row.seq] = reason
         else:
             others.append(LeftOut(id_of(message), reason))
-    places |= dict.fromkeys(_notes(rows.values(), recollection), "role")
-    shown = any(piece.section == "summary" for piece in draft.pieces)
-    earlier = recollection.excluded if shown else tuple(map(_without_summary, recollection.excluded))
+    earlier = tuple(gap for gap in recollection.excluded if gap.reason != "folded")
+    folds = (gap for gap in recollection.excluded if gap.reason == "folded")
+    folded = {place for fold in folds for place in range(fold.first_seq, fold.last_seq + 1)}
+    low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier))
+    read = folded.union(row.seq for row in rows.values() if row.seq is not None)
+    high = recollection.question_seq or max(read, default=0) + 1
+    # The places before the question that were read over are notes of the system, which are in no window.
+    places |= dict.fromkeys(set(range(low, high)) - read, "role")
+    places |= dict.fromkeys(folded, "folded")
+    if not any(piece.section == "summary" for piece in draft.pieces):
+        earlier = tuple(map(_without_summary, earlier))
     return (*earlier, *_ranges(places)), tuple(others)
 
 
@@ -55,14 +63,6 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
 def _without_summary(gap: Exclusion) -> Exclusion:
     """Where the summary had no room, it is that which left out the messages that it stands for."""
     return replace(gap, reason="over_budget") if gap.reason == "summarised" else gap
-
-
-def _notes(rows: Iterable[Message], recollection: Recollection) -> list[int]:
-    """The places before the question that were read over: notes of the system, which are in no window."""
-    seqs = {row.seq for row in rows if row.seq is not None}
-    low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in recollection.excluded))
-    high = recollection.question_seq or max(seqs, default=0) + 1
-    return [place for place in range(low, high) if place not in seqs]
 
 
 def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:
