@@ -69,11 +69,11 @@ class ContextPlan:
             raise InvalidInput(f"yields names each of these sections once: {', '.join(EXTRAS)}.")
         if unknown := set(self.shares) - set(_SHARES):
             raise InvalidInput(f"{', '.join(sorted(unknown))} has no share; those that do: {', '.join(_SHARES)}.")
-        if any(not 0 <= share <= 1 for share in self.shares.values()):
+        if not all(_is_part(share) for share in self.shares.values()):
             raise InvalidInput("A share is a part of the budget, from 0 to 1.")
         if self.window not in ("anchored", "sliding"):
             raise InvalidInput("window is 'anchored' or 'sliding'.")
-        if not 0 < self.step < 1:
+        if not _is_part(self.step) or self.step in (0, 1):
             raise InvalidInput("step is the part of its room that the window is cut back to, between 0 and 1.")
 
     def rooms(self, budget: int, fixed: int, wanted: Collection[Section]) -> dict[Section, int]:
@@ -105,3 +105,7 @@ class ContextPlan:
     def extras_after_input(self) -> tuple[Section, ...]:
         """The extras that are sent after the input, in order."""
         return tuple(section for section in self.order[self.order.index("input") :] if section in EXTRAS)
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

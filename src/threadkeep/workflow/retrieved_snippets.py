@@ -10,6 +10,7 @@ from langchain_core.retrievers import BaseRetriever
 
 from threadkeep.context.manifest import Entry
 from threadkeep.context.quotes import SNIPPETS_HEADER, Quote, fitting, render
+from threadkeep.errors import InvalidInput
 from threadkeep.observe import ExtraSection
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.extras import ExtraRequest
@@ -27,6 +28,9 @@ class RetrievedSnippets:
     """
 
     def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
+        """Raises `InvalidInput` when the retriever would have no time to answer."""
+        if not timeout_seconds > 0:
+            raise InvalidInput("timeout_seconds of retrieved snippets is a number above 0.")
         self._retriever = retriever
         self._timeout_seconds = timeout_seconds
 

@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from threadkeep.context.budget import input_budget
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.window import Limits
 from threadkeep.history.compression import Compression
 from threadkeep.workflow.extras import ExtraSource
 
@@ -46,11 +47,13 @@ class TurnOptions:
     max_output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a window that leaves no room for a prompt.
+        """Refuse what no turn could be read with, before anybody has said anything.
 
         Raises:
-            BudgetTooSmall: names the three numbers.
+            InvalidInput: a limit is below zero.
+            BudgetTooSmall: the window leaves no room for a prompt; names the three numbers.
         """
+        Limits(self.max_messages, self.max_tokens)
         if self.context_window is not None:
             input_budget(None, self.max_output_tokens, self.context_window)
 

@@ -1,0 +1,32 @@
+"""What cannot work is refused when an agent is built, not when somebody has asked something."""
+
+from __future__ import annotations
+
+import pytest
+
+from threadkeep import BudgetTooSmall, InvalidInput, Memory, SessionMemory
+from threadkeep.context.plan import ContextPlan
+from threadkeep.workflow.turn_options import TurnOptions
+
+
+@pytest.mark.parametrize("limits", [(-1, 4_000), (20, -5), (True, None), (2.5, None), (20, "many")])
+async def test_limits_that_are_no_numbers_from_0(sqlite_memory: Memory, limits: tuple[int, int]) -> None:
+    """The sentence names the limit."""
+    most_messages, most_tokens = limits
+    with pytest.raises(InvalidInput, match=r"max_(messages|tokens) is a whole number from 0"):
+        SessionMemory(sqlite_memory, max_messages=most_messages, max_tokens=most_tokens)
+
+
+def test_a_window_without_room_for_a_prompt() -> None:
+    """The sentence names the three numbers."""
+    with pytest.raises(BudgetTooSmall, match=r"4000 tokens, less 4000 for the reply and 512"):
+        TurnOptions(context_window=4_000, max_output_tokens=4_000)
+
+
+@pytest.mark.parametrize("share", ["half", float("nan"), True, 1.5, -0.1, None])
+def test_shares_and_steps_that_are_no_part(share: float) -> None:
+    """A sentence, and no error of Python's own."""
+    with pytest.raises(InvalidInput, match="from 0 to 1"):
+        ContextPlan(shares={"window": share})
+    with pytest.raises(InvalidInput, match="between 0 and 1"):
+        ContextPlan(step=share)
