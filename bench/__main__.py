@@ -24,6 +24,15 @@ _DOCS = Path(__file__).parent.parent / "docs"
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; answers the exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["tokens"]:
+        from bench.tokens import main as measure_tokens
+
+        return measure_tokens(arguments[1:], _DOCS)
+    if arguments[:1] == ["context"]:
+        from bench.context import main as measure_context
+
+        return measure_context(arguments[1:], _DOCS)
     given = _parser().parse_args(arguments)
     plan = _plan(given)
     results = _measure(plan)
@@ -40,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench", description="Threadkeep beside raw SQL and other memories."
+        prog="python -m bench",
+        description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
+        "`python -m bench context`: the contexts of model calls.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")
     parser.add_argument(

@@ -8,6 +8,7 @@ from string import Template
 from bench.aims import aims_of
 from bench.plot import draw
 from bench.results import Results
+from bench.sections import carried_over
 from bench.tables import aim_sheet, markdown, sheets_of
 
 PAGE = "benchmarks.md"
@@ -25,7 +26,9 @@ def write_docs(results: Results, docs: Path) -> None:
         tables=tables,
         notes="\n".join(f"- {note}" for note in results.notes),
     )
-    (docs / PAGE).write_text(page.rstrip() + "\n", encoding="utf-8")
+    path = docs / PAGE
+    old = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(carried_over(old, page.rstrip() + "\n"), encoding="utf-8")
     picture = docs / PICTURE
     picture.parent.mkdir(parents=True, exist_ok=True)
     draw(results, picture)

@@ -1,0 +1,42 @@
+"""The bench of contexts runs, its tables are whole, and its section of the page is left alone by other runs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from bench.context import QUICK, run, sheets, write_section
+from bench.page import PAGE
+from bench.sections import carried_over, with_section
+from bench.tables import markdown
+
+HANDFUL = replace(QUICK, engines=("sqlite",), stored=(20, 40), rounds=1, repeats=1)
+
+
+async def test_every_figure_is_there(tmp_path: Path) -> None:
+    """Threadkeep beside `trim_messages`, the parts of a call, and all who share beginnings."""
+    told: list[str] = []
+    found = await run(HANDFUL, 3, told.append)
+    tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}
+    assert "Threadkeep on SQLite, the newest 20 messages" in tables["assembly"]
+    assert tables["assembly"].count("`trim_messages`") == 2
+    assert "SummarizationMiddleware" in tables["reuse"]
+    assert all(spent > 0 for spent in [*found.assembly.values(), *found.parts.values()])
+    assert any("assembly" in line for line in told)
+    (tmp_path / PAGE).write_text("# Benchmarks\n", encoding="utf-8")
+    write_section(found, tmp_path)
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert page.startswith("# Benchmarks\n")
+    assert tables["aims"] in page
+
+
+def test_a_section_is_replaced_in_its_place() -> None:
+    """What stands around it stays, and a page that is written anew takes it over."""
+    page = with_section(with_section("# Page\n", "context", "one"), "other", "two")
+    page = with_section(page, "context", "three")
+    assert page.index("three") < page.index("two")
+    assert "one" not in page
+    new = carried_over(page, "# Page, written anew\n")
+    assert new.startswith("# Page, written anew\n")
+    assert new.index("three") < new.index("two")
+    assert carried_over(new, new) == new
