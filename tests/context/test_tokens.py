@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from base64 import b64encode
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.tokens import TokenCounter, chars4, counter_named, estimate, name_of
+from threadkeep.context.tokens import TokenCounter, chars4, counter_named, estimate, estimate_cl100k, name_of
 from threadkeep.errors import InvalidInput
 
 # Own texts in fourteen languages, code, JSON, numbers and base64, each with its tokens in o200k_base.
@@ -39,7 +41,7 @@ def test_four_characters_a_token_is_wrong_for_chinese() -> None:
     assert sum(chars4(text) for text, _ in SAMPLES["Chinese"]) < 0.4 * real
 
 
-@pytest.mark.parametrize("counter", [estimate, chars4])
+@pytest.mark.parametrize("counter", [estimate, estimate_cl100k, chars4])
 def test_an_empty_text_has_no_tokens(counter: TokenCounter) -> None:
     """And no other text has fewer."""
     assert counter("") == 0
@@ -48,9 +50,10 @@ def test_an_empty_text_has_no_tokens(counter: TokenCounter) -> None:
 @given(st.text() | st.text("\ud800\udfff\x00 aé中ก👍", max_size=40))
 def test_any_text_can_be_estimated(text: str) -> None:
     """Lone surrogates too; the same each time; at least one token for something."""
-    assert estimate(text) == estimate(text)
-    assert estimate(text) >= bool(text)
-    assert estimate(text) <= 4 * len(text.encode("utf-8", "surrogatepass"))
+    for counter in (estimate, estimate_cl100k):
+        assert counter(text) == counter(text)
+        assert counter(text) >= bool(text)
+        assert counter(text) <= 8 * len(text.encode("utf-8", "surrogatepass"))
 
 
 @given(st.sampled_from([text for texts in SAMPLES.values() for text, _ in texts]), st.integers(1, 9))
@@ -66,11 +69,37 @@ def test_a_million_characters_are_estimated_in_linear_time() -> None:
     assert estimate(text * 10) == pytest.approx(10 * estimate(text), rel=0.01)
 
 
+@pytest.mark.parametrize(
+    "laughter", ["haha", "jaja", "哈哈", "ㅋㅋ", "하하", "ahah ", "xaxa", "ха", "ه", "no ", "ok ", "!!"]
+)
+def test_repetitions_are_not_taken_for_nothing(laughter: str) -> None:
+    """What makes words of a language cheap does not make a flood of it free."""
+    flood = laughter * 100
+    assert estimate(flood) >= len(flood) / 10
+    assert estimate(f"Das war lustig! {flood}") > estimate("Das war lustig!")
+
+
+def test_base64_in_a_text_is_dear() -> None:
+    """A tokenizer cuts it into pieces of one or two characters, and so it is counted where it is sent as text."""
+    data = b64encode(Random(1).randbytes(3_000)).decode()
+    for counter in (estimate, estimate_cl100k):
+        assert 0.6 * len(data) <= counter(data) <= 1.0 * len(data)
+
+
+def test_older_models_need_more_tokens_for_other_scripts() -> None:
+    """Which is why there are two estimates."""
+    for kind in ("Chinese", "Japanese", "Korean", "Russian", "Arabic", "Hindi", "Thai"):
+        texts = [text for text, _ in SAMPLES[kind]]
+        assert sum(map(estimate_cl100k, texts)) > 1.15 * sum(map(estimate, texts))
+
+
 def test_counters_have_names() -> None:
     """A setting names the counter, a manifest says which one was used."""
     assert counter_named("estimate") is estimate
+    assert counter_named("estimate_cl100k") is estimate_cl100k
     assert counter_named("chars4") is chars4
-    assert [name_of(estimate), name_of(chars4), name_of(len)] == ["estimate", "chars4", "len"]
+    counters = [estimate, estimate_cl100k, chars4, len]
+    assert [name_of(counter) for counter in counters] == ["estimate", "estimate_cl100k", "chars4", "len"]
 
 
 def test_an_unknown_counter_is_refused_with_the_names_there_are() -> None:

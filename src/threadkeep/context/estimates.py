@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from threadkeep.context import script_weights as weights
+from threadkeep.context.character_kinds import CAPITALS, KINDS, digit_groups, framed
+from threadkeep.context.exact_tokens import Encoding
+from threadkeep.context.token_costs import Counted, TokenCosts, token_costs
 
 
 class TokenCounter(Protocol):
@@ -19,43 +21,59 @@ class TokenCounter(Protocol):
         ...
 
 
+_MOST_CHARACTERS = 10  # a token: hardly any writing has more, but repetitions may look as if they had
+
+
 def chars4(text: str) -> int:
     """Four characters a token: the rule of thumb for English, far too low for Chinese (`len(text) // 4`)."""
     return len(text) // 4
 
 
 def estimate(text: str) -> int:
-    """The default: an offline estimate that is fair to languages, in one linear pass of counting.
+    """The default: an offline estimate that is fair to languages, in linear passes.
 
-    Calibrated against the tokenizer of OpenAI's current models; older ones (`cl100k_base`) need up to twice as many
-    tokens for languages that are not written in Latin letters. Rather over than under; at least 1 for a text that is
+    Calibrated against the tokenizer of OpenAI's current models. Rather over than under; at least 1 for a text that is
     not empty.
     """
-    if not text:
-        return 0
-    data = text.encode("utf-8", "surrogatepass")
-    kinds = data.translate(weights.KINDS)
-    tokens = _plain(data, kinds)
-    if len(data) != len(text):
-        tokens += sum(weight * kinds.count(pattern) for pattern, weight in weights.SCRIPT_KINDS)
-        tokens += sum(weight * data.count(pattern) for pattern, weight in weights.SCRIPT_BYTES)
-    return max(1, math.ceil(tokens))
-
-
-def _plain(data: bytes, kinds: bytes) -> float:
-    """What words, digits, punctuation and space cost, whatever the script."""
-    counts = [kinds.count(pattern) for pattern, _ in weights.PLAIN_KINDS]
-    tokens = sum(weight * count for (_, weight), count in zip(weights.PLAIN_KINDS, counts, strict=True))
-    tokens += weights.WORD * (b" " + data.translate(weights.LETTERS)).count(b" a")
-    tokens += weights.DIGIT_RUN * (b" " + data.translate(weights.DIGITS)).count(b" 0")
-    small, fours, capitals, digits, marks = counts[0], counts[1], counts[3], counts[7], counts[8]
-    words = kinds.count(b" a") + kinds.count(b" A") + 1
-    english = sum(data.count(sign) for sign in weights.ENGLISH)
-    # Prose in Latin letters without the signs of English is another language; dense digits and punctuation are code.
-    foreign = max(0.0, 1 - 3.5 * english / words) * max(0.0, 1 - 3 * (digits + marks) / (small + capitals + 1))
-    return tokens + foreign * (weights.FOREIGN_LETTER * small + weights.FOREIGN_FOUR_LETTERS * fours)
+    return _estimate(text, "o200k")
 
 
 def estimate_cl100k(text: str) -> int:
-    """The estimate for OpenAI's older models (gpt-4, gpt-3.5)."""
-    return estimate(text)
+    """The same for OpenAI's older models (gpt-4, gpt-3.5), which need up to three times as many tokens."""
+    return _estimate(text, "cl100k")
+
+
+def _estimate(text: str, encoding: Encoding) -> int:
+    if not text:
+        return 0
+    costs = token_costs(encoding)
+    data = framed(text)
+    tokens = _cost_of_pairs(data, costs.pairs) + _cost_of(data, costs.text)
+    kinds = data.translate(KINDS)
+    tokens += _cost_of(kinds, costs.kinds)
+    if b"0" in kinds:
+        tokens += costs.digit_group * digit_groups(data)
+    if not text.isascii():
+        tokens += _cost_of_scripts(data, kinds, costs)
+    return max(1, len(text) // _MOST_CHARACTERS, round(tokens))
+
+
+def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
+    """Each byte with its follower: those at even places, then those at odd ones, as numbers of two bytes."""
+    view, size = memoryview(data), len(data)
+    even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
+    return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))
+
+
+def _cost_of_scripts(data: bytes, kinds: bytes, costs: TokenCosts) -> float:
+    tokens = 0.0
+    for script in costs.scripts:
+        if script.lead in kinds:
+            tokens += _cost_of(kinds, script.kinds) + _cost_of(data, script.text)
+            if script.capitals.patterns:
+                tokens += _cost_of(data.translate(CAPITALS), script.capitals)
+    return tokens
+
+
+def _cost_of(data: bytes, counted: Counted) -> float:
+    return math.sumprod(counted.costs, map(data.count, counted.patterns))

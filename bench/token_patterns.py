@@ -1,0 +1,42 @@
+"""How often each pattern of the token estimates occurs in a text: slow and plain, for fitting what each costs."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from threadkeep.context import script_weights as weights
+from threadkeep.context.character_kinds import CAPITALS, KINDS, LETTERS, digit_groups, framed
+from threadkeep.context.patterns import Pattern, as_bytes
+
+
+def all_patterns() -> list[Pattern]:
+    """All patterns in the order of the file that has their costs."""
+    found = [*weights.RUNS, *weights.KINDS, *weights.TEXT]
+    for script in weights.SCRIPTS.values():
+        found += [*script.kinds, *script.text, *script.capitals]
+    return found
+
+
+def pattern_counts(text: str) -> list[int]:
+    """The occurrences of each pattern in that order; those of one or two bytes may overlap."""
+    data = framed(text)
+    of_kinds, of_text, of_capitals = _Occurrences(data.translate(KINDS)), _Occurrences(data), data.translate(CAPITALS)
+    counts = [data.translate(LETTERS).count(b" a"), digit_groups(data)]
+    counts += map(of_kinds.count, weights.KINDS)
+    counts += map(of_text.count, weights.TEXT)
+    for script in weights.SCRIPTS.values():
+        counts += map(of_kinds.count, script.kinds)
+        counts += map(of_text.count, script.text)
+        counts += [of_capitals.count(as_bytes(pattern)) for pattern in script.capitals]
+    return counts
+
+
+class _Occurrences:
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        self._short = Counter(data[place : place + 2] for place in range(len(data) - 1))
+        self._short += Counter(data[place : place + 1] for place in range(len(data) - 1))
+
+    def count(self, pattern: Pattern) -> int:
+        sought = as_bytes(pattern)
+        return self._short[sought] if len(sought) <= 2 else self._data.count(sought)

@@ -1,0 +1,187 @@
+"""How far the token estimates are from real tokenizers, and how fast all counters are: `python -m bench tokens`."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha1
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+from rich.console import Console
+from rich.table import Table
+
+from bench.machine import machine_line
+from bench.tables import Sheet, markdown
+from bench.token_samples import Half, rows
+from threadkeep.context.exact_tokens import Encoding
+from threadkeep.context.tokens import TokenCounter, counter_named, estimate, estimate_cl100k
+
+PAGE = "explanation/tokens.md"
+LEAST_ERROR, GREATEST_ERROR = -0.10, 0.35
+"""The aim: no row is under by more at the 5th percentile, nor over by more at the 95th."""
+
+ENCODINGS: tuple[Encoding, ...] = get_args(Encoding.__value__)
+ESTIMATES: Mapping[Encoding, TokenCounter] = {"o200k": estimate, "cl100k": estimate_cl100k}
+_SPEED_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Errors:
+    """The errors of an estimate over the samples of a row, as parts of the real count; below 0 is too few."""
+
+    p5: float
+    median: float
+    p95: float
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the aim is met."""
+        return self.p5 >= LEAST_ERROR and self.p95 <= GREATEST_ERROR
+
+
+@dataclass(frozen=True)
+class Row:
+    """One language or kind of content."""
+
+    title: str
+    samples: int
+    errors: Mapping[Encoding, Errors]
+
+
+def measure(half: Half = "published", estimates: Mapping[Encoding, TokenCounter] = ESTIMATES) -> list[Row]:
+    """The errors of each row, against both real tokenizers."""
+    exact = {encoding: counter_named(encoding) for encoding in ENCODINGS}
+    return [
+        Row(title, len(texts), {e: _errors(texts, estimates[e], exact[e]) for e in ENCODINGS})
+        for title, texts in rows(half).items()
+    ]
+
+
+def error_sheet(measured: Sequence[Row]) -> Sheet:
+    """The table of errors in per cent."""
+    header = ["text", "samples"]
+    for encoding in ENCODINGS:
+        header += [f"{encoding}: p5", "median", "p95"]
+    lines = [
+        (row.title, str(row.samples), *(cell for encoding in ENCODINGS for cell in _cells(row.errors[encoding])))
+        for row in measured
+    ]
+    return Sheet("Error of the estimate in per cent", tuple(header), tuple(lines))
+
+
+def misses(measured: Sequence[Row]) -> str:
+    """Which rows miss the aim, as a sentence."""
+    missed = [f"{row.title} ({e})" for row in measured for e in ENCODINGS if not row.errors[e].is_within]
+    cells = len(measured) * len(ENCODINGS)
+    if not missed:
+        return f"All {cells} meet it."
+    return f"{cells - len(missed)} of {cells} meet it; these miss it: {', '.join(missed)}."
+
+
+def speed_sheet() -> Sheet:
+    """How many tokens a second each counter counts, over all samples, one by one."""
+    texts = [text for own in rows("published").values() for text in own]
+    tokens = sum(map(counter_named("o200k"), texts))
+    with _reference() as reference:
+        counters = {
+            "`estimate`": estimate,
+            "`estimate_cl100k`": estimate_cl100k,
+            "`o200k` (bpe-openai)": counter_named("o200k"),
+            "tiktoken": reference,
+        }
+        seconds = {name: _seconds(counter, texts) for name, counter in counters.items()}
+    lines = [
+        (name, f"{tokens / spent / 1e6:.1f}", f"{1e6 * spent / len(texts):.0f}") for name, spent in seconds.items()
+    ]
+    return Sheet("Speed", ("counter", "million tokens a second", "µs a sample"), tuple(lines))
+
+
+def write_page(measured: Sequence[Row], speed: Sheet, docs: Path) -> None:
+    """Write the page of the docs: the prose of `tokens.md`, with the tables in it."""
+    template = Template(Path(__file__).with_name("tokens.md").read_text(encoding="utf-8"))
+    page = template.substitute(
+        errors=markdown(error_sheet(measured)),
+        misses=misses(measured),
+        speed=markdown(speed),
+        machine=machine_line(None),
+    )
+    (docs / PAGE).write_text(page, encoding="utf-8")
+
+
+def main(arguments: Sequence[str], docs: Path) -> int:
+    """Measure, print, and write the page; answers the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench tokens", description=main.__doc__)
+    parser.add_argument("--write-docs", action=argparse.BooleanOptionalAction, default=True, help=f"write docs/{PAGE}")
+    given = parser.parse_args(arguments)
+    measured, speed = measure(), speed_sheet()
+    console = Console(width=None if sys.stdout.isatty() else 160)
+    for sheet in (error_sheet(measured), speed):
+        table = Table(title=sheet.title, title_justify="left")
+        for number, name in enumerate(sheet.header):
+            table.add_column(name, justify="right" if number else "left")
+        for line in sheet.rows:
+            table.add_row(*(cell.replace("**", "").replace("`", "") for cell in line))
+        console.print(table)
+    console.print(f"Never under by more than 10 % at p5, nor over by more than 35 % at p95: {misses(measured)}")
+    if given.write_docs:
+        write_page(measured, speed, docs)
+    return 0
+
+
+def _errors(texts: Sequence[str], counter: TokenCounter, exact: TokenCounter) -> Errors:
+    found = [counter(text) / exact(text) - 1 for text in texts]
+    twentieths = statistics.quantiles(found, n=20, method="inclusive")
+    return Errors(twentieths[0], statistics.median(found), twentieths[-1])
+
+
+def _cells(errors: Errors) -> tuple[str, str, str]:
+    """The figures; those that miss the aim are bold."""
+    low, high = f"{100 * errors.p5:+.0f}", f"{100 * errors.p95:+.0f}"
+    return (
+        low if errors.p5 >= LEAST_ERROR else f"**{low}**",
+        f"{100 * errors.median:+.0f}",
+        high if errors.p95 <= GREATEST_ERROR else f"**{high}**",
+    )
+
+
+def _seconds(counter: Callable[[str], int], texts: Sequence[str]) -> float:
+    """The least CPU time of several rounds over the texts."""
+    best, spent = float("inf"), 0.0
+    while spent < _SPEED_SECONDS:
+        started = time.process_time()
+        for text in texts:
+            counter(text)
+        took = time.process_time() - started
+        best, spent = min(best, took), spent + took
+    return best
+
+
+@contextmanager
+def _reference() -> Iterator[Callable[[str], int]]:
+    """Tiktoken with its vocabulary where it looks for it, so that it downloads nothing."""
+    import tiktoken
+
+    address = "https://openaipublic.blob.core.windows.net/encodings/o200k_base.tiktoken"
+    packed = files("bpe_openai.data").joinpath("o200k_base.tiktoken.gz").read_bytes()
+    before = os.environ.get("TIKTOKEN_CACHE_DIR")
+    with TemporaryDirectory() as folder:
+        (Path(folder) / sha1(address.encode(), usedforsecurity=False).hexdigest()).write_bytes(gzip.decompress(packed))
+        os.environ["TIKTOKEN_CACHE_DIR"] = folder
+        try:
+            encoding = tiktoken.get_encoding("o200k_base")
+        finally:
+            del os.environ["TIKTOKEN_CACHE_DIR"]
+            if before is not None:
+                os.environ["TIKTOKEN_CACHE_DIR"] = before
+    yield lambda text: len(encoding.encode_ordinary(text))

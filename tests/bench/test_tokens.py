@@ -1,0 +1,81 @@
+"""The published errors of the token estimates: as they are, within the aim, and of texts that nothing was fitted to."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("bpe_openai", reason="the extra `tokens` is not installed")
+
+from bench.tables import markdown
+from bench.token_patterns import all_patterns, pattern_counts
+from bench.token_samples import LONGEST, SHORTEST, Half, rows, texts
+from bench.tokens import ENCODINGS, ESTIMATES, PAGE, Row, error_sheet, measure, misses
+from threadkeep.context.exact_tokens import Encoding
+
+HALVES: tuple[Half, ...] = ("fit", "published")
+DOCS = Path(__file__).parents[2] / "docs"
+LANGUAGES = {one.row for one in texts() if one.kind == "prose"}
+
+
+@pytest.fixture(scope="module")
+def measured() -> list[Row]:
+    """The rows of the table."""
+    return measure()
+
+
+def test_the_published_table_is_that_of_the_code(measured: list[Row]) -> None:
+    """Whoever changes the estimate runs `python -m bench tokens` too."""
+    page = (DOCS / PAGE).read_text(encoding="utf-8")
+    assert markdown(error_sheet(measured)) in page
+    assert misses(measured) in page
+
+
+def test_nearly_all_rows_meet_the_aim(measured: list[Row]) -> None:
+    """Never under by more than a tenth, nor over by more than a third; no row is far from it."""
+    errors = [row.errors[encoding] for row in measured for encoding in ENCODINGS]
+    assert sum(not found.is_within for found in errors) <= 3
+    assert min(found.p5 for found in errors) >= -0.12
+    assert max(found.p95 for found in errors) <= 0.55
+
+
+def test_sixteen_languages_and_a_dozen_kinds_of_content_are_measured(measured: list[Row]) -> None:
+    """Each as prose and as remarks of a chat."""
+    titles = {row.title for row in measured}
+    assert len(LANGUAGES) == 16
+    assert {f"{language}: {kind}" for language in LANGUAGES for kind in ("prose", "chat")} <= titles
+    assert {"Python", "C", "HTML", "JSON", "CSV", "base64", "web addresses", "UI strings", "mixed"} <= titles
+
+
+@pytest.mark.parametrize("half", HALVES)
+def test_samples_have_the_stated_lengths(half: Half) -> None:
+    """From a remark to a long answer."""
+    assert all(SHORTEST <= len(text) <= LONGEST for own in rows(half).values() for text in own)
+
+
+def test_nothing_published_was_fitted_to() -> None:
+    """No text stands in both halves, and no made-up sample comes twice."""
+    own = {half: {line for one in texts() if one.half == half for line in one.text.split("\n")} for half in HALVES}
+    shared = {line for line in own["fit"] & own["published"] if len(line) >= 20}
+    assert not shared
+    assert not {t for own_texts in rows("fit").values() for t in own_texts} & {
+        t for own_texts in rows("published").values() for t in own_texts
+    }
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_the_estimate_is_the_sum_over_its_patterns(encoding: Encoding) -> None:
+    """The fast passes of the package and the plain counting that the costs are fitted with agree."""
+    costs = [float(o200k if encoding == "o200k" else cl100k) for _, o200k, cl100k in all_patterns()]
+    samples = st.sampled_from([text for own in rows("published").values() for text in own])
+
+    @given(samples | st.text(min_size=1) | st.text("aA.0 \n-é中ก👍Дд\ud800", min_size=1, max_size=60))
+    def agree(text: str) -> None:
+        total = math.sumprod(costs, pattern_counts(text))
+        assert ESTIMATES[encoding](text) == pytest.approx(max(1, len(text) // 10, total), abs=0.51)
+
+    agree()
