@@ -15,7 +15,7 @@ from langchain_core.messages import BaseMessage, SystemMessage
 from threadkeep.context.cut import CUT_MARK, cut_end
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
-from threadkeep.context.quotation import summary_message_text
+from threadkeep.context.quoted_blocks import summary_message_text
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Anchor, Item, Plan, Size, plan
 from threadkeep.errors import BudgetTooSmall
@@ -138,6 +138,7 @@ class Assembler:
             measure,
             budget,
             max_messages=call.max_messages,
+            turn=next((index for index, piece in enumerate(pieces) if piece.section == "input"), None),
             anchor=self._anchor(pieces),
         )
 

@@ -20,7 +20,7 @@ from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResu
 from langchain_core.runnables import Runnable
 from langchain_core.tools import BaseTool
 
-from threadkeep.context.quotes import quoted_by
+from threadkeep.context.quoted_blocks import quoted_by
 from threadkeep.context.tokens import estimate
 from threadkeep.workflow.quoted_turns import SECTION_KEY
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from langchain_core.messages import HumanMessage
 
 from threadkeep.context.manifest import Section
-from threadkeep.context.quotes import TURNS_HEADER, Quote, quote_of_turn, render
+from threadkeep.context.quoted_blocks import TURNS_HEADER, Quote, quote_of_turn, render
 from threadkeep.records import Message
 
 SECTION_KEY = "threadkeep_section"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from langchain_core.messages import BaseMessage
 
 from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
-from threadkeep.context.quotation import summary_message_text
+from threadkeep.context.quoted_blocks import summary_message_text
 from threadkeep.errors import ContextGone, InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message, Summary

@@ -9,7 +9,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 
 from threadkeep.context.manifest import Entry
-from threadkeep.context.quotes import SNIPPETS_HEADER, Quote, fitting, render
+from threadkeep.context.quoted_blocks import SNIPPETS_HEADER, Quote, fitting, render
 from threadkeep.errors import InvalidInput
 from threadkeep.observe import ExtraSection
 from threadkeep.workflow.counting import count_message
