@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from langchain_core.messages import BaseMessage
@@ -29,7 +29,7 @@ def exclusions(
             places[row.seq] = reason
         else:
             others.append(LeftOut(id_of(message), reason))
-    earlier = tuple(gap for gap in recollection.excluded if gap.reason != "folded")
+    earlier = tuple(_before(recollection.question_seq, recollection.excluded))
     folds = (gap for gap in recollection.excluded if gap.reason == "folded")
     folded = {place for fold in folds for place in range(fold.first_seq, fold.last_seq + 1)}
     low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier))
@@ -58,6 +58,13 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
     yield from draft.unsendable
     for index, reason in draft.chosen.excluded:
         yield draft.pieces[index].message, reason
+
+
+def _before(question_seq: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
+    """What is out of the time before the question: a reset that came after it takes nothing of it away."""
+    for gap in gaps:
+        if gap.reason != "folded" and (question_seq is None or gap.first_seq < question_seq):
+            yield gap if question_seq is None else replace(gap, last_seq=min(gap.last_seq, question_seq - 1))
 
 
 def _without_summary(gap: Exclusion) -> Exclusion:
