@@ -107,6 +107,17 @@ def test_a_big_step_pushes_history_out_of_its_own_turn_only() -> None:
     assert (chosen.cuts, chosen.cut_back, chosen.lasting) == ({10: 89}, True, False)
 
 
+def test_a_question_in_several_messages_is_all_of_the_turn() -> None:
+    """No limit of what came before leaves out a part of it; where it is tight, the older part yields to the steps."""
+    items = [USER, ASSISTANT, USER, USER, Item("assistant", 4), Item("tool", 4)]
+    for max_messages, kept in ((None, (0, 1, 2, 3, 4, 5)), (0, (2, 3, 4, 5))):
+        assert plan(items, lambda _: Size(10, 2), 100, max_messages=max_messages, turn=2).kept == kept
+    assert plan(items, lambda _: Size(10, 2), 100, max_messages=0).kept == (3, 4, 5)
+    assert plan(items, lambda _: Size(10, 2), 45, turn=2).kept == (2, 3, 4, 5)
+    assert plan(items, lambda _: Size(10, 2), 35, turn=2).kept == (3, 4, 5)
+    assert plan(items[:4], lambda _: Size(30, 2), 40, turn=2).cuts == {2: 10}
+
+
 @given(
     sizes=st.lists(st.integers(0, 60), min_size=1, max_size=30),
     budget=st.integers(10, 300),

@@ -80,6 +80,7 @@ def plan(
     budget: int,
     *,
     max_messages: int | None = None,
+    turn: int | None = None,
     anchor: Anchor | None = None,
 ) -> Plan:
     """Choose the messages of one model call.
@@ -89,12 +90,13 @@ def plan(
         measure: the size of the message at an index; asked only for those that may be sent.
         budget: the most tokens that all of them together may have.
         max_messages: the most user messages and assistant messages without tool calls before the current turn.
+        turn: where the current turn begins, if it is asked in several messages; else with the newest user message.
         anchor: where history begins; without one it is the newest that fits.
 
     Raises:
         BudgetTooSmall: the system messages, or they and the newest user message cut to its mark, are over the budget.
     """
-    return _Planner(items, measure, budget).plan(max_messages, anchor or Anchor())
+    return _Planner(items, measure, budget).plan(max_messages, turn, anchor or Anchor())
 
 
 class _Planner:
@@ -110,14 +112,15 @@ class _Planner:
         self._steps = 0
         self._pushed_out = False
 
-    def plan(self, max_messages: int | None, anchor: Anchor) -> Plan:
+    def plan(self, max_messages: int | None, turn: int | None, anchor: Anchor) -> Plan:
         system = [index for index, item in enumerate(self._items) if item.kind == "system"]
         self._pin(system)
         user = next((i for i in range(len(self._items) - 1, -1, -1) if self._items[i].kind == "user"), None)
         units = self._units(user)
-        border = user if user is not None else (units[-1][0] if units else 0) - 1
-        current = [unit for unit in units if unit[0] > border]
-        history = [unit for unit in units if unit[0] <= border]
+        first = user if user is not None else units[-1][0] if units else 0
+        first = first if turn is None else min(turn, first)
+        current = [unit for unit in units if unit[0] >= first]
+        history = [unit for unit in units if unit[0] < first]
         full = not self._place_turn(user, current)
         older = [unit for unit in history if unit[0] < anchor.begin]
         for unit in older:
@@ -128,7 +131,7 @@ class _Planner:
         kept = self._place_history(history, places, anchor, reason)
         rest = sorted(index for index in self._kept if self._items[index].kind != "system")
         excluded = tuple(sorted(self._excluded.items()))
-        begin = kept[0][0] if kept else border if user is not None else border + 1
+        begin = kept[0][0] if kept else first
         cut_back = bool(history) and (anchor.overflowing or len(kept) < len(history))
         lasting = cut_back and not self._pushed_out
         return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded, begin, cut_back, lasting)
@@ -156,13 +159,12 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and what came after it; whether everything of the turn is in."""
+        """Place the newest user message and what else is of the turn; whether everything of it is in."""
         newest = current[-1] if current else []
         smallest = sum(self._measure(index).minimum for index in newest)
         fits = self._place_user(user, newest, smallest) if user is not None else smallest <= self._left
-        room = self._left
         for unit in reversed(current):
-            tokens = self._tokens(unit)
+            tokens, room = self._tokens(unit), self._left
             if fits and unit is newest and tokens > self._left:
                 self._cut(unit)
             elif fits and tokens <= self._left:
@@ -170,7 +172,10 @@ class _Planner:
             else:
                 fits = False
                 self._excluded |= dict.fromkeys(unit, "over_budget")
-        self._steps = room - self._left
+            if user is not None and unit[0] < user:
+                self._question += room - self._left
+            else:
+                self._steps += room - self._left
         return fits
 
     def _place_user(self, user: int, newest: Sequence[int], smallest: int) -> bool:
@@ -190,7 +195,7 @@ class _Planner:
         if allowed < size.tokens:
             self._cuts[user] = allowed
         self._keep([user], allowed)
-        self._question = allowed
+        self._question += allowed
         return beside
 
     def _place_history(
