@@ -59,7 +59,7 @@ async def waiting(gate: Gate, asked: Asked) -> str:
     return f"of {asked.lines[0]['message']}"
 
 
-def _raise(error: Exception) -> str:
+def _raise(error: BaseException) -> str:
     raise error
 
 
@@ -68,6 +68,7 @@ def _raise(error: Exception) -> str:
     [
         (lambda _: _raise(RuntimeError("no such key")), "model", "RuntimeError"),
         (lambda _: _raise(TimeoutError()), "timeout", None),
+        (lambda _: _raise(asyncio.CancelledError()), "model", "CancelledError"),
         (lambda _: " \n", "empty", None),
         (lambda _: "word " * 5_000, "too_long", None),
         (lambda _: _raise(CompressionFailed("too_long")), "too_long", None),

@@ -146,6 +146,11 @@ class SummaryWriter:
             raise CompressionFailed("timeout") from None
         except CompressionFailed:
             raise
+        except asyncio.CancelledError:
+            if _is_stopped():
+                raise
+            # The model's own, which would end the work on all sessions.
+            raise CompressionFailed("model", "CancelledError") from None
         except Exception as error:  # noqa: BLE001 - whatever a model raises, the session stays as it is
             # From None: what a model's error says may quote the record.
             raise CompressionFailed("model", type(error).__name__) from None
@@ -188,3 +193,9 @@ class SummaryWriter:
                 session_id=summary.session_id,
             )
         )
+
+
+def _is_stopped() -> bool:
+    """Whether somebody has cancelled what runs here."""
+    running = asyncio.current_task()
+    return running is None or running.cancelling() > 0
