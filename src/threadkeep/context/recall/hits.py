@@ -15,7 +15,7 @@ _MOST_TERMS = 16
 _MOST_ALIKE = 6
 # What bounds a query, however long the talk: places read for its own terms and for what stands for them. Of a list that
 # is too long the newest places are read, and those beside the best that are known by then.
-_OWN_PLACES, _OTHER_PLACES = 500, 400
+_OWN_PLACES, _OTHER_PLACES = 350, 300
 _LEAST_PLACES = 30
 _BEST_PLACES = 24
 
