@@ -80,6 +80,18 @@ async def test_the_index_of_a_user_forgets_a_deleted_session(sqlite_memory: Memo
     assert {turn.session_id for turn in await sqlite_memory.older_turns.find(search, 1_000)} == {"room:2"}
 
 
+async def test_what_was_not_asked_for_longest_goes_when_there_is_too_much(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The indexes of a process are bounded by their messages; the one that is asked for is there in any case."""
+    monkeypatch.setattr("threadkeep.history.older_turns._MOST_INDEXED", 25)
+    for name in ("room:1", "room:2", "room:3", "room:4"):
+        await say(sqlite_memory, 20, name)
+        assert await found(sqlite_memory, "cake", name)
+    talks = [sqlite_memory.older_turns.talk("session", f"room:{number}") for number in range(1, 5)]
+    assert [talk is not None for talk in talks] == [False, False, True, True]
+
+
 @pytest.mark.parametrize("vector", [[math.nan] * 3, [math.inf, 0.0], [0.0, 0.0], [1e308] * 4, []])
 async def test_vectors_without_a_direction_are_like_nothing(memory: Memory, vector: list[float]) -> None:
     """What words find is found all the same, and each message is embedded once."""

@@ -27,6 +27,7 @@ type RecallScope = Literal["session", "user"]
 
 PATIENCE_SECONDS = 0.3
 _MOST_TALKS = 200
+_MOST_INDEXED = 200_000  # messages of all talks, which take about two kilobytes each
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 18
@@ -126,9 +127,13 @@ class OlderTurns:
                 task.cancel()
             talk = self._talks[key] = TalkIndex()
         self._talks.move_to_end(key)
-        while len(self._talks) > _MOST_TALKS:
+        while len(self._talks) > _MOST_TALKS or (len(self._talks) > 1 and self._indexed > _MOST_INDEXED):
             self._talks.popitem(last=False)
         return talk
+
+    @property
+    def _indexed(self) -> int:
+        return sum(len(talk.tokens) for talk in self._talks.values())
 
     async def _catch_up(self, talk: TalkIndex, infos: dict[str, SessionInfo]) -> None:
         for info in infos.values():
