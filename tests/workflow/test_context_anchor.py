@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Iterator, Sequence
 
 import pytest
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.tools import tool
 
 from tests.workflow.context_laws import check_coverage, check_shape, rows_of, sent_calls
 from tests.workflow.shared_beginnings import shared_beginnings, told, up_to_input
-from tests.workflow.talking import ROOM, ask, make_agent
+from tests.workflow.talking import ROOM, ask, config_of, make_agent, numbered
 from threadkeep import (
     BudgetTooSmall,
     ContextManifest,
@@ -233,3 +233,23 @@ async def test_a_summary_yields_before_the_answer_fails(small_memory: Memory) ->
         [sent] = await sent_calls(small_memory, model.calls, ROOM)
         assert [entry.section for entry in sent.manifest.entries] == ["system", "input"]
         assert sent.manifest.excluded == (Exclusion(1, 2, "over_budget"),)
+
+
+@pytest.mark.parametrize(("max_messages", "max_tokens", "earlier"), [(0, None, 0), (2, None, 2), (None, 0, 0)])
+async def test_a_question_in_several_messages_is_sent_whole(
+    small_memory: Memory, max_messages: int | None, max_tokens: int | None, earlier: int
+) -> None:
+    """No limit of what came before leaves out a part of it, in any call of the turn."""
+    await small_memory.session(ROOM).append(numbered(6))
+    model = ScriptedModel([looking_up(0), "found"])
+    limits = SessionMemory(small_memory, max_messages=max_messages, max_tokens=max_tokens)
+    agent = make_agent(model, [limits], [look_up])
+    question = [HumanMessage("look at this:"), HumanMessage("the shelf"), HumanMessage("what is on it?")]
+    await agent.ainvoke({"messages": question}, config_of())
+    for sent in await sent_calls(small_memory, model.calls, ROOM):
+        texts = [str(message.text) for message in sent.messages]
+        start = texts.index("look at this:")
+        assert texts[start : start + 3] == ["look at this:", "the shelf", "what is on it?"]
+        assert start == earlier
+        assert [entry.seq for entry in sent.manifest.entries if entry.section == "input"] == [7, 8, 9]
+        check_coverage(sent.manifest, await rows_of(small_memory, ROOM))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,19 @@ from langgraph.checkpoint.memory import InMemorySaver
 from tests.workflow.context_laws import check_call, check_state, rows_of, sent_calls
 from tests.workflow.shared_beginnings import told
 from tests.workflow.talking import ROOM, Agent, add, adding, config_of, make_agent
-from threadkeep import Memory, Message, Retention, RetentionLimits, SessionMemory, count_tokens, open_memory, rebuild
+from threadkeep import (
+    Compression,
+    Memory,
+    Message,
+    ModelSummarizer,
+    RecalledTurns,
+    Retention,
+    RetentionLimits,
+    SessionMemory,
+    count_tokens,
+    open_memory,
+    rebuild,
+)
 from threadkeep.context.plan import ContextPlan, WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Summary
@@ -44,8 +57,18 @@ class Session:
     budget: int
     max_messages: int | None
     window: WindowKind
-    checkpointed: bool
-    originals: bool
+    checkpointed: bool = False
+    originals: bool = False
+    recalling: bool = False
+    folding: bool = False
+    compressing: bool = False
+
+
+SMALL = Compression(
+    trigger=("messages", 8),
+    keep=("messages", 4),
+    summarizer=ModelSummarizer(ScriptedModel(itertools.repeat("They spoke of a few things."))),
+)
 
 
 class NamedModel(ScriptedModel):
@@ -71,6 +94,9 @@ sessions = st.builds(
     window=st.sampled_from(("anchored", "sliding")),
     checkpointed=st.booleans(),
     originals=st.booleans(),
+    recalling=st.booleans(),
+    folding=st.booleans(),
+    compressing=st.booleans(),
 )
 
 
@@ -143,7 +169,9 @@ async def play(url: str, session: Session) -> None:
             max_messages=session.max_messages,
             max_tokens=session.budget,
             keep_originals=session.originals,
-            plan=ContextPlan(window=session.window),
+            plan=ContextPlan(window=session.window, fold_repeats=session.folding),
+            sources=[RecalledTurns(memory)] if session.recalling else (),
+            compression=SMALL if session.compressing else None,
         )
         saver = InMemorySaver() if session.checkpointed else None
         agent: Agent = make_agent(model, [remembering], [add], system_prompt="Be brief.", checkpointer=saver)
@@ -154,6 +182,7 @@ async def play(url: str, session: Session) -> None:
             before = len(model.calls)
             result = await agent.ainvoke({"messages": [asked(act, number)]}, config_of())
             await check_turn(memory, model, result["messages"], before, session)
+            await memory.compressor.idle()
 
 
 @given(session=sessions)
@@ -170,7 +199,8 @@ async def test_every_call_of_one_session_keeps_the_laws_on_every_database(databa
         for number, kind in enumerate([*kinds, "reset", *kinds])
     ]
     for checkpointed in (False, True):
-        session = Session(tuple(acts), 1_500, None, "anchored", checkpointed=checkpointed, originals=checkpointed)
+        more = not checkpointed
+        session = Session(tuple(acts), 1_500, None, "anchored", checkpointed, checkpointed, more, more, more)
         await play(database_url, session)
         async with open_memory(database_url) as memory:
             await memory.session(ROOM).delete()

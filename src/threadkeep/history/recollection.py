@@ -22,12 +22,14 @@ class Past:
 
     `profile` names the kind of agent whose windows share an anchor; without one the window slides. `known_ids` are of
     messages that the caller has besides: it is told which of them a reset took away. An unknown `before_id` (it may
-    wait to be written itself) hides nothing; a caller who knows its place says so with `before_seq`.
+    wait to be written itself) hides nothing; a caller who knows its place says so with `before_seq`, and with
+    `questions` how many messages up to there are asked now, so that they are none of the past.
     """
 
     limits: Limits = Limits(20, 4000)
     before_id: str | None = None
     before_seq: int | None = None
+    questions: int = 1
     known_ids: Collection[str] = ()
     profile: str | None = None
 
@@ -39,7 +41,7 @@ class Recollection:
     `begin` is the first place that the window may hold (after the anchor and what is summarised); `begun` whether an
     earlier call, or a summary, has set it; `overflowing` whether more than the messages has come since. `failed` says
     that reading did. `forgotten` are those of the caller's messages that are from before the last reset. `question_seq`
-    is the place of the message before which all this is, None if it has none yet.
+    is the place of the message before which all this is, None if it has none yet; `questions` is as in `Past`.
     """
 
     messages: tuple[Message, ...]
@@ -52,7 +54,13 @@ class Recollection:
     overflowing: bool = False
     excluded: tuple[Exclusion, ...] = ()
     question_seq: int | None = None
+    questions: int = 1
     folded: frozenset[int] = frozenset()
+
+    @property
+    def end(self) -> int | None:
+        """Where the question begins, which is the end of the past; None if it has no place yet."""
+        return None if self.question_seq is None else self.question_seq - self.questions + 1
 
     def with_folds(self, counter: TokenCounter) -> Recollection:
         """Exchanges that repeat word for word shown once, with their count; `folded` are the places that say it."""
@@ -107,7 +115,8 @@ class WindowReader:
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
         before_question = past.before_id is not None
-        window = await self.window(past.limits, question_seq or END, begin=begin, before_question=before_question)
+        before = END if question_seq is None else question_seq - past.questions + 1
+        window = await self.window(past.limits, before, begin=begin, before_question=before_question)
         dropped = window.manifest.dropped
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
@@ -123,6 +132,7 @@ class WindowReader:
             overflowing=bool(overflow),
             excluded=(*gaps, *overflow),
             question_seq=question_seq,
+            questions=past.questions,
         )
 
     async def _place_of(self, message_id: str | None) -> int | None:

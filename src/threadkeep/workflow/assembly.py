@@ -218,8 +218,11 @@ class Assembler:
     def _seq(self, call: Call, piece: Piece) -> int | None:
         if (row := self._rows_by_id.get(piece.id)) is not None:
             return row.seq
-        newest = piece.section == "input" and piece.id == id_of(call.question[-1])
-        return self._recollection.question_seq if newest else None
+        first = self._recollection.end
+        if piece.section != "input" or first is None:
+            return None
+        asked = [id_of(message) for message in call.question[-self._recollection.questions :]]
+        return first + asked.index(piece.id) if piece.id in asked else None
 
     def _new_begin(self, draft: Draft) -> int | None:
         """Where the window begins from the next turn on; None if that is as before."""
@@ -227,7 +230,7 @@ class Assembler:
             return None
         rows = (self._rows_by_id.get(piece.id) for piece in draft.pieces[draft.chosen.begin :])
         found = next((row.seq for row in rows if row is not None and row.seq), None)
-        return found or self._recollection.question_seq
+        return found or self._recollection.end
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:

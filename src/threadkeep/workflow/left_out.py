@@ -29,12 +29,12 @@ def exclusions(
             places[row.seq] = reason
         else:
             others.append(LeftOut(id_of(message), reason))
-    earlier = tuple(_before(recollection.question_seq, recollection.excluded))
+    earlier = tuple(_before(recollection.end, recollection.excluded))
     folds = (gap for gap in recollection.excluded if gap.reason == "folded")
     folded = {place for fold in folds for place in range(fold.first_seq, fold.last_seq + 1)}
     low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier))
     read = folded.union(row.seq for row in rows.values() if row.seq is not None)
-    high = recollection.question_seq or max(read, default=0) + 1
+    high = recollection.end or max(read, default=0) + 1
     # The places before the question that were read over are notes of the system, which are in no window.
     places |= dict.fromkeys(set(range(low, high)) - read, "role")
     places |= dict.fromkeys(folded, "folded")
@@ -60,11 +60,11 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
         yield draft.pieces[index].message, reason
 
 
-def _before(question_seq: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
+def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
     """What is out of the time before the question: a reset that came after it takes nothing of it away."""
     for gap in gaps:
-        if gap.reason != "folded" and (question_seq is None or gap.first_seq < question_seq):
-            yield gap if question_seq is None else replace(gap, last_seq=min(gap.last_seq, question_seq - 1))
+        if gap.reason != "folded" and (end is None or gap.first_seq < end):
+            yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
 def _without_summary(gap: Exclusion) -> Exclusion:

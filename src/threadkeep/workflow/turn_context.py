@@ -29,8 +29,9 @@ from threadkeep.workflow.turn_options import TurnOptions
 class TurnContext:
     """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins.
 
-    `question_seq` is the place of the question in the session, where its turn knows that already. One that was asked
-    before may have other words now than are stored: `question_as_stored` says that they are the same for certain.
+    `question_seq` is the place of the question in the session, where its turn knows that already, and `questions` how
+    many messages up to there are of it. One that was asked before may have other words now than are stored:
+    `question_as_stored` says that they are the same for certain.
     """
 
     def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
@@ -38,6 +39,7 @@ class TurnContext:
         self._session = session
         self._options = options
         self.question_seq: int | None = None
+        self.questions = 1
         self.question_as_stored = True
         self._measuring = Measuring(memory, options)
         self._question = question
@@ -165,14 +167,15 @@ class TurnContext:
     async def _recall(self, before: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options
         if options.no_history:
-            return _nothing_of(self.question_seq, len(self._question))
+            return _nothing_of(self.question_seq, self.questions)
         if measure.stored_hundredths is None:
             limits = Limits(options.max_messages, measure.budget, measure.counter)
         else:
             limits = Limits(options.max_messages, measure.unscaled(measure.budget))
         known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
         question_id = id_of(self._question[-1]) if self._question else None
-        return await self._session.recall(Past(limits, question_id, self.question_seq, known_ids, self._profile))
+        past = Past(limits, question_id, self.question_seq, self.questions, known_ids, self._profile)
+        return await self._session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """The window, and beside it what was found for the input; looked for once in a turn."""
@@ -184,7 +187,7 @@ class TurnContext:
             session=self._session,
             question=self._question,
             earlier=self._recollection.messages,
-            question_seq=self._recollection.question_seq,
+            question_seq=self._recollection.end,
             known_ids=draft.kept_ids | {message_id for one in self._question if (message_id := id_of(one)) is not None},
             counter=call.counter,
             now=self._memory.clock(),
@@ -241,7 +244,7 @@ def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
     """The past where there is to be none: nothing of it is in, for the one reason."""
     last = (question_seq or 0) - questions
     excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
-    return Recollection((), excluded=excluded, question_seq=question_seq)
+    return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
 def _window_room(sent: Assembled, draft: Draft, options: TurnOptions) -> WindowRoom:

@@ -81,7 +81,9 @@ class OpenTurn:
         if not self._repeated:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
-            self.contexts.question_seq = receipt.last_seq if receipt is not None and not self._repeated else None
+            if receipt is not None and not self._repeated:
+                self.contexts.question_seq = receipt.last_seq
+                self.contexts.questions = 1 if receipt.duplicates else len(question)
             self.contexts.question_as_stored = receipt is None or not receipt.duplicates
             self._forgotten = receipt is not None and self.question_id in receipt.deleted
         if self._repeated:
