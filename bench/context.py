@@ -29,8 +29,7 @@ from bench.context_reuse import KINDS, Reuse
 from bench.context_reuse import measure as measure_reuse
 from bench.lanes import Tell
 from bench.machine import machine_line
-from bench.page import PAGE
-from bench.sections import put_section
+from bench.sections import PAGE, put_section
 from bench.tables import ENGINE_TITLES, Sheet, markdown
 
 FULL, QUICK = AssemblyPlan(), AssemblyPlan(stored=(100, 1_000), rounds=4, seconds=1.0)

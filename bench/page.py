@@ -8,10 +8,9 @@ from string import Template
 from bench.aims import aims_of
 from bench.plot import draw
 from bench.results import Results
-from bench.sections import carried_over
+from bench.sections import PAGE, carried_over
 from bench.tables import aim_sheet, markdown, sheets_of
 
-PAGE = "benchmarks.md"
 PICTURE = "images/benchmarks.svg"
 
 

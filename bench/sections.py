@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+PAGE = "benchmarks.md"
+"""The page, below docs, to which every bench adds."""
+
 _SECTION = re.compile(r"<!-- section: (?P<name>[a-z]+) -->\n.*?<!-- end of section -->\n", re.DOTALL)
 
 

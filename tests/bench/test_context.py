@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.context import QUICK, run, sheets, write_section
-from bench.page import PAGE
+from bench.sections import PAGE
 from bench.sections import carried_over, with_section
 from bench.tables import markdown
 
