@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.context import QUICK, run, sheets, write_section
-from bench.sections import PAGE
-from bench.sections import carried_over, with_section
+from bench.sections import PAGE, carried_over, with_section
 from bench.tables import markdown
 
 HANDFUL = replace(QUICK, engines=("sqlite",), stored=(20, 40), rounds=1, repeats=1)
