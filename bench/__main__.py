@@ -44,6 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.page import write_docs
 
         write_docs(results, _DOCS)
+    if complete:
+        from bench.tokens import main as measure_tokens
+
+        return measure_tokens(["--no-write-docs"] if given.write_docs is False else [], _DOCS)
     return 0
 
 
