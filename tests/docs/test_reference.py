@@ -36,7 +36,18 @@ HTTP = page("docs/reference/http.md")
 
 ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isinstance(kind, type)}
 # What the other rooms ask of a memory; nothing for users.
-INTERNAL = {"finish", "before_closing", "settle", "keep_index", "turn", "patience", "recall", "at", "tell_write_failed"}
+INTERNAL = {
+    "finish",
+    "before_closing",
+    "settle",
+    "keep_index",
+    "turn",
+    "patience",
+    "recall",
+    "at",
+    "check_owner",
+    "tell_write_failed",
+}
 # Their default is a place on the user's own machine, or no place at all, and is said in words.
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {"context_window", "max_output_tokens"}

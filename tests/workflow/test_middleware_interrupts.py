@@ -15,7 +15,16 @@ from langgraph.types import Command, interrupt
 
 from tests.conftest import url_of
 from tests.workflow.talking import ROOM, Agent, add, adding, ask, config_of, input_of, kept, make_agent, seen
-from threadkeep import Memory, MemoryOptions, Message, SessionMemory, create_checkpointer, load_settings, open_memory
+from threadkeep import (
+    Memory,
+    MemoryOptions,
+    Message,
+    SessionMemory,
+    WrongUser,
+    create_checkpointer,
+    load_settings,
+    open_memory,
+)
 from threadkeep.history.pending import PendingOptions
 from threadkeep.testing import ScriptedModel
 
@@ -96,6 +105,25 @@ async def test_another_process_resumes_a_run(
         assert await kept(memory) == [*TURN[:3], ("assistant", "the news"), TURN[3]]
         messages = await memory.session(ROOM).tail(10)
         assert messages[2].run_id == messages[4].run_id != messages[0].run_id
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+async def test_another_user_cannot_resume_a_run(
+    memory_options: MemoryOptions, shared_url: str, same_process: bool
+) -> None:
+    """No model is called for them, and nothing is stored or recorded in a session that is not theirs."""
+    saver, model = InMemorySaver(), ScriptedModel([ASKING, "done", "mine"])
+    async with open_memory(shared_url, options=memory_options) as memory:
+        agent = with_question(memory, model, saver)
+        await agent.ainvoke(input_of("do it"), config_of(user_id="alice"))
+        if not same_process:
+            agent = with_question(memory, model, saver)
+        with pytest.raises(WrongUser):
+            await agent.ainvoke(Command(resume="yes"), config_of(user_id="mallory"))
+        assert len(model.calls) == 1
+        assert [role for role, _ in await kept(memory)] == ["user"]
+        await agent.ainvoke(Command(resume="yes"), config_of(user_id="alice"))
+        assert await kept(memory) == [("user", "do it"), ("assistant", "done")]
 
 
 @pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Limits
-from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
+from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError, WrongUser
 from threadkeep.history.keys import check_key
 from threadkeep.history.recollection import Past, Recollection, WindowReader
 from threadkeep.history.session_events import SessionEvents
@@ -217,6 +217,14 @@ class Session:
     def tell_write_failed(self, error: Exception) -> None:
         """Tell that something beside the transcript could not be written; nothing that was said is lost by it."""
         self._events.write_failed(error, "fallback")
+
+    async def check_owner(self) -> None:
+        """Raise `WrongUser` when the session is there and belongs to another user."""
+        if self.user_id is None or await self._info() is not None:
+            return
+        async with self._reading():
+            if await self._transcripts.session(self.session_id) is not None:
+                raise WrongUser(self.session_id)
 
     async def count(self) -> int:
         """How many messages the session has; 0 for one that is not there."""

@@ -190,7 +190,8 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def _known(self, messages: list[Any], session: Session) -> Unsettled | None:
         for message in reversed(messages) if question_before(messages) else ():
             # Not simply the newest: a tool may have put a human message (an image, say) after the question.
-            if message.type == "human" and (known := self._unsettled.get((session.session_id, id_of(message)))):
+            known = self._unsettled.get((session.session_id, id_of(message)))
+            if message.type == "human" and known and known.turn.session.user_id == session.user_id:
                 return known
         return None
 

@@ -90,7 +90,12 @@ class OpenTurn:
             self.answered = await self._stored_answer()
 
     async def go_on(self) -> None:
-        """Take up a turn that began before, perhaps in another process; it may be answered by now."""
+        """Take up a turn that began before, perhaps in another process; it may be answered by now.
+
+        Raises:
+            WrongUser: the session is another user's.
+        """
+        await self._patiently(self.session.check_owner())
         self._repeated = True
         self.contexts.question_as_stored = False
         self.answered = await self._stored_answer()
