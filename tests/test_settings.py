@@ -63,6 +63,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "POSTGRES_POOL_MAX_IDLE": ("5", 5.0),
         "GRAPH_STORE_BACKEND": ("PostgreS", "postgres"),
         "GRAPH_STORE_SQLITE_PATH": (f"{tmp_path}/graph.db", tmp_path / "graph.db"),
+        "TRANSCRIPTS": ("Graph_Store", "graph_store"),
         "POSTGRES_DSN": ("postgresql://u@h/d", SecretStr("postgresql://u@h/d")),
         "HOST": ("::1", "::1"),
         "PORT": ("9000", 9000),

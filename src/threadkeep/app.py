@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
@@ -17,18 +18,18 @@ from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_schedule import RetentionSchedule
-from threadkeep.observe import FromChannel, Observer, Observers
+from threadkeep.history.session_events import SessionEvents
+from threadkeep.observe import Backend, FromChannel, Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress, parse_address
-from threadkeep.store.archive import Archive
 from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.duties import Duties
+from threadkeep.store.graph_transcripts.items import ConversationChanged
+from threadkeep.store.graph_transcripts.unretained import NOT_AVAILABLE
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
+from threadkeep.store.keeping import Kept, Means, keep_in_graph_store, keep_in_tables
 from threadkeep.store.migrations import migrate
-from threadkeep.store.retention import RetentionRows
 from threadkeep.store.runs import Runs
-from threadkeep.store.search import SearchIndex
-from threadkeep.store.tables import TableTranscripts
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -78,8 +79,8 @@ async def open_memory(
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
         await migrate(driver, options.clock())
-        transcripts = TableTranscripts(driver, count=options.counter, clock=options.clock)
-        stack.push_async_callback(transcripts.close)
+        kept = await stack.enter_async_context(_keeping(address, driver, options, everyone))
+        transcripts = kept.transcripts
         tables = ContextTables.over(driver, clock=options.clock)
         manifests = Manifests(
             tables.manifests, observer=everyone, clock=options.clock, retention_days=options.manifest_retention_days
@@ -97,7 +98,7 @@ async def open_memory(
         learned_factors = LearnedFactors(tables.token_factors)
         stack.push_async_callback(learned_factors.close)
         pruner = Pruner(
-            RetentionRows(driver, clock=options.clock),
+            kept.retention,
             options.retention.rules,
             pending=pending,
             observer=everyone,
@@ -105,8 +106,8 @@ async def open_memory(
         )
         memory = Memory(
             transcripts,
-            index=SearchIndex(driver),
-            archive=Archive(driver, count=options.counter, clock=options.clock),
+            index=kept.search,
+            archive=kept.archive,
             runs=Runs(driver, clock=options.clock),
             tables=tables,
             manifests=manifests,
@@ -133,6 +134,28 @@ async def open_memory(
         stack.push_async_callback(memory.older_turns.close)
         stack.push_async_callback(memory.settle)
         yield memory
+
+
+def _keeping(
+    address: DatabaseAddress, driver: Driver, options: MemoryOptions, observer: Observer
+) -> AbstractAsyncContextManager[Kept]:
+    """The place where the options want transcripts kept.
+
+    Raises:
+        InvalidInput: there is something in the options that this place has not.
+    """
+
+    def troubled(backend: Backend, session_id: str, error: StoreError) -> None:
+        outcome: Outcome = "conflict" if isinstance(error, ConversationChanged) else "fallback"
+        SessionEvents(observer, backend, session_id).write_failed(error, outcome)
+
+    means = Means(driver, options.counter, options.clock, troubled)
+    if options.transcripts == "tables":
+        return keep_in_tables(means)
+    if not options.retention.rules.nothing:
+        raise InvalidInput(f"{NOT_AVAILABLE} Take the rules away, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
+    store = address if options.graph_store is None else options.graph_store
+    return keep_in_graph_store(means, store, own=address, options=options.store)
 
 
 @dataclass(frozen=True)

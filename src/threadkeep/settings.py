@@ -17,7 +17,8 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.store.address import DatabaseAddress, parse_address
-from threadkeep.store.driver import StoreOptions
+from threadkeep.store.driver import Backend, StoreOptions
+from threadkeep.store.keeping import Keeping
 
 PREFIX = "THREADKEEP_"
 
@@ -49,13 +50,10 @@ class Settings(BaseSettings):
     postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
     postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
 
-    graph_store_backend: Literal["sqlite", "postgres"] | None = Field(
-        None, description="Where the graph store is; follows DATABASE_URL when not set."
-    )
+    graph_store_backend: Backend | None = Field(None, description="Where the graph store is; else with DATABASE_URL.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
-    postgres_dsn: SecretStr | None = Field(
-        None, description="The graph store's PostgreSQL; needed for its backend postgres."
-    )
+    postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, for its backend postgres.")
+    transcripts: Keeping = Field("tables", description="Where messages are kept: tables or graph_store.")
 
     host: str = Field("127.0.0.1", description="Address to listen on; other than loopback needs API_KEYS.")
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -149,7 +147,7 @@ class Settings(BaseSettings):
             read_size(value)
         return value
 
-    @field_validator("graph_store_backend", "history_window", "recall", mode="before")
+    @field_validator("graph_store_backend", "history_window", "recall", "transcripts", mode="before")
     @classmethod
     def _any_case(cls, value: object) -> object:
         return value.lower() if isinstance(value, str) else value
@@ -262,6 +260,8 @@ class Settings(BaseSettings):
             manifest_retention_days=self.manifest_retention_days,
             retention=self.retention,
             background=background,
+            transcripts=self.transcripts,
+            graph_store=self.graph_store,
         )
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -21,12 +21,17 @@ from threadkeep.history.retention import Pruner, RetentionOptions
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
-from threadkeep.store.archive import Archive, ArchivedPart, Restored
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.archive import ArchivedPart, Restored, Restoring
 from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.keeping import Keeping
 from threadkeep.store.runs import Runs
-from threadkeep.store.search import SearchIndex
+from threadkeep.store.search import Search
 from threadkeep.store.transcripts import SessionQuery, Transcripts
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
 
 _SEARCH_PATIENCE_SECONDS = 2.0
 _INDEX_PAUSE_SECONDS = 5.0
@@ -44,7 +49,8 @@ class MemoryOptions:
     `counter` counts the tokens of a message when it is stored. `manifest_retention_days` says how long the records of
     model calls are kept: None is for good, 0 is not at all. `retention` says how long messages are. `background` keeps
     the search index up to date, delivers pending writes, writes manifests and carries out retention while the memory is
-    open; short-lived commands turn it off.
+    open; short-lived commands turn it off. `transcripts` says where messages are kept: with `graph_store` it is the
+    LangGraph store of a database, of this one if none is named, or one that is handed in and stays open.
     """
 
     store: StoreOptions = StoreOptions()
@@ -54,6 +60,8 @@ class MemoryOptions:
     manifest_retention_days: float | None = 30.0
     retention: RetentionOptions = RetentionOptions()
     background: bool = True
+    transcripts: Keeping = "tables"
+    graph_store: DatabaseAddress | BaseStore | None = None
 
 
 class LastWords(Protocol):
@@ -71,8 +79,8 @@ class Memory:
         self,
         transcripts: Transcripts,
         *,
-        index: SearchIndex,
-        archive: Archive,
+        index: Search,
+        archive: Restoring,
         runs: Runs,
         tables: ContextTables,
         manifests: Manifests,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
@@ -52,6 +53,14 @@ class Restored:
     cleaned: int = 0
     summaries: int = 0
     summaries_left_out: int = 0
+
+
+class Restoring(Protocol):
+    """Whoever brings exported sessions back to where transcripts are kept."""
+
+    async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
+        """Store the parts; the answers are in their order."""
+        ...
 
 
 class Archive:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterable, Iterator
 from itertools import pairwise
+from typing import Protocol
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
@@ -38,6 +39,20 @@ _WORDS = re.compile(r"\w+")
 _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
 )
+
+
+class Search(Protocol):
+    """Whoever finds messages by their words, where transcripts are kept."""
+
+    async def catch_up(self, *, seconds: float | None = None) -> bool:
+        """Bring up what searches need, for at most some seconds; True when nothing is left."""
+        ...
+
+    async def search(
+        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
+    ) -> list[SearchHit]:
+        """Messages with all the words of a query, best first; of one user, or of one session after a place."""
+        ...
 
 
 class SearchIndex:

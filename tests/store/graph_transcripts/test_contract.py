@@ -8,9 +8,14 @@ from contextlib import asynccontextmanager
 import pytest
 from langgraph.store.memory import InMemoryStore
 
-from tests.store.graph_transcripts.opening import graph_transcripts, open_store, transcripts_of
+from tests.databases import migrated_driver
+from tests.store.graph_transcripts.opening import graph_transcripts, moving_clock, open_store, transcripts_of
+from threadkeep.context.tokens import estimate
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graph_transcripts.foreign import StoreItems
 from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.keeping import Means, keep_in_graph_store
 from threadkeep.store.transcripts import Transcripts
 from threadkeep.testing import TranscriptContract
 
@@ -76,3 +81,46 @@ class TestSqliteThroughItsInterface(TranscriptContract):
         """Transcripts in a new store."""
         async with open_store(self.url) as store:
             yield transcripts_of(StoreItems(store))
+
+
+class IndexedContract(TranscriptContract):
+    """The contract with rows in our tables that follow; the database is named by the class below."""
+
+    url: str
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """Transcripts as a memory keeps them in a graph store."""
+        address = parse_address(self.url)
+        async with migrated_driver(self.url) as driver:
+            means = Means(driver, estimate, moving_clock(), _told)
+            async with keep_in_graph_store(means, address, own=address, options=StoreOptions()) as kept:
+                yield kept.transcripts
+
+
+class TestIndexedOnSqlite(IndexedContract):
+    """On a SQLite file."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, sqlite_url: str) -> None:
+        """A file of the test's own."""
+        self.url = sqlite_url
+
+
+class TestIndexedInMemory(IndexedContract):
+    """With tables and store in memory."""
+
+    url = "sqlite://"
+
+
+class TestIndexedOnPostgres(IndexedContract):
+    """On PostgreSQL."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, postgres_url: str) -> None:
+        """A database of the test's own."""
+        self.url = postgres_url
+
+
+def _told(backend: str, session_id: str, error: Exception) -> None:
+    raise AssertionError(f"nothing is to go wrong here: {error}")

@@ -44,6 +44,8 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
             known[message_id] = 0
         elif message_id not in there:
             fresh[message_id] = (message, columns)
+    if not fresh and not known:
+        return Appended(conversation, {}, _receipt(prepared, 0, -1, known))
     if not fresh:
         return Appended(conversation, {}, _receipt(prepared, min(known.values()), max(known.values()), known))
     first = conversation.last_seq + 1

@@ -22,7 +22,7 @@ from threadkeep.store.graph_transcripts.shapes import METADATA_KIND
 _PAGE_ITEMS = 10_000
 
 # Of the store, not of who asks: an agent's node may have its own transcripts in each run.
-_LOCKS: WeakKeyDictionary[BaseStore, Locks] = WeakKeyDictionary()
+_LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
 class StoreItems:
@@ -30,7 +30,7 @@ class StoreItems:
 
     def __init__(self, store: BaseStore) -> None:
         self._store = store
-        self._locks = _LOCKS.setdefault(store, Locks())
+        self._locks = _LOCKS.setdefault(store, Locks[ItemKey]())
 
     @property
     def backend(self) -> Backend:

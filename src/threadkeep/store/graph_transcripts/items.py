@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
@@ -64,13 +64,13 @@ class Items(Protocol):
         ...
 
 
-class Locks:
-    """A lock for each conversation, as long as anybody wants it; those who wait get it in the order of asking."""
+class Locks[Key: Hashable]:
+    """A lock for each conversation, by some key of it, as long as anybody wants it; who asks first has it first."""
 
     def __init__(self) -> None:
-        self._locks: WeakValueDictionary[ItemKey, asyncio.Lock] = WeakValueDictionary()
+        self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
-    def of(self, key: ItemKey) -> asyncio.Lock:
+    def of(self, key: Key) -> asyncio.Lock:
         """The lock of a conversation; keep it while using it."""
         lock = self._locks.get(key)
         if lock is None:

@@ -34,7 +34,7 @@ _MESSAGE_DEFAULTS: Mapping[str, object] = {
 
 @dataclass(frozen=True)
 class Conversation:
-    """The metadata of a conversation; `version` counts its changes."""
+    """The metadata of a conversation; `version` counts its changes, and is -1 for one that is not there yet."""
 
     session_id: str
     created_at: datetime
@@ -42,7 +42,7 @@ class Conversation:
     user_id: str | None = None
     last_seq: int = 0
     chunk_size: int = CHUNK_SIZE
-    version: int = 0
+    version: int = -1
     title: str | None = None
     last_message: str | None = None
     last_user_seq: int = 0

@@ -35,7 +35,7 @@ class TableItems:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._sql = load_statements("graph_items.sql", f"{driver.backend}/graph_items.sql")
-        self._locks = Locks()
+        self._locks = Locks[ItemKey]()
 
     @property
     def backend(self) -> Backend:

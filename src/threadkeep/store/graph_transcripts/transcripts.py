@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 from datetime import datetime
 
 from threadkeep.observe import Backend
 from threadkeep.records import SPEAKERS, Message, Page, Receipt, SessionInfo, Turn
 from threadkeep.store.codec import Counter, clean_text, time_text
-from threadkeep.store.graph_transcripts.items import Items
+from threadkeep.store.graph_transcripts.items import Items, Value
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.graph_transcripts.listing import selected
 from threadkeep.store.graph_transcripts.reading import ConversationReader
@@ -118,8 +118,11 @@ class GraphTranscripts:
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
         """Some sessions, newest activity first; the metadata of all of them are read."""
-        infos = [conversation_of(value).info() async for value in self._items.conversations(self.layout)]
-        return selected(infos, query)
+        return selected([conversation_of(value).info() async for value in self.all()], query)
+
+    def all(self) -> AsyncIterator[Value]:
+        """The metadata of all conversations, in no order."""
+        return self._items.conversations(self.layout)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
         """Change what is known of a session."""

@@ -12,7 +12,7 @@ from typing import Final
 from threadkeep.errors import StoreUnavailable, WrongUser
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import clean_json, clean_text
-from threadkeep.store.graph_transcripts.appending import Place, append
+from threadkeep.store.graph_transcripts.appending import Appended, Place, append
 from threadkeep.store.graph_transcripts.chunks import chunk_of
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items, Value, Writing
 from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
@@ -35,7 +35,7 @@ class ConversationWriter:
 
     def __init__(self, items: Items, layout: GraphLayout, *, conflicted: Callable[[str], object] | None) -> None:
         self._items = items
-        self._layout = layout
+        self.layout = layout
         self._conflicted = conflicted
 
     async def append(self, turn: Turn, prepared: Prepared, now: datetime) -> Receipt:
@@ -48,31 +48,37 @@ class ConversationWriter:
         async def work(writing: Writing, found: Conversation | None) -> Receipt:
             if found is not None and turn.user_id not in (None, found.user_id):
                 raise WrongUser(turn.session_id)
-            new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self._layout.chunk_size)
-            return await self.put_behind(writing, found or new, prepared, now)
+            new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
+            former = found or new
+            there = await self.places_of(writing, former, [str(message.id) for message in prepared.messages])
+            appended = await self.appended(writing, former, prepared, there, now)
+            if appended.items:
+                await self.put(writing, former, appended.conversation, appended.items)
+            return appended.receipt
 
         return await self.hold(turn.session_id, work)
 
-    async def put_behind(
-        self, writing: Writing, conversation: Conversation, prepared: Prepared, now: datetime
-    ) -> Receipt:
-        """Put messages behind a conversation that is held; those whose ids it has are left out."""
-        there = await self.places_of(writing, conversation, [str(message.id) for message in prepared.messages])
+    async def appended(
+        self,
+        writing: Writing,
+        conversation: Conversation,
+        prepared: Prepared,
+        there: Mapping[str, int],
+        now: datetime,
+    ) -> Appended:
+        """What messages make of a conversation that is held; `there` says where those are whose ids it has."""
         [last] = await writing.get([self._chunk_with(conversation, conversation.last_seq + 1)])
-        place = Place(self._layout, () if last is None else last["messages"], now)
-        appended = append(conversation, prepared, there=there, place=place)
-        if appended.items:
-            await self.put(writing, conversation, appended.conversation, appended.items)
-        return appended.receipt
+        place = Place(self.layout, () if last is None else last["messages"], now)
+        return append(conversation, prepared, there=there, place=place)
 
     async def places_of(
         self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
     ) -> dict[str, int]:
         """Where those messages are that a conversation has of some ids."""
-        if not conversation.version:
+        if conversation.version < 0:
             return {}
         session_id = conversation.session_id
-        noted = await writing.get([self._layout.message_id(session_id, message_id) for message_id in message_ids])
+        noted = await writing.get([self.layout.message_id(session_id, message_id) for message_id in message_ids])
         places = {
             message_id: int(value["seq"])
             for message_id, value in zip(message_ids, noted, strict=True)
@@ -133,7 +139,7 @@ class ConversationWriter:
         Raises:
             ConversationChanged: somebody did all the same, again and again.
         """
-        key = self._layout.metadata(session_id)
+        key = self.layout.metadata(session_id)
         pauses = list(_PAUSES_SECONDS)
         broken = False
         while True:
@@ -161,8 +167,9 @@ class ConversationWriter:
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
         """Write a conversation as it is now, in the place of what it was, with other items of it."""
-        value = metadata_value(replace(conversation, version=former.version + 1))
-        await writing.put(value, others or {}, version=former.version or None)
+        version = former.version if former.version >= 0 else None
+        value = metadata_value(replace(conversation, version=max(former.version, 0) + 1))
+        await writing.put(value, others or {}, version=version)
 
     async def _all_items(self, writing: Writing, conversation: Conversation) -> dict[ItemKey, None]:
         """All items of a conversation but its metadata."""
@@ -171,12 +178,12 @@ class ConversationWriter:
         found: dict[ItemKey, None] = {}
         for start in range(0, last + 1, _CHUNKS_AT_ONCE):
             numbers = range(start, min(start + _CHUNKS_AT_ONCE, last + 1))
-            keys = [self._layout.chunk(session_id, number) for number in numbers]
+            keys = [self.layout.chunk(session_id, number) for number in numbers]
             found |= dict.fromkeys(keys)
             for value in filter(None, await writing.get(keys)):
                 ids = [message["id"] for message in value["messages"] if message.get("id")]
-                found |= dict.fromkeys(self._layout.message_id(session_id, message_id) for message_id in ids)
+                found |= dict.fromkeys(self.layout.message_id(session_id, message_id) for message_id in ids)
         return found
 
     def _chunk_with(self, conversation: Conversation, seq: int) -> ItemKey:
-        return self._layout.chunk(conversation.session_id, chunk_of(seq, conversation.chunk_size))
+        return self.layout.chunk(conversation.session_id, chunk_of(seq, conversation.chunk_size))

@@ -39,12 +39,13 @@ INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: newest
--- The newest :limit messages before :before, newest first.
+-- The newest :limit messages before :before, newest first. The lower bound lets PostgreSQL go along the index also where
+-- it does not know yet how long sessions are.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at
 FROM chat_messages m
-WHERE m.session_id = :session_id AND m.seq < :before
+WHERE m.session_id = :session_id AND m.seq > 0 AND m.seq < :before
 ORDER BY m.seq DESC
 LIMIT :limit
 
@@ -54,27 +55,36 @@ SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at
 FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
-WHERE s.session_id = :session_id AND s.user_id = :user_id AND m.seq < :before
+WHERE s.session_id = :session_id AND s.user_id = :user_id AND m.seq > 0 AND m.seq < :before
 ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: recent
 -- What was said since the last reset, after what is archived and after :after, newest first, without system rows: the
--- raw material of a window. One lower bound, so that no row below it is read.
-SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, s.reset_seq, s.archived_seq, s.deleted_seq, s.last_user_seq
-FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
-WHERE s.session_id = :session_id
-    AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-    AND m.seq > CASE
-        WHEN s.reset_seq >= s.archived_seq AND s.reset_seq >= :after THEN s.reset_seq
-        WHEN s.archived_seq >= :after THEN s.archived_seq
-        ELSE :after
-    END
-    AND m.seq < :before AND m.role IN ('user', 'assistant')
+-- raw material of a window. The lower bound is looked up by itself and the rows are read from one table: so both are
+-- bounds of the index, in every plan that PostgreSQL may think of, and no row beyond them is read however long the session.
+SELECT m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.last_user_seq
+FROM (
+    SELECT
+        seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+    FROM chat_messages
+    WHERE session_id = :session_id
+        AND seq > (
+            SELECT CASE
+                WHEN reset_seq >= archived_seq AND reset_seq >= :after THEN reset_seq
+                WHEN archived_seq >= :after THEN archived_seq
+                ELSE :after
+            END
+            FROM chat_sessions
+            WHERE session_id = :session_id
+        )
+        AND seq < :before AND role IN ('user', 'assistant')
+    ORDER BY seq DESC
+    LIMIT :limit
+) m
+JOIN chat_sessions s ON s.session_id = :session_id
+WHERE CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id
 ORDER BY m.seq DESC
-LIMIT :limit
 
 -- name: newest_user
 -- The newest user message between two places, which are both outside.
@@ -109,7 +119,7 @@ SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
     m.sent_at, m.created_at
 FROM chat_messages m
-WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :after + :reach AND m.run_id = :run_id AND m.role = 'assistant'
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS BIGINT) + :reach AND m.run_id = :run_id AND m.role = 'assistant'
 ORDER BY m.seq DESC
 LIMIT 1
 

@@ -1,0 +1,155 @@
+"""Where transcripts are kept: in the tables, or in a LangGraph store with rows of their numbers in the tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+
+from threadkeep.errors import InvalidSettings, StoreError
+from threadkeep.observe import Backend
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.archive import Archive, Restoring
+from threadkeep.store.codec import Counter
+from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.graph_transcripts.archive import ConversationArchive
+from threadkeep.store.graph_transcripts.index import SessionIndex
+from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
+from threadkeep.store.graph_transcripts.items import ConversationChanged, Items
+from threadkeep.store.graph_transcripts.search import ConversationSearch
+from threadkeep.store.graph_transcripts.table import TableItems
+from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
+from threadkeep.store.graph_transcripts.unretained import UnretainedRows
+from threadkeep.store.graphs import open_graph_store
+from threadkeep.store.retention import RetentionRows
+from threadkeep.store.search import Search, SearchIndex
+from threadkeep.store.statements import load_statements
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.transcripts import Transcripts
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
+
+type Keeping = Literal["tables", "graph_store"]
+
+_VARIABLE = "THREADKEEP_TRANSCRIPTS"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The transcripts of a memory, and what else depends on where they are."""
+
+    transcripts: Transcripts
+    search: Search
+    archive: Restoring
+    retention: RetentionRows
+
+
+@dataclass(frozen=True)
+class Means:
+    """What transcripts are kept with: our tables, who counts, the time, and who is told of what goes wrong.
+
+    `troubled` hears of a session whose conversation somebody else changed under a write (`ConversationChanged`, once
+    for each try), and of one whose rows could not follow.
+    """
+
+    driver: Driver
+    count: Counter
+    clock: Callable[[], datetime]
+    troubled: Callable[[Backend, str, StoreError], object]
+
+
+@asynccontextmanager
+async def keep_in_tables(means: Means) -> AsyncIterator[Kept]:
+    """Transcripts in our tables.
+
+    Raises:
+        InvalidSettings: those of this database are in a graph store.
+    """
+    if await _first(means.driver, "any_indexed"):
+        raise InvalidSettings(
+            f"The messages of this database's sessions are in a graph store: set {_VARIABLE}=graph_store, or export "
+            "them with it and import them into another database.",
+            variable=_VARIABLE,
+        )
+    transcripts = TableTranscripts(means.driver, count=means.count, clock=means.clock)
+    try:
+        yield Kept(
+            transcripts,
+            SearchIndex(means.driver),
+            Archive(means.driver, count=means.count, clock=means.clock),
+            RetentionRows(means.driver, clock=means.clock),
+        )
+    finally:
+        await transcripts.close()
+
+
+@asynccontextmanager
+async def keep_in_graph_store(
+    means: Means, store: BaseStore | DatabaseAddress, *, own: DatabaseAddress, options: StoreOptions
+) -> AsyncIterator[Kept]:
+    """Transcripts in a LangGraph store: one that is handed in and stays open, or that of a database.
+
+    Args:
+        means: our tables and the rest.
+        store: where conversations are.
+        own: the database of our tables; in the same one its connections serve both.
+        options: how databases are opened.
+
+    Raises:
+        InvalidSettings: those of this database are in its tables.
+    """
+    if await _first(means.driver, "any_kept_here"):
+        raise InvalidSettings(
+            f"The messages of this database's sessions are in its tables: set {_VARIABLE}=tables, or export them with "
+            "it and import them into another database.",
+            variable=_VARIABLE,
+        )
+    async with AsyncExitStack() as stack:
+        items = await stack.enter_async_context(_open_items(means.driver, store, own, options))
+        conversations = GraphTranscripts(
+            items,
+            count=means.count,
+            clock=means.clock,
+            conflicted=lambda session_id: means.troubled(items.backend, session_id, ConversationChanged()),
+        )
+        index = SessionIndex(means.driver, conversations.reader, count=means.count)
+        listed = TableTranscripts(means.driver, count=means.count, clock=means.clock)
+        transcripts = IndexedTranscripts(conversations, index, listed, failed=partial(means.troubled, items.backend))
+        yield Kept(
+            transcripts,
+            ConversationSearch(transcripts, conversations.reader),
+            ConversationArchive(means.driver, conversations.writer, index, count=means.count, clock=means.clock),
+            UnretainedRows(means.driver, clock=means.clock),
+        )
+
+
+@asynccontextmanager
+async def _open_items(
+    driver: Driver, store: BaseStore | DatabaseAddress, own: DatabaseAddress, options: StoreOptions
+) -> AsyncIterator[Items]:
+    from threadkeep.store.graph_transcripts.opening import items_of
+
+    if not isinstance(store, DatabaseAddress):
+        yield items_of(store)
+        return
+    if store.path is None and store.dsn is None:
+        from langgraph.store.memory import InMemoryStore
+
+        yield items_of(InMemoryStore())
+        return
+    async with open_graph_store(store, options) as opened:
+        if store.fingerprint != own.fingerprint:
+            yield items_of(opened)
+            return
+    # LangGraph has made its table; the connections of ours are enough for it.
+    yield TableItems(driver)
+
+
+async def _first(driver: Driver, statement: str) -> str | None:
+    async with driver.reading() as connection:
+        rows = await connection.fetch(load_statements("graph_index.sql")[statement], {})
+    return rows[0][0] if rows else None

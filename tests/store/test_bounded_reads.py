@@ -1,0 +1,81 @@
+"""However long a session is, a window reads of it what it takes: PostgreSQL's plans, with statistics and without."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import psycopg
+import pytest
+
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.store.driver import Parameters
+from threadkeep.store.statements import for_psycopg, load_statements
+from threadkeep.store.transcripts import END
+
+LONG = 4_000
+LIMIT = 20
+FEW = 3 * LIMIT
+
+
+async def fill(memory: Memory, messages: int) -> None:
+    """A long session among many short ones, as a database has them."""
+    said = [Message("assistant" if n % 2 else "user", "said") for n in range(messages)]
+    await memory.session("long", user_id="u1").append(said)
+    for number in range(30):
+        await memory.session(f"short:{number}", user_id="u1").append(said[:2])
+
+
+def steps(plan: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """All steps of a plan."""
+    yield plan
+    for step in plan.get("Plans", ()):
+        yield from steps(step)
+
+
+async def most_rows(url: str, statement: str, parameters: Parameters) -> int:
+    """The most rows that any step of a statement read, or read and left out."""
+    query = for_psycopg(load_statements("transcripts.sql")[statement])
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        cursor = await connection.execute(f"EXPLAIN (ANALYZE, FORMAT JSON) {query}".encode(), parameters)
+        [(found,)] = await cursor.fetchall()
+    plans = found if isinstance(found, list) else json.loads(found)
+    removed = ("Rows Removed by Filter", "Rows Removed by Join Filter", "Rows Removed by Index Recheck")
+    return max(
+        max(int(step["Actual Rows"]), *(int(step.get(name, 0)) for name in removed)) for step in steps(plans[0]["Plan"])
+    )
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["no statistics", "statistics"])
+async def test_a_window_reads_no_more_than_it_takes(
+    postgres_url: str, memory_options: MemoryOptions, analyzed: bool
+) -> None:
+    """From the end, from an anchor near it, of one user, after a reset: never what lies beyond."""
+    parameters = {"session_id": "long", "user_id": "u1", "before": END, "after": 0, "limit": LIMIT}
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        await fill(memory, LONG)
+        async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
+            await connection.execute("ANALYZE" if analyzed else "SELECT 1")
+        assert await most_rows(postgres_url, "newest", parameters) <= FEW
+        assert await most_rows(postgres_url, "newest_of_user", parameters) <= FEW
+        for after in (0, LONG // 2, LONG - LIMIT // 2, LONG):
+            assert await most_rows(postgres_url, "recent", {**parameters, "after": after}) <= FEW
+        await memory.session("long").reset()
+        assert await most_rows(postgres_url, "recent", parameters) <= FEW
+
+
+async def test_the_answer_of_a_question_is_found_far_into_a_session(
+    postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """Where places are too large for the smallest kind of numbers."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        session = memory.session("long")
+        await session.append([Message("user", "said")] * 23_000)
+        asked = [Message("user", "so?", id="q", run_id="r"), Message("assistant", "so", run_id="r")]
+        await session.append(asked)
+        question = await session.find("q")
+        assert question is not None
+        answer = await session.answer_to(question)
+        assert answer is not None
+        assert answer.content == "so"
