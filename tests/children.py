@@ -22,6 +22,7 @@ PROCESSES.set_forkserver_preload(
         "langgraph.store.postgres.aio",
         "langgraph.store.sqlite.aio",
         "threadkeep.app",
+        "threadkeep.history.opening",
         "threadkeep.settings",
         "threadkeep.store.postgres",
         "threadkeep.store.sqlite",

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from threadkeep.app import create_checkpointer as create_checkpointer
     from threadkeep.app import create_graph_store as create_graph_store
-    from threadkeep.app import open_memory as open_memory
     from threadkeep.context.budget import context_window as context_window
     from threadkeep.context.budget import input_budget as input_budget
     from threadkeep.context.manifest import ContextManifest as ContextManifest
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from threadkeep.history.keys import unescape_key as unescape_key
     from threadkeep.history.memory import Memory as Memory
     from threadkeep.history.memory import MemoryOptions as MemoryOptions
+    from threadkeep.history.opening import open_memory as open_memory
     from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.retention import RetentionOptions as RetentionOptions
     from threadkeep.history.session import Session as Session
@@ -81,7 +81,6 @@ _HOMES = {
     "threadkeep.app": (
         "create_checkpointer",
         "create_graph_store",
-        "open_memory",
     ),
     "threadkeep.context.budget": (
         "context_window",
@@ -125,6 +124,7 @@ _HOMES = {
         "Memory",
         "MemoryOptions",
     ),
+    "threadkeep.history.opening": ("open_memory",),
     "threadkeep.history.pending": ("PendingOptions",),
     "threadkeep.history.retention": ("RetentionOptions",),
     "threadkeep.history.session": ("Session",),

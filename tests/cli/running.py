@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from threadkeep.app import open_memory
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.opening import open_memory
 from threadkeep.records import Message, SessionInfo
 
 type Work[T] = Callable[[Memory], Awaitable[T]]

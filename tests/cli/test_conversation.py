@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from threadkeep.app import open_memory
 from threadkeep.cli.answers import Answers, JsonAnswers, PlainAnswers
 from threadkeep.cli.call_choice import CallChoice
 from threadkeep.cli.context_view import ContextLook
@@ -19,6 +18,7 @@ from threadkeep.cli.conversation import Conversation, Notices
 from threadkeep.cli.terminal import Terminal
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.opening import open_memory
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflow.answering import ChatAgent

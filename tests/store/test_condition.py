@@ -13,14 +13,15 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from threadkeep.app import open_database, open_memory
 from threadkeep.errors import StoreUnavailable
+from threadkeep.history.opening import open_memory
 from threadkeep.records import Message
 from threadkeep.store.address import parse_address
 from threadkeep.store.condition import can_write, read_condition
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.file_locks import lock_holders
 from threadkeep.store.migrations import migrate
+from threadkeep.store.opening import open_database
 
 _IMPATIENT = StoreOptions(lock_timeout_seconds=0.05)
 

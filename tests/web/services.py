@@ -14,7 +14,8 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
-from threadkeep.app import App, chat_options, open_memory
+from threadkeep.app import App, chat_options
+from threadkeep.history.opening import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
 from threadkeep.web.server import Server, bind

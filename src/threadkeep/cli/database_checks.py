@@ -6,7 +6,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
-from threadkeep.app import open_database
 from threadkeep.cli.findings import Finding
 from threadkeep.cli.wording import counted, duration, size
 from threadkeep.context.calibration import GREATEST_FACTOR, LEAST_FACTOR
@@ -17,6 +16,7 @@ from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.condition import Condition, LockHolder, can_write, read_condition
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.opening import open_database
 from threadkeep.store.token_factors import TokenFactors
 
 _PATIENCE_SECONDS = 5.0

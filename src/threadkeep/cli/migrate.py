@@ -52,10 +52,10 @@ def migrate_schema(
 
 
 async def _migrate(*, apply: bool) -> _Schema:
-    from threadkeep.app import open_database
     from threadkeep.errors import SchemaTooNew
     from threadkeep.settings import load_settings
     from threadkeep.store.migrations import known_migrations, migrate, schema_version
+    from threadkeep.store.opening import open_database
 
     settings = load_settings()
     address = settings.database

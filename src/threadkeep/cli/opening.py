@@ -36,7 +36,7 @@ async def opened_memory() -> AsyncIterator[Memory]:
         StoreUnavailable: the database does not answer.
     """
     # pydantic and the store take most of a second: `--help` does without them.
-    from threadkeep.app import open_memory
+    from threadkeep.history.opening import open_memory
     from threadkeep.settings import load_settings
 
     settings = load_settings()
