@@ -316,23 +316,21 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
     keep = SpoolFile.keep
 
     def keep_slowly(file: SpoolFile, entry: KeptTurn) -> None:
-        if entry.turn.session_id == "first":
-            raise OSError("this one waits in memory")
         at_the_disk.set()
-        disk_is_ready.wait(20)
+        assert disk_is_ready.wait(20)
         keep(file, entry)
 
     async with outage():
         monkeypatch.setattr(SpoolFile, "keep", keep_slowly)
-        await memory.session("first").record(says("finds out"))
-        recording = asyncio.ensure_future(memory.session("second").record(says("hi")))
-        await asyncio.to_thread(at_the_disk.wait, 20)
-    while memory.pending.entries[0].turn.session_id == "first":
-        await stored(memory)
-    for _ in range(50):
-        await stored(memory, "second")
+        recording = asyncio.ensure_future(memory.session("room").record(says("hi")))
+        assert await asyncio.to_thread(at_the_disk.wait, 20)
+    delivering = asyncio.ensure_future(memory.pending.deliver("room"))
+    async with asyncio.timeout(20):
+        while await stored(memory) != ["hi"]:
+            pass
     disk_is_ready.set()
-    await recording
+    assert await recording is None
+    assert await delivering
     await delivered(memory, events)
     async with memory.pending._disk:  # noqa: SLF001 - whoever still writes has written then
         assert await asyncio.to_thread(kept, impatient) == []
