@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from threadkeep.errors import InvalidMessage as InvalidMessage
     from threadkeep.errors import InvalidSettings as InvalidSettings
     from threadkeep.errors import ModelCallFailed as ModelCallFailed
+    from threadkeep.errors import QuestionGone as QuestionGone
     from threadkeep.errors import SchemaTooNew as SchemaTooNew
     from threadkeep.errors import SessionNotFound as SessionNotFound
     from threadkeep.errors import StoreClosed as StoreClosed
@@ -104,6 +105,7 @@ _HOMES = {
         "InvalidMessage",
         "InvalidSettings",
         "ModelCallFailed",
+        "QuestionGone",
         "SchemaTooNew",
         "SessionNotFound",
         "StoreClosed",

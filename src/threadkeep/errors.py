@@ -10,6 +10,7 @@
     ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
+    ├── QuestionGone (LookupError)        what a turn answers was deleted, mostly with its session
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
@@ -78,6 +79,17 @@ class WrongUser(ThreadkeepError, PermissionError):
 
     def __init__(self, session_id: str) -> None:
         super().__init__(f"Session {session_id!r} belongs to another user; use a session id of this user's own.")
+        self.session_id = session_id
+
+
+class QuestionGone(ThreadkeepError, LookupError):
+    """The message that a turn answers is not there any more; nothing was stored, and no session begun."""
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            f"What this turn answers is not in session {session_id!r}: it was deleted, and an answer does not bring it "
+            "back. Append it as a turn of its own if it is to be kept all the same."
+        )
         self.session_id = session_id
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, cast
 
 from langchain.agents import create_agent
-from langchain.agents.middleware import AgentMiddleware
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
@@ -56,6 +56,21 @@ def config_of(thread_id: str = ROOM, **configurable: object) -> RunnableConfig:
 def input_of(words: str, message_id: str | None = None) -> dict[str, list[BaseMessage]]:
     """What a person says, as an agent's input."""
     return {"messages": [HumanMessage(words, id=message_id)]}
+
+
+class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Somebody else who does something to the session before the model is called."""
+
+    def __init__(self, event: Callable[[], Awaitable[object]]) -> None:
+        super().__init__()
+        self._event = event
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Do it."""
+        await self._event()
+        return await handler(request)
 
 
 async def ask(agent: Agent, words: str, *, message_id: str | None = None, thread_id: str = ROOM) -> str:

@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 
 from tests.workflow.context_laws import check_coverage
-from tests.workflow.talking import ROOM, ask, make_agent, numbered
+from tests.workflow.talking import ROOM, Meanwhile, ask, make_agent, numbered
 from threadkeep import ContextManifest, Memory, Message, Session, SessionMemory, rebuild
 from threadkeep.testing import ScriptedModel
-
-
-class Meanwhile(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Somebody else who does something to the session before the model is called."""
-
-    def __init__(self, event: Callable[[], Awaitable[object]]) -> None:
-        super().__init__()
-        self._event = event
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelResponse[Any]:
-        """Do it."""
-        await self._event()
-        return await handler(request)
 
 
 async def reset_and_speak(session: Session) -> None:

@@ -20,7 +20,7 @@ from pathlib import Path
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.errors import InvalidMessage, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.errors import InvalidMessage, QuestionGone, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Receipt, Turn
@@ -73,6 +73,11 @@ class PendingTurns:
         self._task: asyncio.Task[None] | None = None
 
     @property
+    def options(self) -> PendingOptions:
+        """Where and how long turns wait."""
+        return self._options
+
+    @property
     def entries(self) -> tuple[KeptTurn, ...]:
         """What waits, oldest first."""
         return tuple(self._kept)
@@ -94,6 +99,7 @@ class PendingTurns:
         Raises:
             InvalidMessage: the turn can never be stored.
             WrongUser: the session is somebody else's.
+            QuestionGone: what it answers was deleted.
         """
         task = asyncio.create_task(self._record(turn), name="threadkeep-record")
         self._recording.add(task)
@@ -174,10 +180,17 @@ class PendingTurns:
         async with self._delivering:
             if entry not in self._kept or entry.turn.session_id in self._withheld:
                 return False
+            discarded = False
             async with asyncio.timeout(self._options.write_timeout_seconds):
-                await self._transcripts.append(entry.turn)
+                try:
+                    await self._transcripts.append(entry.turn)
+                except QuestionGone:
+                    discarded = True
         await self._forget(entry)
-        self._events(entry.turn).recovered(entry.tries)
+        if discarded:
+            self._events(entry.turn).discarded()
+        else:
+            self._events(entry.turn).recovered(entry.tries)
         return True
 
     async def close(self) -> None:

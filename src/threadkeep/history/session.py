@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Limits
-from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError, WrongUser
+from threadkeep.errors import InvalidInput, QuestionGone, SessionNotFound, StoreClosed, StoreError, WrongUser
 from threadkeep.history.keys import check_key
 from threadkeep.history.recollection import Past, Recollection, WindowReader
 from threadkeep.history.session_events import SessionEvents
@@ -83,16 +83,23 @@ class Session:
         self._events.written(started, "ok")
         return receipt
 
-    async def record(self, messages: Sequence[Message]) -> Receipt | None:
+    async def record(self, messages: Sequence[Message], *, answers: str | None = None) -> Receipt | None:
         """Store the messages, or keep them on disk until the database takes them: None says that they wait.
 
-        For those who answer people and cannot stop for a broken database; see `threadkeep.history.pending`.
+        For those who answer people and cannot stop for a broken database; see `threadkeep.history.pending`. With
+        `answers`, the id of a message, they are stored only while the session has that message: an answer does not
+        bring a session back that was deleted since.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; waiting would not help.
+            QuestionGone: what they answer is not there any more; nothing was stored.
         """
         started = time.perf_counter()
-        receipt = await self._pending.record(self.turn(messages))
+        try:
+            receipt = await self._pending.record(replace(self.turn(messages), answers=answers))
+        except QuestionGone:
+            self._events.discarded()
+            raise
         self._events.written(started, "ok" if receipt else "fallback")
         return receipt
 

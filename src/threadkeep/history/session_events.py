@@ -7,6 +7,7 @@ import time
 from threadkeep.context.manifest import WindowManifest
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import (
+    AnswerDiscarded,
     Backend,
     HistoryTruncated,
     Observer,
@@ -93,6 +94,12 @@ class SessionEvents:
     def dropped(self) -> None:
         """A turn was dropped from the pending writes."""
         self._observer.notify(WriteDropped(backend=self._backend, channel=self._channel, session_id=self._session_id))
+
+    def discarded(self) -> None:
+        """An answer was stored nowhere."""
+        self._observer.notify(
+            AnswerDiscarded(backend=self._backend, channel=self._channel, session_id=self._session_id)
+        )
 
     def truncated(self, manifest: WindowManifest) -> None:
         """A window was read; told only if it leaves something out or cuts it."""

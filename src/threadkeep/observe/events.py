@@ -107,6 +107,15 @@ class WriteDropped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswerDiscarded(Event):
+    """An answer was stored nowhere, because its session was deleted after the question."""
+
+    backend: Backend
+    channel: Channel = "other"
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class PendingWrites(Event):
     """How many turns wait to be written now."""
 

@@ -14,6 +14,7 @@ import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
 from threadkeep.observe.events import (
+    AnswerDiscarded,
     ContextBuilt,
     Event,
     ExtraNotFound,
@@ -43,6 +44,7 @@ _LEVELS: Mapping[type[Event], int] = {
     HistoryTruncated: logging.DEBUG,
     MemoryUpdated: logging.DEBUG,
     PromptSent: logging.DEBUG,
+    AnswerDiscarded: logging.WARNING,
     KeyResolutionFailed: logging.WARNING,
     ManifestsDropped: logging.WARNING,
     ManifestWriteFailed: logging.WARNING,

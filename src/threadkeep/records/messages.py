@@ -133,11 +133,15 @@ class Message:
 
 @dataclass(frozen=True)
 class Turn:
-    """The messages that one append stores, whole or not at all."""
+    """The messages that one append stores, whole or not at all.
+
+    With `answers`, the id of a message, they are stored only while the session has that message.
+    """
 
     session_id: str
     messages: tuple[Message, ...]
     user_id: str | None = None
+    answers: str | None = None
 
 
 @dataclass(frozen=True)

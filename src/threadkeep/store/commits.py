@@ -8,11 +8,13 @@ from collections.abc import Collection, Sequence
 from contextvars import Context
 from dataclasses import dataclass, field
 
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
+from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavailable, ThreadkeepError, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import session_parameters
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, DuplicateRow, RowLocked
 from threadkeep.store.statements import load_statements
+
+type _Outcome = Receipt | StoreError | WrongUser | QuestionGone
 
 _QUEUE_TURNS = 10_000
 _GROUP_TURNS = 512
@@ -38,8 +40,8 @@ class GroupCommit:
     """The one writer of a process. `append` returns when the turn is durable.
 
     Most turns are new, so a group is first handed to the driver as a whole, without looking for their ids. When the
-    database finds one that is there already, or two users claim one session, nothing of the group is stored and it is
-    written again turn by turn, with a look at each id, in one transaction.
+    database finds one that is there already, or what a turn answers is not there, or two users claim one session,
+    nothing of the group is stored and it is written again turn by turn, with a look at each id, in one transaction.
 
     A session whose row somebody else has locked gets a task of its own, which waits for the lock: its later turns go
     behind it, and the turns of all other sessions are stored meanwhile.
@@ -174,7 +176,7 @@ class GroupCommit:
             except Exception as its_own:  # noqa: BLE001 - as above
                 _fail(prepared, its_own)
 
-    async def _store_new(self, group: Sequence[PreparedTurn]) -> list[Receipt | StoreError | WrongUser]:
+    async def _store_new(self, group: Sequence[PreparedTurn]) -> list[_Outcome]:
         """All turns at once, with none of their ids looked for."""
         sessions: list[dict[str, object]] = []
         rows: list[dict[str, object]] = []
@@ -190,7 +192,8 @@ class GroupCommit:
                 behind[id(prepared)] = left - 1
                 for columns in prepared.columns:
                     left -= 1
-                    rows.append({**columns, "session_id": session_id, "behind": left})
+                    answers = prepared.turn.answers
+                    rows.append({**columns, "session_id": session_id, "behind": left, "answers": answers})
         last_seqs: dict[str, int] = dict(await self._driver.append(sessions, rows))
         return [
             _receipt(prepared, last_seqs[session_id] - behind[id(prepared)], len(prepared.columns))
@@ -201,19 +204,25 @@ class GroupCommit:
 
     async def _store_each(
         self, group: Sequence[PreparedTurn], *, lock_timeout_seconds: float | None = GROUP_LOCK_SECONDS
-    ) -> list[Receipt | StoreError | WrongUser]:
+    ) -> list[_Outcome]:
         """Turn by turn in one transaction, leaving out the messages that are there already."""
-        receipts: dict[int, Receipt | StoreError | WrongUser] = {}
+        receipts: dict[int, _Outcome] = {}
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
             for place, prepared in sorted(enumerate(group), key=lambda item: item[1].turn.session_id):
                 try:
                     receipts[place] = await self._store_one(connection, prepared)
-                except WrongUser as error:
+                except (WrongUser, QuestionGone) as error:
                     receipts[place] = error
         return [receipts[place] for place in range(len(group))]
 
     async def _store_one(self, connection: Connection, prepared: PreparedTurn) -> Receipt:
         turn = prepared.turn
+        if turn.answers is not None:
+            # Held before it is looked: who deletes the session has done it by then, or waits for this turn.
+            await connection.execute(self._sql["lock_session"], {"session_id": turn.session_id})
+            question = {"session_id": turn.session_id, "id": turn.answers}
+            if not await connection.fetch(self._sql["message_with_id"], question):
+                raise QuestionGone(turn.session_id)
         if not await connection.fetch(self._sql["reserve"], session_parameters(turn, [], now=prepared.now)):
             raise WrongUser(turn.session_id)
         fresh: list[tuple[Message, dict[str, object]]] = []
@@ -265,7 +274,7 @@ def _by_session(group: Sequence[PreparedTurn]) -> dict[str, list[PreparedTurn]]:
     return dict(sorted(of_session.items()))
 
 
-def _settle(group: Sequence[PreparedTurn], receipts: Sequence[Receipt | StoreError | WrongUser]) -> None:
+def _settle(group: Sequence[PreparedTurn], receipts: Sequence[_Outcome]) -> None:
     for prepared, receipt in zip(group, receipts, strict=True):
         if isinstance(receipt, ThreadkeepError):
             _fail(prepared, receipt)

@@ -73,11 +73,11 @@ class Driver(Protocol):
         Args:
             sessions: the parameters of the statement `reserve`, in ascending order of `session_id`, each one once.
             messages: those of `insert_message`, but with `behind` in place of `seq`: how many messages of its session
-                in this group follow a message.
+                in this group follow a message; and with `answers`, the id of what its turn answers, or None.
 
         Answers `session_id` and the new `last_seq` of each session; another user's session is left out, with its
-        messages. When a message's id is there already, `DuplicateRow` is raised and nothing is stored; and so is
-        `RowLocked`, soon, when somebody else has locked one of the sessions.
+        messages. When a message's id is there already, or what a turn answers is not, `DuplicateRow` is raised and
+        nothing is stored; and so is `RowLocked`, soon, when somebody else has locked one of the sessions.
         """
         ...
 

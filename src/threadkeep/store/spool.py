@@ -97,6 +97,7 @@ class SpoolFile:
                 "kept_at": entry.kept_at.isoformat(),
                 "session_id": entry.turn.session_id,
                 "user_id": entry.turn.user_id,
+                "answers": entry.turn.answers,
                 "messages": [message.to_dict() for message in entry.turn.messages],
             }
         )
@@ -196,7 +197,7 @@ def _read(path: Path) -> tuple[list[KeptTurn], bool]:
             continue
         try:
             messages = tuple(Message.from_dict(values) for values in line["messages"])
-            turn = Turn(line["session_id"], messages, line["user_id"])
+            turn = Turn(line["session_id"], messages, line["user_id"], line.get("answers"))
             kept[line["entry"]] = KeptTurn(line["entry"], turn, datetime.fromisoformat(line["kept_at"]))
         except (KeyError, TypeError, ValueError, ThreadkeepError):
             unreadable = True

@@ -67,6 +67,9 @@ class _Group(NamedTuple):
         if pruned:
             known = [message for message in self.messages if message["session_id"] in pruned]
             connection.executemany(self.sql["refuse_deleted_id"], known)
+        answers = [message for message in self.messages if message["answers"] and message["session_id"] in self.counted]
+        if answers:
+            connection.executemany(self.sql["refuse_unanswered"], answers)
         return connection.execute("COMMIT")
 
     def _numbered(self) -> Iterator[Parameters]:

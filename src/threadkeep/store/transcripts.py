@@ -57,7 +57,8 @@ class Transcripts(Protocol):
     1, 2, 3 … without gaps in each session, given in the transaction that stores the turn, whoever writes; an id that is
     in the session already is not stored again; messages are never rewritten, and what is left after the oldest were
     deleted keeps its `seq`. With a `user_id`, only that user's sessions are there to be read, and appending to
-    another's raises `WrongUser`. `append` may be called by many tasks at once.
+    another's raises `WrongUser`. A turn that answers a message which is
+    not there raises `QuestionGone`, and begins no session. `append` may be called by many tasks at once.
     """
 
     @property
@@ -66,7 +67,7 @@ class Transcripts(Protocol):
         ...
 
     async def append(self, turn: Turn) -> Receipt:
-        """Store a turn. Raises `WrongUser`, `InvalidMessage`, `StoreUnavailable`."""
+        """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
         ...
 
     async def newest(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Page:

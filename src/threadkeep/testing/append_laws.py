@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from threadkeep.errors import InvalidMessage, WrongUser
+from threadkeep.errors import InvalidMessage, QuestionGone, WrongUser
 from threadkeep.records import Json, Message, Turn
 from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, places, turn, user
 
@@ -161,6 +161,24 @@ class AppendLaws(TranscriptSource):
             await transcripts.append(turn(assistant("from the system itself")))
             page = await transcripts.newest("room:1", limit=10)
             assert contents(page.messages) == ["mine", "from the system itself"]
+
+    async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
+        """Else it is refused, also beside others, and does not begin its session anew."""
+        async with self.open_transcripts() as transcripts:
+            late = Turn("room:1", (assistant("late"),), answers="q")
+            with pytest.raises(QuestionGone):
+                await transcripts.append(late)
+            assert await transcripts.session("room:1") is None
+            await transcripts.append(turn(user("hi", "q"), session="room:2"))
+            answer = Turn("room:2", (assistant("hello", "a"),), answers="q")
+            outcomes = await asyncio.gather(*map(transcripts.append, (answer, late, answer)), return_exceptions=True)
+            assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt", "QuestionGone", "Receipt"]
+            assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["hi", "hello"]
+            await transcripts.delete("room:2")
+            await transcripts.append(turn(user("anew"), session="room:2"))
+            with pytest.raises(QuestionGone):
+                await transcripts.append(answer)
+            assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
     async def test_characters_that_no_database_keeps_are_replaced_and_told(self) -> None:
         """NUL and lone surrogates become U+FFFD, in text, metadata and original; the receipt names the message."""

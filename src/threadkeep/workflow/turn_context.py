@@ -123,6 +123,10 @@ class TurnContext:
             self._open = None
             self._memory.manifests.note(manifest.session_id, manifest.run_id, manifest.to_dict(), texts)
 
+    def forget(self) -> None:
+        """The session was deleted: what was to be kept for it is not."""
+        self._open = self._new_begin = None
+
     async def settle(self) -> None:
         """The turn is over: keep what the next ones begin with, and have the session compressed if that is due.
 

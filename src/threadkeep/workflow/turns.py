@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.errors import QuestionGone, StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, Status
@@ -55,6 +55,7 @@ class OpenTurn:
         self._options = options
         self._repeated = False
         self._forgotten = False
+        self._known_question_id: str | None = None
         self._began = memory.clock()
         self.contexts = TurnContext(memory, session, options, self.question)
         self._closing = _Closing()
@@ -86,6 +87,7 @@ class OpenTurn:
                 self.contexts.questions = 1 if receipt.duplicates else len(question)
             self.contexts.question_as_stored = receipt is None or not receipt.duplicates
             self._forgotten = receipt is not None and self.question_id in receipt.deleted
+        self._known_question_id = self.question_id
         if self._repeated:
             self.answered = await self._stored_answer()
 
@@ -134,7 +136,13 @@ class OpenTurn:
             doubtful = self._repeated or self._memory.clock() - self._began >= _LONG_TURN
             if self._closing.done or (doubtful and await self._stored_answer() is not None):
                 return
-            await self.session.record([self._stored(message, status)])
+            try:
+                await self.session.record([self._stored(message, status)], answers=self._known_question_id)
+            except QuestionGone:
+                # Somebody deleted the session meanwhile, and what was made for it goes nowhere.
+                self._forgotten = True
+                self.contexts.forget()
+                return
             self._closing.done = status == "complete"
 
     async def _stored_answer(self) -> AIMessage | None:
@@ -142,6 +150,7 @@ class OpenTurn:
         question = await self._find(self.question_id)
         if question is None:
             return None
+        self._known_question_id = question.id
         self.run_id = question.run_id or self.run_id
         self.contexts.question_seq = question.seq
         self.contexts.question_as_stored = [question.content] == [text_of(message) for message in self.question]

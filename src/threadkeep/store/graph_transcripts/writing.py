@@ -9,7 +9,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from threadkeep.errors import StoreUnavailable, WrongUser
+from threadkeep.errors import QuestionGone, StoreUnavailable, WrongUser
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import clean_json, clean_text
 from threadkeep.store.graph_transcripts.appending import Appended, Place, append
@@ -43,11 +43,14 @@ class ConversationWriter:
 
         Raises:
             WrongUser: it is another user's.
+            QuestionGone: what the turn answers is not there.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> Receipt:
             if found is not None and turn.user_id not in (None, found.user_id):
                 raise WrongUser(turn.session_id)
+            if turn.answers is not None and (found is None or not await self.places_of(writing, found, [turn.answers])):
+                raise QuestionGone(turn.session_id)
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
             there = await self.places_of(writing, former, [str(message.id) for message in prepared.messages])

@@ -38,6 +38,13 @@ SELECT seq, 1 FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
+-- name: refuse_unanswered
+-- Breaks the same key, with two rows alike, when what a turn answers is not there.
+INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+SELECT :session_id, :answers, 0, :created_at
+FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
+WHERE NOT EXISTS (SELECT 1 FROM chat_messages WHERE session_id = :session_id AND id = :answers)
+
 -- name: newest
 -- The newest :limit messages before :before, newest first. The lower bound lets PostgreSQL go along the index also where
 -- it does not know yet how long sessions are.
