@@ -11,6 +11,8 @@
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
     ├── QuestionGone (LookupError)        what a turn answers was deleted, mostly with its session
+    ├── RunNotFound (LookupError)
+    ├── SessionBusy                       another turn of the session is queued or at work, and messages are refused then
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
@@ -91,6 +93,31 @@ class QuestionGone(ThreadkeepError, LookupError):
             "back. Append it as a turn of its own if it is to be kept all the same."
         )
         self.session_id = session_id
+
+
+class RunNotFound(ThreadkeepError, LookupError):
+    """No such run, or not one that this user may see."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"There is no run {run_id!r} here: it was never asked for, or it went with its session or with its time."
+        )
+        self.run_id = run_id
+
+
+class SessionBusy(ThreadkeepError):
+    """Another turn of the session is queued or at work, and the workflow refuses messages then; nothing was stored.
+
+    `run_id` is the turn that is in the way.
+    """
+
+    def __init__(self, session_id: str, run_id: str) -> None:
+        super().__init__(
+            f"Session {session_id!r} is still busy with run {run_id!r}, and its workflow takes no message meanwhile: "
+            "send it again when that is over, cancel that run, or let the workflow enqueue (double_texting)."
+        )
+        self.session_id = session_id
+        self.run_id = run_id
 
 
 class ModelCallFailed(ThreadkeepError):

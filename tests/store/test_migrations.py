@@ -20,6 +20,7 @@ _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
 _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
 _TABLES = (
+    "chat_active_sessions",
     "chat_anchors",
     "chat_claims",
     "chat_context_texts",
@@ -28,10 +29,17 @@ _TABLES = (
     "chat_embeddings",
     "chat_manifests",
     "chat_messages",
+    "chat_run_checkpoints",
+    "chat_run_events",
+    "chat_run_messages",
+    "chat_run_tool_calls",
+    "chat_run_traces",
+    "chat_run_usage",
     "chat_runs",
     "chat_sessions",
     "chat_summaries",
     "chat_token_factors",
+    "chat_workflows",
     "threadkeep_migrations",
 )
 

@@ -43,8 +43,8 @@ async def test_nothing_of_what_is_deleted_is_left_in_any_table(database: Databas
     async with database.driver.writing() as connection:
         await connection.execute(
             "INSERT INTO chat_runs "
-            "(run_id, session_id, message_id, workflow, status, owner, result, started_at, heartbeat_at) "
-            "VALUES (:run, :session, :id, 'chat', 'done', 'me', :result, :now, :now)",
+            "(run_id, session_id, message_id, workflow, status, owner, result, root_run_id, trigger, created_at) "
+            "VALUES (:run, :session, :id, 'chat', 'done', 'me', :result, :run, 'http', :now)",
             {"run": "r1", "session": ROOM, "id": "p:1", "result": '"canary 2"', "now": "2026-01-01T00:00:00+00:00"},
         )
     assert "canary 2" in await database.everything()

@@ -9,7 +9,7 @@ import pytest
 from tests.children import run_together
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records import Json
-from threadkeep.store.runs import Claim, Run, RunStatus
+from threadkeep.store.runs import Claim, Run, RunEnd
 from threadkeep.testing import SettableClock
 
 _STALE_SECONDS = 15
@@ -103,11 +103,12 @@ async def test_a_finished_run_gives_its_answer_again(memory: Memory, clock: Sett
     assert list(found.result or ()) == list(result)
     assert found.ended_at == found.heartbeat_at
     assert found.ended_at is not None
+    assert found.started_at is not None
     assert (found.ended_at - found.started_at).total_seconds() == 2
 
 
 @pytest.mark.parametrize("status", ["failed", "interrupted"])
-async def test_a_run_that_did_not_succeed_is_begun_again(memory: Memory, status: RunStatus) -> None:
+async def test_a_run_that_did_not_succeed_is_begun_again(memory: Memory, status: RunEnd) -> None:
     """By the next who asks, as the same run."""
     await memory.runs.claim(claim(1))
     await memory.runs.finish("run-1", "process-1", status, error="ModelFailed")

@@ -172,7 +172,7 @@ class TableTranscripts:
 
 async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
     """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
-    for name in ("lock_session", "forget_texts", "forget_documents", "delete_runs"):
+    for name in ("lock_session", "forget_texts", "forget_documents", "delete_runs", "forget_active_session"):
         if name in sql:
             await connection.execute(sql[name], {"session_id": session_id})
     return await connection.execute(sql["delete_session"], {"session_id": session_id}) > 0

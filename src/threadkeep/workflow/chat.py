@@ -31,7 +31,7 @@ from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ContextBuilt, Event, TurnFinished, TurnStatus
 from threadkeep.records import Json
-from threadkeep.store.runs import Claim, Run, RunStatus
+from threadkeep.store.runs import Claim, Run, RunEnd
 from threadkeep.workflow.answering import Answering, Question, Reply
 
 _FIRST_POLL_SECONDS = 0.05
@@ -309,7 +309,7 @@ class Chat:
         try:
             answer = await self._answer(turn)
         except BaseException as error:
-            status: RunStatus = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
+            status: RunEnd = "interrupted" if isinstance(error, asyncio.CancelledError) else "failed"
             kind = error.kind if isinstance(error, ModelCallFailed) else type(error).__name__
             await self._finish(turn, status, error=kind)
             raise
@@ -319,7 +319,7 @@ class Chat:
         return answer
 
     async def _finish(
-        self, turn: ChatTurn, status: RunStatus, *, result: Mapping[str, Json] | None = None, error: str | None = None
+        self, turn: ChatTurn, status: RunEnd, *, result: Mapping[str, Json] | None = None, error: str | None = None
     ) -> None:
         """Record how a run ended, without keeping the caller waiting for a database that is down."""
 

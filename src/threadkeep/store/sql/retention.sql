@@ -101,10 +101,17 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.cre
 ON CONFLICT (session_id, id) DO NOTHING
 
 -- name: delete_runs
-DELETE FROM chat_runs
-WHERE session_id = :session_id AND message_id IN (
-    SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+-- Those that answered the messages, with the runs below them that are in no session of their own.
+WITH RECURSIVE gone (run_id) AS (
+    SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
+    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+    UNION
+    SELECT j.run_id FROM chat_messages m JOIN chat_run_messages j ON j.session_id = m.session_id AND j.message_id = m.id
+    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: delete_vectors
 -- By each model there is, one after the other: the index begins with it.

@@ -1,32 +1,96 @@
--- Requests that named their message: claimed by one process, answered once.
+-- Runs: who carries them out, and how they end.
 
 -- name: claim
 -- The first to come gets the row; everybody else gets nothing and reads who has it.
-INSERT INTO chat_runs (run_id, session_id, message_id, workflow, status, owner, started_at, heartbeat_at)
-VALUES (:run_id, :session_id, :message_id, :workflow, 'running', :owner, :now, :now)
+INSERT INTO chat_runs (
+    run_id, session_id, message_id, workflow, status, owner, started_at, heartbeat_at, root_run_id, trigger, attempts, created_at
+)
+VALUES (:run_id, :session_id, :message_id, :workflow, 'running', :owner, :now, :now, :run_id, 'http', 1, :now)
 ON CONFLICT (session_id, message_id) DO NOTHING
 RETURNING run_id
 
 -- name: claimed
-SELECT run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at
-FROM chat_runs
-WHERE session_id = :session_id AND message_id = :message_id
-
--- name: run
-SELECT run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at
-FROM chat_runs
-WHERE run_id = :run_id
+SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
 
 -- name: take_over
--- A run that failed, or whose process has not been heard of since :stale, is begun again by :owner.
-UPDATE chat_runs SET status = 'running', owner = :owner, error = NULL, ended_at = NULL, heartbeat_at = :now
+-- A run that did not succeed, or whose process has not been heard of since :stale, is begun again by :owner.
+UPDATE chat_runs SET
+    status = 'running', owner = :owner, error = NULL, ended_at = NULL, heartbeat_at = :now, attempts = attempts + 1,
+    cancel_requested_at = NULL, cancel_reason = NULL
 WHERE session_id = :session_id AND message_id = :message_id
-    AND (status IN ('failed', 'interrupted') OR (status = 'running' AND heartbeat_at < :stale))
+    AND (status IN ('failed', 'interrupted', 'cancelled') OR (status = 'running' AND heartbeat_at < :stale))
 RETURNING run_id
+
+-- name: rows
+WITH wanted (run_id) AS (
+VALUES (:run_id)
+)
+SELECT
+    r.run_id, r.session_id, r.message_id, r.workflow, r.status, r.owner, r.result, r.error, r.started_at, r.heartbeat_at,
+    r.ended_at, r.version, r.user_id, r.parent_run_id, r.root_run_id, r.depth, r.node_id, r.trigger, r.arrival, r.input,
+    r.interrupt, r.resume_value, r.budget, r.attempts, r.cancel_requested_at, r.cancel_reason, r.set_aside, r.created_at,
+    r.deadline_at
+FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
 
 -- name: heartbeat
 UPDATE chat_runs SET heartbeat_at = :now WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
+-- name: held
+-- What an owner carries out now, and what of it is to be stopped, and why.
+SELECT run_id, CASE WHEN cancel_requested_at IS NULL THEN NULL ELSE coalesce(cancel_reason, '') END
+FROM chat_runs
+WHERE owner = :owner AND status = 'running'
+
 -- name: finish
-UPDATE chat_runs SET status = :status, result = :result, error = :error, ended_at = :now, heartbeat_at = :now
-WHERE run_id = :run_id AND owner = :owner
+UPDATE chat_runs SET
+    status = :status, result = :result, error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now
+WHERE run_id = :run_id AND owner = :owner AND status = 'running'
+
+-- name: ended
+-- Whether this owner has ended it so before.
+SELECT 1 FROM chat_runs WHERE run_id = :run_id AND owner = :owner AND status = :status
+
+-- name: wait
+-- Not when it is to be stopped: then it ends.
+UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL
+WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
+
+-- name: give_back
+-- At the place where it was: the first of its session.
+UPDATE chat_runs SET status = 'queued', owner = NULL, heartbeat_at = NULL, attempts = attempts - 1
+WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
+
+-- name: resume
+UPDATE chat_runs SET
+    status = 'queued', resume_value = :resume_value, attempts = 0,
+    arrival = CASE WHEN arrival IS NULL THEN NULL ELSE (
+        SELECT max(o.arrival) + 1 FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+    ) END
+WHERE run_id = :run_id AND status = 'waiting'
+
+-- name: retry
+UPDATE chat_runs SET
+    status = 'queued', owner = NULL, heartbeat_at = NULL, result = NULL, error = NULL, ended_at = NULL, attempts = 0,
+    set_aside = FALSE, cancel_requested_at = NULL, cancel_reason = NULL,
+    arrival = CASE WHEN arrival IS NULL THEN NULL ELSE (
+        SELECT max(o.arrival) + 1 FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+    ) END
+WHERE run_id = :run_id AND status IN ('failed', 'cancelled', 'interrupted') AND input IS NOT NULL
+
+-- name: root
+SELECT root_run_id FROM chat_runs WHERE run_id = :run_id
+
+-- name: cancel
+-- The run and all below it: what nobody carries out ends at once, what is at work is asked to.
+WITH RECURSIVE below (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE run_id = :run_id
+    UNION
+    SELECT c.run_id FROM below b JOIN chat_runs c ON c.parent_run_id = b.run_id
+)
+UPDATE chat_runs SET
+    ended_at = CASE WHEN status = 'running' THEN ended_at ELSE :now END,
+    cancel_requested_at = coalesce(cancel_requested_at, :now),
+    cancel_reason = coalesce(cancel_reason, :reason),
+    status = CASE WHEN status = 'running' THEN 'running' ELSE 'cancelled' END
+WHERE run_id IN (SELECT run_id FROM below) AND status IN ('queued', 'running', 'waiting')
+RETURNING run_id

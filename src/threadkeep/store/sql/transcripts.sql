@@ -185,7 +185,16 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 RETURNING reset_seq
 
 -- name: delete_runs
-DELETE FROM chat_runs WHERE session_id = :session_id
+-- With the runs below them that are in no session of their own: what was said is in all of these.
+WITH RECURSIVE gone (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE session_id = :session_id
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
+)
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+
+-- name: forget_active_session
+DELETE FROM chat_active_sessions WHERE session_id = :session_id
 
 -- name: lock_session
 -- Whoever is at this session ends first; nobody begins before the transaction ends.

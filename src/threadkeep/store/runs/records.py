@@ -1,0 +1,95 @@
+"""Runs that are looked at, and go in the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from threadkeep.records.runs import Run, RunCursor, RunQuery
+from threadkeep.store.codec import time_text
+from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.runs.rows import fetch_runs
+from threadkeep.store.statements import load_statements
+
+_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
+_LAST_ID = "~"
+
+
+class RunRecords:
+    """Lists of runs, trees of them, and what retention asks for."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements("runs.sql", "runs_records.sql")
+
+    async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
+        """Some runs, the newest first, and the cursor of those that follow (None at the end)."""
+        created_at, run_id = query.cursor or (None, _LAST_ID)
+        parameters = {
+            "session_id": query.session_id,
+            "user_id": query.user_id,
+            "workflow": query.workflow,
+            "status": query.status,
+            "parent_run_id": query.parent_run_id,
+            "root_run_id": None if query.parent_run_id else query.root_run_id,
+            "since": query.since and time_text(query.since),
+            "set_aside": query.set_aside,
+            "created_at": time_text(created_at) if created_at else _LAST_TIME,
+            "run_id": run_id,
+            "limit": query.limit + 1,
+        }
+        found = await self._fetch(_statement_for(query), parameters)
+        if len(found) <= query.limit:
+            return found, None
+        last = found[query.limit - 1]
+        return found[: query.limit], (last.created_at, last.run_id)
+
+    async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
+        """The whole tree that a run is in, parents before their children; at most so many."""
+        async with self._driver.reading() as connection:
+            roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
+        if not roots:
+            return []
+        return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
+
+    async def finished_before(self, moment: datetime, *, limit: int) -> list[str]:
+        """Runs that ended before a time; not those whose tree is still at work, which may ask for them again."""
+        return await self._ids("finished_before", {"before": time_text(moment), "limit": limit})
+
+    async def delete(self, run_ids: Sequence[str]) -> int:
+        """Delete runs that are over, with their traces and usage; answers how many went."""
+        async with self._driver.writing() as connection:
+            return sum([await connection.execute(self._sql["delete"], {"run_id": run_id}) for run_id in run_ids])
+
+    async def forget_user(self, user_id: str) -> int:
+        """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["forget_sessions_of_user"], {"user_id": user_id})
+            return await connection.execute(self._sql["delete_of_user"], {"user_id": user_id})
+
+    async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
+        """Runs that were over at a time, or are gone, and may still have checkpoints."""
+        return await self._ids("with_checkpoints", {"before": time_text(moment), "limit": limit})
+
+    async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
+        """Note that runs have no checkpoints any more; nothing happens to those that go on again by now."""
+        async with self._driver.writing() as connection:
+            await connection.execute_many(self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in run_ids])
+
+    async def _ids(self, statement: str, parameters: Parameters) -> list[str]:
+        async with self._driver.reading() as connection:
+            return [run_id for (run_id,) in await connection.fetch(self._sql[statement], parameters)]
+
+    async def _fetch(self, statement: str, parameters: Parameters) -> list[Run]:
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql[statement], parameters)
+            return await fetch_runs(connection, [run_id for (run_id,) in rows])
+
+
+def _statement_for(query: RunQuery) -> str:
+    """The statement with the index that leads to a query's rows."""
+    if query.parent_run_id is not None or query.root_run_id is not None:
+        return "newest_below"
+    if query.session_id is not None:
+        return "newest_of_session"
+    return "newest" if query.user_id is None else "newest_of_user"

@@ -1,0 +1,78 @@
+"""Runs as rows, and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from threadkeep.records import Json, dump_json
+from threadkeep.records.runs import Run, RunBudget, RunInput
+from threadkeep.store.codec import clean_json, time_of
+from threadkeep.store.driver import Connection, Row
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+
+# The statement has the columns in the order of the record; the column of `inputs` is called input.
+_COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
+_TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
+_AT_ONCE = 200
+
+
+def run_of(row: Row) -> Run:
+    """The run in a row of the statement `rows`."""
+    values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
+    for name in _TIMES:
+        values[name] = values[name] and time_of(values[name])
+    values["resumed"] = values["resume_value"] is not None
+    for name in ("result", "interrupt", "resume_value"):
+        values[name] = json_of(values[name])
+    values["inputs"] = inputs_of(values["inputs"])
+    values["budget"] = RunBudget.from_dict(json_of(values["budget"]) or {})
+    values["set_aside"] = bool(values["set_aside"])
+    return Run(**values)
+
+
+def json_of(text: str | None) -> Any:
+    """The value of a JSON column; None for NULL."""
+    return None if text is None else json.loads(text)
+
+
+def json_text(value: Json) -> str:
+    """A value as a JSON column takes it, without the characters that databases cannot keep."""
+    return dump_json(clean_json(value))
+
+
+def inputs_of(text: str | None) -> tuple[RunInput, ...]:
+    """What messages asked for, from the column."""
+    entries: Sequence[Mapping[str, Any]] = json_of(text) or ()
+    return tuple(RunInput(entry["values"], entry.get("message_id")) for entry in entries)
+
+
+def inputs_text(inputs: Iterable[RunInput]) -> str:
+    """What messages ask for, as the column takes it."""
+    entries: list[Json] = []
+    for given in inputs:
+        entry: dict[str, Json] = {"values": dict(given.values)}
+        if given.message_id is not None:
+            entry["message_id"] = given.message_id
+        entries.append(entry)
+    return json_text(entries)
+
+
+async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:
+    """Runs by their ids, in the order of these; those that are there."""
+    sql = load_statements("runs.sql")["rows"]
+    found: dict[str, Run] = {}
+    for start in range(0, len(run_ids), _AT_ONCE):
+        rows = [{"run_id": run_id} for run_id in run_ids[start : start + _AT_ONCE]]
+        for row in await connection.fetch(for_rows(sql, len(rows)), row_parameters(rows)):
+            run = run_of(row)
+            found[run.run_id] = run
+    return [found[run_id] for run_id in run_ids if run_id in found]
+
+
+async def fetch_run(connection: Connection, run_id: str) -> Run | None:
+    """The run with an id."""
+    found = await fetch_runs(connection, [run_id])
+    return found[0] if found else None

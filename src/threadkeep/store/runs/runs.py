@@ -1,0 +1,159 @@
+"""Who carries runs out, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime, timedelta
+
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, RunEnd
+from threadkeep.store.codec import time_text
+from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.runs.active_sessions import ActiveSessions
+from threadkeep.store.runs.claims import Claim, claim_message
+from threadkeep.store.runs.locks import RunLocks
+from threadkeep.store.runs.order import RunOrder
+from threadkeep.store.runs.records import RunRecords
+from threadkeep.store.runs.rows import fetch_run, json_text
+from threadkeep.store.runs.trace import RunTrace, TraceLimits
+from threadkeep.store.runs.workflows import WorkflowVersions
+from threadkeep.store.statements import load_statements
+
+STALE_SECONDS = 15.0
+_NEVER = "1970-01-01T00:00:00.000000+00:00"
+
+
+class Runs:
+    """The table of runs, and what hangs on it.
+
+    Its laws: of the runs of a session that have an arrival one at a time is running, and they begin in its order.
+    Only the owner of a run ends it; an owner that has not sent a heartbeat for `stale_seconds` is taken for dead, and
+    another may begin its runs again. All of it goes with the session.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        clock: Callable[[], datetime],
+        stale_seconds: float = STALE_SECONDS,
+        trace_limits: TraceLimits | None = None,
+    ) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._stale = timedelta(seconds=stale_seconds)
+        self._sql = load_statements("runs.sql", f"{driver.backend}/runs.sql")
+        self._locks = RunLocks(driver.backend)
+        self.order = RunOrder(driver, clock=clock, stale=self._stale)
+        self.trace = RunTrace(driver, clock=clock, limits=trace_limits or TraceLimits())
+        self.records = RunRecords(driver)
+        self.workflows = WorkflowVersions(driver, clock=clock)
+        self.sessions = ActiveSessions(driver, clock=clock)
+
+    async def claim(self, claim: Claim) -> tuple[Run, bool]:
+        """The run of a message, and whether the caller is the one who has to carry it out now."""
+        return await claim_message(self._driver, claim, now=self._clock(), stale=self._stale)
+
+    async def run(self, run_id: str) -> Run | None:
+        """The run with an id."""
+        async with self._driver.reading() as connection:
+            return await fetch_run(connection, run_id)
+
+    async def heartbeat(self, run_id: str, owner: str) -> None:
+        """Say that the owner of one run is alive and at work."""
+        await self._change("heartbeat", {"run_id": run_id, "owner": owner, "now": self._now()})
+
+    async def keep_alive(self, owner: str) -> int:
+        """Say that the owner is alive, of all its runs in one statement; answers how many it heard of."""
+        return await self._change("keep_alive", {"owner": owner, "now": self._now()})
+
+    async def held_by(self, owner: str) -> dict[str, str | None]:
+        """The runs that an owner carries out, each with the reason why it is to be stopped, if it is.
+
+        One that is missing is not the owner's any more: another has it, or it went with its session.
+        """
+        async with self._driver.reading() as connection:
+            return dict(await connection.fetch(self._sql["held"], {"owner": owner}))
+
+    async def disown(self, owner: str) -> list[str]:
+        """Take an owner for dead at once; answers its runs, which anybody may begin now."""
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["disown"], {"owner": owner, "never": _NEVER})
+        return [run_id for (run_id,) in rows]
+
+    async def finish(
+        self,
+        run_id: str,
+        owner: str,
+        status: RunEnd,
+        *,
+        result: Mapping[str, Json] | None = None,
+        error: str | None = None,
+        set_aside: bool = False,
+    ) -> bool:
+        """Record how a run ended; False when it is not the owner's any more. The same again changes nothing.
+
+        `error` names a kind, never a text of people. One that is `set_aside` waits for a person to have it tried again.
+        """
+        end = {"run_id": run_id, "owner": owner, "status": status}
+        parameters = {
+            **end,
+            "result": None if result is None else json_text(dict(result)),
+            "error": error,
+            "set_aside": set_aside,
+            "now": self._now(),
+        }
+        async with self._driver.writing() as connection:
+            if await connection.execute(self._sql["finish"], parameters):
+                return True
+            return bool(await connection.fetch(self._sql["ended"], end))
+
+    async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
+        """Let a run wait for a person, who is asked `interrupt`; others of its session go on meanwhile.
+
+        False when it is not the owner's any more, or is to be stopped.
+        """
+        return await self._change("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
+
+    async def give_back(self, run_id: str, owner: str) -> bool:
+        """Let another process go on with a run, which stays the first of its session: this one stops.
+
+        False when it is not the owner's any more, or is to be stopped.
+        """
+        return await self._change("give_back", {"run_id": run_id, "owner": owner}) > 0
+
+    async def resume(self, run_id: str, value: Json) -> bool:
+        """Give a run that waits its answer: it arrives anew. False when it does not wait (any more)."""
+        return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
+
+    async def retry(self, run_id: str) -> bool:
+        """Let a run that did not succeed arrive anew, with all its tries. False when it is not such a one."""
+        return await self._arrive_again("retry", {"run_id": run_id})
+
+    async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
+        """Stop a run and all below it, in one transaction; answers those that were not over.
+
+        What nobody carries out is cancelled at once. What is at work stays `running` until its owner has let go of it.
+        `reason` is a word, for those who ask later why.
+        """
+        parameters = {"run_id": run_id, "reason": reason, "now": self._now()}
+        async with self._driver.writing() as connection:
+            roots = await connection.fetch(self._sql["root"], parameters)
+            if not roots:
+                return []
+            await self._locks.hold_tree(connection, roots[0][0])
+            await self._locks.hold_below(connection, run_id)
+            rows = await connection.fetch(self._sql["cancel"], parameters)
+        return [cancelled for (cancelled,) in rows]
+
+    async def _arrive_again(self, statement: str, parameters: Parameters) -> bool:
+        async with self._driver.writing() as connection:
+            await self._locks.hold_session_of(connection, str(parameters["run_id"]))
+            return await connection.execute(self._sql[statement], parameters) > 0
+
+    async def _change(self, statement: str, parameters: Parameters) -> int:
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql[statement], parameters)
+
+    def _now(self) -> str:
+        return time_text(self._clock())

@@ -1,0 +1,57 @@
+"""Definitions of workflows, by version: a run ends with the one that it began with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+
+from threadkeep.records import Json
+from threadkeep.records.runs import WorkflowVersion
+from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.driver import Driver, Row
+from threadkeep.store.runs.rows import json_of, json_text
+from threadkeep.store.statements import load_statements
+
+
+class WorkflowVersions:
+    """The table `chat_workflows`. A version never changes once it is there."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("runs_records.sql")
+
+    async def keep(self, name: str, version: str, definition: Mapping[str, Json] | None) -> None:
+        """Store a definition, if this version of it is not there yet."""
+        if await self.version(name, version) is not None:
+            return
+        parameters = {
+            "name": name,
+            "version": version,
+            "definition": None if definition is None else json_text(dict(definition)),
+            "now": time_text(self._clock()),
+        }
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["keep_workflow"], parameters)
+
+    async def version(self, name: str, version: str) -> WorkflowVersion | None:
+        """One version of a workflow."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["workflow"], {"name": name, "version": version})
+        return _version_of(rows[0]) if rows else None
+
+    async def versions(self, name: str, *, limit: int = 50) -> list[WorkflowVersion]:
+        """The versions of a workflow that runs began with, the newest first."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
+        return [_version_of(row) for row in rows]
+
+    async def forget(self, before: datetime) -> int:
+        """Delete versions that are older than a time and that no run has; answers how many went."""
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql["forget_workflows"], {"before": time_text(before)})
+
+
+def _version_of(row: Row) -> WorkflowVersion:
+    name, version, definition, first_used_at = row
+    return WorkflowVersion(name, version, json_of(definition), time_of(first_used_at))

@@ -1,0 +1,40 @@
+-- What runs need of PostgreSQL alone: locks that SQLite does not know, since its writers take turns.
+
+-- name: lock_session
+-- One transaction at a time orders the runs of a session, whether the session has a row or not.
+SELECT pg_advisory_xact_lock(hashtextextended(:session_id, 7310865114))
+
+-- name: lock_session_of
+SELECT pg_advisory_xact_lock(hashtextextended(session_id, 7310865114)) FROM chat_runs
+WHERE run_id = :run_id AND session_id IS NOT NULL
+
+-- name: lock_tree
+-- One transaction at a time adds to a tree of runs, or stops it.
+SELECT pg_advisory_xact_lock(hashtextextended(:root_run_id, 7310865115))
+
+-- name: hold_below
+-- In one order everywhere, so that nobody waits for anybody's rows in a circle.
+WITH RECURSIVE below (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE run_id = :run_id
+    UNION
+    SELECT c.run_id FROM below b JOIN chat_runs c ON c.parent_run_id = b.run_id
+)
+SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM below) ORDER BY run_id FOR NO KEY UPDATE
+
+-- name: keep_run
+-- That it is there, and stays until the transaction ends.
+SELECT owner FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
+
+-- name: keep_alive
+-- A row that somebody works on now gets the next heartbeat.
+UPDATE chat_runs SET heartbeat_at = :now
+WHERE run_id IN (
+    SELECT run_id FROM chat_runs WHERE owner = :owner AND status = 'running' ORDER BY run_id FOR NO KEY UPDATE SKIP LOCKED
+)
+
+-- name: disown
+UPDATE chat_runs SET heartbeat_at = :never
+WHERE run_id IN (
+    SELECT run_id FROM chat_runs WHERE owner = :owner AND status = 'running' ORDER BY run_id FOR NO KEY UPDATE
+)
+RETURNING run_id

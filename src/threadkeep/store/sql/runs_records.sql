@@ -1,0 +1,117 @@
+-- Runs that are looked at, and go in the end.
+
+-- name: newest
+-- The newest first, from the cursor (:created_at, :run_id) on.
+SELECT r.run_id FROM chat_runs r
+WHERE (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
+    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+ORDER BY r.created_at DESC, r.run_id DESC
+LIMIT :limit
+
+-- name: newest_of_session
+SELECT r.run_id FROM chat_runs r
+WHERE r.session_id = :session_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
+    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+ORDER BY r.created_at DESC, r.run_id DESC
+LIMIT :limit
+
+-- name: newest_of_user
+SELECT r.run_id FROM chat_runs r
+WHERE r.user_id = :user_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
+    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+ORDER BY r.created_at DESC, r.run_id DESC
+LIMIT :limit
+
+-- name: newest_below
+-- Children of a run (:parent_run_id), or all of a tree (:root_run_id) but its root.
+SELECT r.run_id FROM chat_runs r
+WHERE (r.parent_run_id = :parent_run_id OR (r.root_run_id = :root_run_id AND r.parent_run_id IS NOT NULL))
+    AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR r.session_id = :session_id)
+    AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
+    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
+    AND (CAST(:set_aside AS BOOLEAN) IS NULL OR r.set_aside = CAST(:set_aside AS BOOLEAN))
+ORDER BY r.created_at DESC, r.run_id DESC
+LIMIT :limit
+
+-- name: tree
+-- A root and all below it, parents before their children.
+SELECT t.run_id FROM (
+    SELECT run_id, depth, created_at FROM chat_runs WHERE run_id = :root_run_id
+    UNION ALL
+    SELECT run_id, depth, created_at FROM chat_runs WHERE root_run_id = :root_run_id AND parent_run_id IS NOT NULL
+) t
+ORDER BY t.depth, t.created_at, t.run_id
+LIMIT :limit
+
+-- name: finished_before
+-- What ended before a time; a child only when the run at the top of its tree has ended too, which may ask for it again.
+SELECT r.run_id FROM chat_runs r
+WHERE r.created_at < :before AND r.ended_at < :before AND r.status IN ('done', 'failed', 'cancelled', 'interrupted')
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_runs t
+        WHERE t.run_id = r.root_run_id AND t.run_id <> r.run_id AND t.status IN ('queued', 'running', 'waiting')
+    )
+ORDER BY r.created_at, r.run_id
+LIMIT :limit
+
+-- name: delete
+-- Only what is over by now: a person may have had it tried again.
+DELETE FROM chat_runs WHERE run_id = :run_id AND status IN ('done', 'failed', 'cancelled', 'interrupted')
+
+-- name: delete_of_user
+-- Runs of a user that are in no session, with all below them; those of sessions go with these.
+WITH RECURSIVE gone (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE user_id = :user_id AND session_id IS NULL
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
+)
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+
+-- name: forget_sessions_of_user
+DELETE FROM chat_active_sessions WHERE user_id = :user_id
+
+-- name: with_checkpoints
+-- What is over since :before or gone, and may still have checkpoints.
+SELECT c.run_id FROM chat_run_checkpoints c LEFT JOIN chat_runs r ON r.run_id = c.run_id
+WHERE r.run_id IS NULL OR (r.status IN ('done', 'failed', 'cancelled', 'interrupted') AND r.ended_at <= :before)
+ORDER BY c.run_id
+LIMIT :limit
+
+-- name: checkpoints_removed
+DELETE FROM chat_run_checkpoints
+WHERE run_id = :run_id AND NOT EXISTS (
+    SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id AND r.status IN ('queued', 'running', 'waiting')
+)
+
+-- name: keep_workflow
+INSERT INTO chat_workflows (name, version, definition, first_used_at) VALUES (:name, :version, :definition, :now)
+ON CONFLICT (name, version) DO NOTHING
+
+-- name: workflow
+SELECT name, version, definition, first_used_at FROM chat_workflows WHERE name = :name AND version = :version
+
+-- name: workflow_versions
+SELECT name, version, definition, first_used_at FROM chat_workflows
+WHERE name = :name
+ORDER BY first_used_at DESC, version
+LIMIT :limit
+
+-- name: forget_workflows
+-- Versions that no run has.
+DELETE FROM chat_workflows
+WHERE first_used_at < :before AND NOT EXISTS (
+    SELECT 1 FROM chat_runs r WHERE r.workflow = chat_workflows.name AND r.version = chat_workflows.version
+)

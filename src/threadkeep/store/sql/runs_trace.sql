@@ -1,0 +1,77 @@
+-- What happened in runs, and what it took.
+
+-- name: hold_trace
+-- The row stays locked until the transaction ends, so events of all processes are numbered one after the other.
+INSERT INTO chat_run_traces AS t (run_id, last_number, characters)
+VALUES (:run_id, 0, 0)
+ON CONFLICT (run_id) DO UPDATE SET last_number = t.last_number
+RETURNING last_number, characters, cut
+
+-- name: set_trace
+UPDATE chat_run_traces SET last_number = :last_number, characters = :characters, cut = :cut WHERE run_id = :run_id
+
+-- name: insert_event
+INSERT INTO chat_run_events (run_id, number, kind, node, data, created_at)
+VALUES (:run_id, :number, :kind, :node, :data, :created_at)
+
+-- name: events
+SELECT run_id, number, kind, node, data, created_at FROM chat_run_events
+WHERE run_id = :run_id AND number > :after
+ORDER BY number
+LIMIT :limit
+
+-- name: last_number
+SELECT last_number FROM chat_run_traces WHERE run_id = :run_id
+
+-- name: add_usage
+INSERT INTO chat_run_usage AS u (
+    run_id, model, calls, estimated_calls, input_tokens, output_tokens, cache_read_tokens, cost
+)
+VALUES (:run_id, :model, :calls, :estimated_calls, :input_tokens, :output_tokens, :cache_read_tokens, :cost)
+ON CONFLICT (run_id, model) DO UPDATE SET
+    calls = u.calls + excluded.calls,
+    estimated_calls = u.estimated_calls + excluded.estimated_calls,
+    input_tokens = u.input_tokens + excluded.input_tokens,
+    output_tokens = u.output_tokens + excluded.output_tokens,
+    cache_read_tokens = u.cache_read_tokens + excluded.cache_read_tokens,
+    cost = CASE
+        WHEN u.cost IS NULL THEN excluded.cost
+        WHEN excluded.cost IS NULL THEN u.cost
+        ELSE u.cost + excluded.cost
+    END
+
+-- name: usage
+SELECT
+    model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost
+FROM chat_run_usage
+WHERE run_id = :run_id
+ORDER BY model
+
+-- name: usage_with_children
+-- Each run counts once, however it was reached.
+WITH RECURSIVE below (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE run_id = :run_id
+    UNION
+    SELECT c.run_id FROM below b JOIN chat_runs c ON c.parent_run_id = b.run_id
+)
+SELECT
+    u.model, CAST(sum(u.calls) AS BIGINT), CAST(sum(u.input_tokens) AS BIGINT), CAST(sum(u.output_tokens) AS BIGINT),
+    CAST(sum(u.cache_read_tokens) AS BIGINT), CAST(sum(u.estimated_calls) AS BIGINT), sum(u.cost)
+FROM below b JOIN chat_run_usage u ON u.run_id = b.run_id
+GROUP BY u.model
+ORDER BY u.model
+
+-- name: begin_tool
+INSERT INTO chat_run_tool_calls (run_id, call_id, tool, status, begun_at)
+VALUES (:run_id, :call_id, :tool, 'begun', :now)
+ON CONFLICT (run_id, call_id) DO NOTHING
+
+-- name: tool_call
+SELECT status, result FROM chat_run_tool_calls WHERE run_id = :run_id AND call_id = :call_id
+
+-- name: begin_tool_again
+UPDATE chat_run_tool_calls SET begun_at = :now WHERE run_id = :run_id AND call_id = :call_id AND status = 'begun'
+
+-- name: finish_tool
+UPDATE chat_run_tool_calls SET status = 'finished', result = :result, ended_at = :now
+WHERE run_id = :run_id AND call_id = :call_id AND status = 'begun'

@@ -1,0 +1,25 @@
+"""Runs as tests ask for them."""
+
+from __future__ import annotations
+
+from threadkeep import Memory
+from threadkeep.records.runs import Begun, NewRun, Run, RunQuery, RunStatus
+
+DEAD_AFTER_SECONDS = 15
+
+
+def asked(run_id: str, *, session: str | None = "room", message: str | None = None, said: str = "hello") -> NewRun:
+    """A turn of the support workflow."""
+    return NewRun(run_id=run_id, workflow="support", input={"text": said}, session_id=session, message_id=message)
+
+
+async def begun(memory: Memory, run_id: str, owner: str = "me") -> Run:
+    """The run, which may begin now."""
+    outcome = await memory.runs.order.begin(run_id, owner)
+    assert isinstance(outcome, Begun)
+    return outcome.run
+
+
+def in_room(status: RunStatus | None = None) -> RunQuery:
+    """All runs of the room, or those with a status."""
+    return RunQuery(session_id="room", status=status, limit=200)

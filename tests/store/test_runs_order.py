@@ -1,0 +1,304 @@
+"""The order of turns: runs of a session begin one after the other, as they arrived, whoever carries them out."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from tests.children import run_together
+from tests.store.running import DEAD_AFTER_SECONDS, asked, begun, in_room
+from threadkeep import Memory, MemoryOptions, Message, WrongUser, open_memory
+from threadkeep.errors import InvalidInput, RunNotFound, SessionBusy
+from threadkeep.records.runs import Begun, NewRun, NotYet, Over, Run, RunBudget, RunStatus
+from threadkeep.store.runs import Claim
+from threadkeep.testing import SettableClock
+
+_PROCESSES = 4
+_RUNS_EACH = 6
+_OPEN: tuple[RunStatus, ...] = ("queued", "running")
+
+
+async def test_a_run_is_stored_as_it_was_asked_for(memory: Memory, clock: SettableClock) -> None:
+    """Every field of it, the first of its session, queued."""
+    new = replace(
+        asked("r1", message="m1", said="你好 \x00"),
+        version="v1",
+        user_id="u1",
+        trigger="webhook",
+        budget=RunBudget(max_tokens=1000, max_cost=0.5),
+        deadline_at=clock() + timedelta(seconds=60),
+    )
+    added = await memory.runs.order.add(new)
+    run = added.run
+    assert added.outcome == "new"
+    assert await memory.runs.run("r1") == run
+    assert (run.workflow, run.version, run.session_id, run.message_id) == ("support", "v1", "room", "m1")
+    assert (run.user_id, run.trigger, run.budget, run.deadline_at) == ("u1", "webhook", new.budget, new.deadline_at)
+    assert (run.status, run.arrival, run.attempts, run.root_run_id, run.depth) == ("queued", 1, 0, "r1", 0)
+    assert run.input == {"text": "你好 \ufffd"}
+    assert (run.created_at, run.started_at, run.owner, run.over) == (clock(), None, None, False)
+
+
+async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
+    """The second when the first is over; a turn of another session does not wait."""
+    for run_id in ("r1", "r2"):
+        await memory.runs.order.add(asked(run_id))
+    await memory.runs.order.add(asked("other", session="hall"))
+    second = await memory.runs.order.begin("r2", "me")
+    assert isinstance(second, NotYet)
+    assert second.behind == "r1"
+    assert await memory.runs.order.next_of("room") == "r1"
+    assert await memory.runs.order.ready(limit=9) == ["other", "r1"]
+    first = await begun(memory, "r1")
+    assert (first.status, first.owner, first.attempts) == ("running", "me", 1)
+    await begun(memory, "other")
+    assert await memory.runs.order.next_of("room") is None
+    assert isinstance(await memory.runs.order.begin("r2", "me"), NotYet)
+    assert await memory.runs.finish("r1", "me", "done", result={"text": "yes"})
+    assert await memory.runs.order.next_of("room") == "r2"
+    await begun(memory, "r2")
+    assert isinstance(await memory.runs.order.begin("r1", "me"), Over)
+    assert isinstance(await memory.runs.order.begin("never", "me"), Over)
+
+
+async def test_a_run_may_begin_as_it_is_added(memory: Memory) -> None:
+    """In the same transaction, when nothing is before it."""
+    first = await memory.runs.order.add(asked("r1"), owner="me")
+    assert (first.run.status, first.run.owner, first.run.attempts) == ("running", "me", 1)
+    second = await memory.runs.order.add(asked("r2"), owner="me")
+    assert second.run.status == "queued"
+    again = await memory.runs.order.begin("r1", "me")
+    assert again == Begun(first.run)
+
+
+async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
+    """Also at once, under other ids of runs, and when it is over; the same id of a run is the same run as well."""
+    added = await asyncio.gather(*(memory.runs.order.add(asked(f"r{n}", message="m1")) for n in range(8)))
+    assert len({one.run.run_id for one in added}) == 1
+    assert sorted(one.outcome for one in added) == ["known"] * 7 + ["new"]
+    [run_id] = {one.run.run_id for one in added}
+    await begun(memory, run_id)
+    await memory.runs.finish(run_id, "me", "done", result={"text": "yes"})
+    late = await memory.runs.order.add(asked("late", message="m1"))
+    assert (late.outcome, late.run.result) == ("known", {"text": "yes"})
+    assert (await memory.runs.order.add(asked(run_id))).outcome == "known"
+    lone = [memory.runs.order.add(asked("lone", session=None)) for _ in range(4)]
+    assert sorted(one.outcome for one in await asyncio.gather(*lone)) == ["known"] * 3 + ["new"]
+
+
+async def test_a_message_that_the_chat_has_claimed_is_not_asked_again(memory: Memory) -> None:
+    """It has a run already; nobody else can carry that one out, and it is in no order."""
+    await memory.runs.claim(Claim("r1", "room", "m1", "chat", "somebody"))
+    added = await memory.runs.order.add(asked("r2", message="m1"))
+    assert (added.outcome, added.run.run_id, added.run.inputs, added.run.arrival) == ("known", "r1", (), None)
+    assert isinstance(await memory.runs.order.begin("r1", "me"), Over)
+    assert await memory.runs.order.abandoned(limit=9) == []
+    await memory.runs.order.add(asked("r3", message="m2"))
+    await begun(memory, "r3")
+
+
+async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:
+    """All of them begin at once."""
+    for run_id in ("r1", "r2"):
+        await memory.runs.order.add(asked(run_id, session=None))
+    for run_id in ("r1", "r2"):
+        assert (await begun(memory, run_id)).arrival is None
+
+
+async def test_a_message_belongs_to_a_session(memory: Memory) -> None:
+    """Without one nothing says which message is meant; and another user's session is refused."""
+    with pytest.raises(InvalidInput, match="has a session_id"):
+        asked("r1", session=None, message="m1")
+    await memory.session("room", user_id="u1").append([Message(role="user", content="mine")])
+    with pytest.raises(WrongUser):
+        await memory.runs.order.add(replace(asked("r1"), user_id="u2"))
+    assert await memory.runs.run("r1") is None
+    assert (await memory.runs.order.add(replace(asked("r1"), user_id="u1"))).outcome == "new"
+
+
+# What becomes of a message that arrives while another turn is queued or at work.
+
+
+async def test_messages_that_arrive_while_a_turn_waits_become_one(memory: Memory) -> None:
+    """Into the newest turn that has not begun; each repeat finds the turn that it joined."""
+    order = memory.runs.order
+    await order.add(asked("r1", message="m1"), policy="coalesce", owner="me")
+    assert (await order.add(asked("r2", message="m2", said="two"), policy="coalesce")).outcome == "new"
+    joined = await order.add(asked("r3", message="m3", said="three"), policy="coalesce")
+    assert (joined.outcome, joined.run.run_id) == ("joined", "r2")
+    await order.add(asked("r4", said="four"), policy="coalesce")
+    for run_id, message in (("r5", "m3"), ("r4", None), ("r6", "m2")):
+        again = await order.add(asked(run_id, message=message), policy="coalesce")
+        assert (again.outcome, again.run.run_id) == ("known", "r2")
+    grown = await memory.runs.run("r2")
+    assert grown is not None
+    assert [(given.message_id, given.values["text"]) for given in grown.inputs] == [
+        ("m2", "two"),
+        ("m3", "three"),
+        (None, "four"),
+    ]
+    await memory.runs.finish("r1", "me", "done")
+    await begun(memory, "r2")
+    assert (await order.add(asked("r7", message="m7"), policy="coalesce")).outcome == "new"
+
+
+@pytest.mark.parametrize("other", [{"workflow": "sales"}, {"user_id": "u2"}])
+async def test_a_message_joins_only_a_turn_of_its_kind(memory: Memory, other: dict[str, str]) -> None:
+    """Of the same workflow and user; and it does not overtake what came between."""
+    order = memory.runs.order
+    await order.add(asked("r1"), policy="coalesce")
+    between = replace(asked("r2"), workflow=other.get("workflow", "support"), user_id=other.get("user_id"))
+    assert (await order.add(between, policy="coalesce")).outcome == "new"
+    assert (await order.add(asked("r3"), policy="coalesce")).outcome == "new"
+
+
+async def test_a_message_is_rejected_while_a_turn_goes_on(memory: Memory) -> None:
+    """Queued or at work; not while it waits for a person, and not the repeat of one that was taken."""
+    order = memory.runs.order
+    await order.add(asked("r1", message="m1"), policy="reject")
+    for _ in range(2):
+        with pytest.raises(SessionBusy) as busy:
+            await order.add(asked("r2", message="m2"), policy="reject")
+        assert (busy.value.session_id, busy.value.run_id) == ("room", "r1")
+        assert (await order.add(asked("r1", message="m1"), policy="reject")).outcome == "known"
+        await order.begin("r1", "me")
+    assert await memory.runs.wait("r1", "me", {"question": "sure?"})
+    assert (await order.add(asked("r2", message="m2"), policy="reject")).outcome == "new"
+
+
+async def test_a_message_interrupts_the_turn_at_work(memory: Memory) -> None:
+    """With all below it; the new one begins when the old one has let go."""
+    order = memory.runs.order
+    await order.add(asked("r1"), owner="me")
+    await order.add(replace(asked("child", session=None), parent_run_id="r1", trigger="child"), owner="me")
+    await order.add(asked("r2"), policy="interrupt")
+    assert await memory.runs.held_by("me") == {"r1": "interrupted_by_message", "child": "interrupted_by_message"}
+    assert isinstance(await order.begin("r2", "me"), NotYet)
+    await memory.runs.finish("r1", "me", "interrupted")
+    await begun(memory, "r2")
+
+
+# Children.
+
+
+async def test_a_child_stands_below_its_parent(memory: Memory) -> None:
+    """With its root and depth; one in its parent's session is a part of that turn, one in another waits there."""
+    order = memory.runs.order
+    await order.add(asked("r1"), owner="me")
+    await order.add(asked("elsewhere", session="hall"))
+    child = NewRun(run_id="c1", workflow="sub", input={"text": ""}, parent_run_id="r1", node_id="n", trigger="child")
+    lone = (await order.add(child, owner="me")).run
+    assert (lone.parent_run_id, lone.root_run_id, lone.depth, lone.node_id) == ("r1", "r1", 1, "n")
+    grandchild = replace(child, run_id="c2", parent_run_id="c1", session_id="room")
+    inside = (await order.add(grandchild, owner="me", policy="reject")).run
+    assert (inside.depth, inside.arrival, inside.status, inside.root_run_id) == (2, None, "running", "r1")
+    outside = (await order.add(replace(child, run_id="c3", session_id="hall"), owner="me")).run
+    assert (outside.arrival, outside.status) == (2, "queued")
+    with pytest.raises(RunNotFound, match="'never'"):
+        await order.add(replace(child, run_id="c4", parent_run_id="never"))
+
+
+async def test_a_child_of_a_run_that_is_to_stop_never_begins(memory: Memory) -> None:
+    """It is cancelled as it arrives: nobody would stop it later."""
+    order = memory.runs.order
+    await order.add(asked("r1"), owner="me")
+    await memory.runs.request_cancel("r1")
+    child = replace(asked("c1", session=None), parent_run_id="r1", trigger="child")
+    late = (await order.add(child, owner="me")).run
+    assert (late.status, late.error) == ("cancelled", "ParentCancelled")
+    await memory.runs.finish("r1", "me", "cancelled")
+    assert (await order.add(replace(child, run_id="c2"))).run.status == "cancelled"
+
+
+# Owners that die.
+
+
+async def test_a_dead_owners_run_is_taken_over(memory: Memory, clock: SettableClock) -> None:
+    """When it was not heard of for a time, or is known to be dead; until then nobody gets it."""
+    order = memory.runs.order
+    for session in ("a", "b"):
+        await order.add(asked(session, session=session), owner="first")
+    waiting = await order.begin("a", "second")
+    assert isinstance(waiting, NotYet)
+    assert waiting.behind == "a"
+    clock.advance(DEAD_AFTER_SECONDS)
+    assert await memory.runs.keep_alive("first") == 2
+    clock.advance(DEAD_AFTER_SECONDS)
+    assert await order.abandoned(limit=9) == []
+    clock.advance(1)
+    assert await order.abandoned(limit=9) == ["a", "b"]
+    taken = await begun(memory, "a", "second")
+    assert (taken.owner, taken.attempts) == ("second", 2)
+    assert sorted(await memory.runs.disown("second")) == ["a"]
+    assert (await begun(memory, "a", "third")).attempts == 3
+    assert await memory.runs.held_by("first") == {"b": None}
+
+
+async def test_a_process_that_stops_gives_its_run_back(memory: Memory) -> None:
+    """It stays the first of its session, and the try does not count."""
+    order = memory.runs.order
+    await order.add(asked("r1"), owner="first")
+    await order.add(asked("r2"))
+    assert not await memory.runs.give_back("r1", "second")
+    assert await memory.runs.give_back("r1", "first")
+    assert await order.next_of("room") == "r1"
+    assert (await begun(memory, "r1", "second")).attempts == 1
+
+
+def test_four_processes_on_one_session_take_turns(shared_url: str) -> None:
+    """Each adds runs and begins what is next: what they write is turn after turn, in order of arrival, all of it."""
+    asyncio.run(prepared(shared_url))
+    run_together(take_turns, [(shared_url, number) for number in range(_PROCESSES)])
+    runs, words = asyncio.run(what_was_said(shared_url))
+    assert len(runs) == _PROCESSES * _RUNS_EACH
+    assert {run.status for run in runs} == {"done"}
+    in_order = sorted(runs, key=lambda run: run.arrival or 0)
+    assert [run.arrival for run in in_order] == list(range(1, len(runs) + 1))
+    assert words == [word for run in in_order for word in (f"begin {run.run_id}", f"end {run.run_id}")]
+
+
+async def prepared(url: str) -> None:
+    """Bring the schema up to date before all of them start."""
+    async with open_memory(url, options=MemoryOptions(background=False)):
+        pass
+
+
+def take_turns(url: str, number: int) -> None:
+    """What each of the processes does."""
+
+    async def work() -> None:
+        async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+            for place in range(_RUNS_EACH):
+                await memory.runs.order.add(asked(f"{number}-{place}"))
+                await carry_out_next(memory, f"process-{number}")
+            while await open_runs(memory):
+                await carry_out_next(memory, f"process-{number}")
+
+    asyncio.run(work())
+
+
+async def carry_out_next(memory: Memory, owner: str) -> None:
+    """Begin the first run of the session, if nobody else does, and say so in the transcript."""
+    run_id = await memory.runs.order.next_of("room")
+    if run_id is None or not isinstance(await memory.runs.order.begin(run_id, owner), Begun):
+        return
+    session = memory.session("room")
+    await session.append([Message(role="user", content=f"begin {run_id}")])
+    await session.append([Message(role="assistant", content=f"end {run_id}")])
+    assert await memory.runs.finish(run_id, owner, "done")
+
+
+async def open_runs(memory: Memory) -> bool:
+    """Whether something of the session is queued or at work."""
+    counts = [await memory.runs.records.runs(in_room(status)) for status in _OPEN]
+    return any(found for found, _ in counts)
+
+
+async def what_was_said(url: str) -> tuple[list[Run], list[str]]:
+    """All runs of the session, and its transcript."""
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        runs, _ = await memory.runs.records.runs(in_room())
+        return runs, [message.content for message in await memory.session("room").tail(1000)]
