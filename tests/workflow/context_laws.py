@@ -97,13 +97,20 @@ def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries
     assert not untold
 
 
-def check_state(sent: Sent, state: Sequence[BaseMessage], rows: Sequence[Message]) -> None:
-    """Each message of the run's state is in, or left out for a reason, or out as a place of the transcript."""
+def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage, rows: Sequence[Message]) -> None:
+    """Each message of the state up to the question is in, or left out for a reason, or a place of the transcript."""
     manifest = sent.manifest
     places = {row.id: row.seq for row in rows}
     out = {seq for gap in manifest.excluded for seq in range(gap.first_seq, gap.last_seq + 1)}
-    told = {entry.id for entry in manifest.entries} | {one.id for one in manifest.left_out}
-    for message in state:
+    ids = [id_of(message) for message in state if not isinstance(message, SystemMessage)]
+    told = {entry.id for entry in manifest.entries}
+    without_id = sum(one.count for one in manifest.left_out if one.id is None)
+    for one in manifest.left_out:
+        stretch = ids[ids.index(one.id) : ids.index(one.last_id) + 1] if one.last_id is not None else [one.id]
+        # What has its id only now is counted apart.
+        assert one.id is None or 0 <= len(stretch) - one.count <= without_id
+        told.update(stretch)
+    for message in state[: state.index(question) + 1]:
         # The agent's own answer to a call that is no JSON gets its id after the call.
         told_of = {id_of(message), None} if isinstance(message, ToolMessage) else {id_of(message)}
         assert isinstance(message, SystemMessage) or told_of & told or places.get(id_of(message)) in out

@@ -160,7 +160,7 @@ async def check_scene(url: str, scene: Scene) -> None:
         question = next(message for message in state if message.id == "question")
         for sent in calls:
             await check_call(memory, sent, question, budget=scene.budget, counter=counter)
-            check_state(sent, state[: state.index(question) + 1], rows)
+            check_state(sent, state, question, rows)
             rules = [message.content for message in scene.state if isinstance(message, SystemMessage)]
             assert sent.messages[0].content == "\n\n".join([SYSTEM, *map(str, rules)])
 

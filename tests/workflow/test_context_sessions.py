@@ -156,7 +156,7 @@ async def check_turn(
     for sent in await sent_calls(memory, model.calls, ROOM, newest=len(model.calls) - before):
         counter: TokenCounter = counter_named(sent.manifest.counter)
         await check_call(memory, sent, question, budget=session.budget, counter=counter, summaries=summaries)
-        check_state(sent, state[: state.index(question) + 1], rows)
+        check_state(sent, state, question, rows)
         assert told(await rebuild(sent.manifest, memory)) == told(sent.messages)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+import json
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
 
 from tests.recorded_events import RecordedEvents
+from tests.workflow.context_laws import check_state, rows_of, sent_calls
 from tests.workflow.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, numbered, seen
 from threadkeep import Memory, Message, SessionMemory
 from threadkeep.observe import ContextBuilt
@@ -120,6 +123,30 @@ async def test_what_is_left_out_is_counted_once(small_memory: Memory, events: Re
     for n in range(4):
         await ask(agent, f"question {n}")
     assert [(event.messages, event.dropped) for event in events.of(ContextBuilt)] == [(4, 0), (5, 1), (3, 5), (5, 5)]
+
+
+async def test_a_long_state_makes_no_long_record(small_memory: Memory) -> None:
+    """What of it had no room is named by stretches: where each begins and ends, and how many messages it has."""
+    steps = [
+        message
+        for n in range(400)
+        for message in (
+            HumanMessage(f"sum {n}?", id=f"q{n}"),
+            adding(f"call-{n}").model_copy(update={"id": f"c{n}"}),
+            ToolMessage("3", tool_call_id=f"call-{n}", id=f"t{n}"),
+        )
+    ]
+    question = HumanMessage("and now?", id="q")
+    state: list[BaseMessage] = [*steps, AIMessage("3", id="a"), question]
+    model = ScriptedModel(["four"])
+    agent = make_agent(model, [SessionMemory(small_memory, max_tokens=500)], [add])
+    await agent.ainvoke({"messages": state}, config_of())
+    [sent] = await sent_calls(small_memory, model.calls, ROOM)
+    check_state(sent, state, question, await rows_of(small_memory, ROOM))
+    [stretch] = sent.manifest.left_out
+    assert (stretch.id, stretch.reason) == ("q0", "over_limit")
+    assert stretch.count + len(sent.manifest.entries) == len(state)
+    assert len(json.dumps(sent.manifest.to_dict())) < 12_000
 
 
 async def test_a_tool_may_put_a_human_message_after_the_question(small_memory: Memory) -> None:

@@ -14,7 +14,7 @@ from threadkeep.cli.context_reasons import in_words
 from threadkeep.cli.context_view import ContextView, SeenMessage
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
-from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, Section
+from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, LeftOut, Section
 
 type Departure = (
     ExclusionReason | Literal["found_anew", "turn_over", "other_summary", "other_prompt", "changed", "deleted"]
@@ -120,21 +120,33 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
     """Why the later call does not have what the earlier one had."""
     if entry.section in _DEPARTURES:
         return _DEPARTURES[entry.section]
-    reason = _reason(entry, after)
+    reason = _reason(entry, before, after)
     if reason is None and entry.section == "steps" and before.run_id != after.run_id:
         return "turn_over"
     return reason or "deleted"
 
 
-def _reason(entry: Entry, after: ContextManifest) -> Departure | None:
+def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure | None:
     """What the later record says of it."""
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)
     if (gap := next(gaps, None)) is not None:
         return gap.reason
-    left = (one for one in after.left_out if entry.id and one.id == entry.id)
-    if (one := next(left, None)) is not None:
-        return one.reason
+    if (left := next((one for one in reversed(after.left_out) if _is_of(entry, one, before, after)), None)) is not None:
+        return left.reason
     return "changed" if any(entry.id and entry.id == other.id for other in after.entries) else None
+
+
+def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
+    """Whether a message of the earlier call is of a stretch that the later one was not sent.
+
+    Only the ends of a stretch are named; one that the earlier call did not have is before, or behind, all that it had.
+    """
+    if left.last_id is None or entry.id is None:
+        return entry.id is not None and entry.id == left.id
+    places = {other.id: place for place, other in enumerate(before.entries)}
+    if before.run_id != after.run_id and left.id not in places and left.last_id not in places:
+        return False
+    return places.get(left.id, -1) <= places[entry.id] <= places.get(left.last_id, len(places))
 
 
 def _why(reason: Departure, after: ContextManifest) -> str:

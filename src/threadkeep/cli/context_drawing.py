@@ -12,7 +12,7 @@ from threadkeep.cli.context_view import ContextView, SeenMessage
 from threadkeep.cli.terminal import Terminal, first_words
 from threadkeep.cli.wording import counted
 from threadkeep.context.calibration import TokenFactor
-from threadkeep.context.manifest import ContextManifest, Exclusion
+from threadkeep.context.manifest import ContextManifest, Exclusion, LeftOut
 
 _BAR = 40
 _WORDS = 60
@@ -57,12 +57,11 @@ def show_bars(terminal: Terminal, view: ContextView) -> None:
 
 
 def show_what_is_out(terminal: Terminal, manifest: ContextManifest) -> None:
-    """A line for each range of the transcript, and for each message of the run, that was not sent."""
+    """A line for each range of the transcript, and for each stretch of the run, that was not sent."""
     for gap in _joined(manifest.excluded):
         terminal.say(f"out: {_range(gap)}, {in_words(gap.reason, manifest)}", style="dim")
     for one in manifest.left_out:
-        name = f"the run's message {one.id}" if one.id else "a message of the run"
-        terminal.say(f"out: {name}, {in_words(one.reason, manifest)}", style="dim")
+        terminal.say(f"out: {_stretch(one)}, {in_words(one.reason, manifest)}", style="dim")
 
 
 def show_next(terminal: Terminal, view: ContextView) -> None:
@@ -135,3 +134,11 @@ def _joined(gaps: Sequence[Exclusion]) -> list[Exclusion]:
 
 def _range(gap: Exclusion) -> str:
     return str(gap.first_seq) if gap.first_seq == gap.last_seq else f"{gap.first_seq}–{gap.last_seq}"
+
+
+def _stretch(one: LeftOut) -> str:
+    if one.last_id is not None:
+        return f"{one.count:,} messages of the run, {one.id} to {one.last_id}"
+    if one.id is None:
+        return counted(one.count, "message") + " of the run"
+    return f"the run's message {one.id}"

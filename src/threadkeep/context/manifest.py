@@ -109,10 +109,16 @@ class Entry:
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A message of the run's state that was not sent, and why; `id` is None for one without."""
+    """Messages of the run's state that were not sent, and why.
+
+    One message, by its `id`, which is None for one without; or `count` messages that follow each other in the state,
+    system messages aside, from that one to `last_id`. Those of them that the transcript has are excluded places too.
+    """
 
     id: str | None
     reason: ExclusionReason
+    last_id: str | None = None
+    count: int = 1
 
 
 @dataclass(frozen=True)

@@ -47,10 +47,12 @@ class ExclusionBody(BaseModel):
 
 
 class LeftOutBody(BaseModel):
-    """A message of the run itself that was not sent, and why."""
+    """Messages of the run itself that were not sent, and why: one, or a stretch of them."""
 
-    id: str | None = None
+    id: str | None = Field(None, description="The message, or the first one of the stretch; absent for one without.")
     reason: ExclusionReason
+    last_id: str | None = Field(None, description="The last one of the stretch; absent for one message.")
+    count: int = Field(1, description="How many there are; absent for one.")
 
 
 class ReportedUsageBody(BaseModel):

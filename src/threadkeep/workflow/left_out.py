@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 
 from threadkeep.context.manifest import Exclusion, ExclusionReason, LeftOut
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message
 from threadkeep.workflow.conversion import id_of, is_utterance
-from threadkeep.workflow.model_call import Draft
+from threadkeep.workflow.model_call import Call, Draft
 
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by their ids."""
@@ -22,13 +25,12 @@ def exclusions(
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
     """Every place of the transcript that is out, in order, and what else of the run's state is."""
     places: dict[int, ExclusionReason] = {}
-    others = [LeftOut(id_of(message), "reset") for message in draft.call.forgotten]
-    for message, reason in _out(draft):
-        row = rows.get(id_of(message))
+    out = [(id_of(message), reason) for message, reason in _out(draft)]
+    for message_id, reason in out:
+        row = rows.get(message_id)
         if row is not None and row.seq is not None:
             places[row.seq] = reason
-        else:
-            others.append(LeftOut(id_of(message), reason))
+    others = tuple(_stretches(draft.call, out, rows))
     earlier = tuple(_before(recollection.end, recollection.excluded))
     folds = (gap for gap in recollection.excluded if gap.reason == "folded")
     folded = {place for fold in folds for place in range(fold.first_seq, fold.last_seq + 1)}
@@ -40,7 +42,7 @@ def exclusions(
     places |= dict.fromkeys(folded, "folded")
     if not any(piece.section == "summary" for piece in draft.pieces):
         earlier = tuple(map(_without_summary, earlier))
-    return (*earlier, *_ranges(places)), tuple(others)
+    return (*earlier, *_ranges(places)), others
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
@@ -58,6 +60,26 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
     yield from draft.unsendable
     for index, reason in draft.chosen.excluded:
         yield draft.pieces[index].message, reason
+
+
+def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
+    """What is out that has no place in the transcript: stretches of the state, then what the state does not name.
+
+    Messages with places count among those of their stretch, so that a turn's steps and words are one.
+    """
+    placed = {key for key, row in rows.items() if row.seq is not None}
+    reasons = dict(out)
+    talk = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
+    state: list[tuple[str | None, ExclusionReason | None]] = [(id_of(message), "reset") for message in call.forgotten]
+    state += [(key, reasons.get(key)) for key in talk]
+    for reason, grouped in groupby(state, key=itemgetter(1)):
+        ids = [key for key, _ in grouped]
+        if reason is not None and (reason == "reset" or not placed.issuperset(ids)):
+            yield LeftOut(ids[0], reason, ids[-1] if len(ids) > 1 else None, len(ids))
+    named = placed.union(talk)
+    unnamed = Counter(reason for key, reason in out if key is None)
+    yield from (LeftOut(None, reason, count=count) for reason, count in unnamed.items())
+    yield from (LeftOut(key, reason) for key, reason in out if key is not None and key not in named)
 
 
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
