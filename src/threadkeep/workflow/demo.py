@@ -22,6 +22,7 @@ from langchain_core.tools import BaseTool
 
 from threadkeep.context.quoted_blocks import quoted_by
 from threadkeep.context.tokens import estimate
+from threadkeep.workflow.demo_summaries import statements_in, summary_of
 from threadkeep.workflow.quoted_turns import SECTION_KEY
 
 MAX_QUOTES = 3
@@ -83,10 +84,10 @@ class DemoModel(BaseChatModel):
     """A deterministic LangChain chat model that repeats what it was told.
 
     A question is answered with the user's own earlier statements that share most with it, word for word, older turns
-    that are quoted included; a statement is noted. What the model said itself, system texts, tool results and earlier
-    questions are never taken for statements. Every answer ends with how many messages the call had, the new one
-    included and system messages not counted. Usage is Threadkeep's own estimate. Tools may be bound and are never
-    called.
+    that are quoted and the model's own summaries included; a statement is noted. What the model said itself, system
+    texts, tool results and earlier questions are never taken for statements. Every answer ends with how many messages
+    the call had, the new one included and system messages not counted. Asked by `ModelSummarizer` for a summary, it
+    gives the first words of each message. Usage is Threadkeep's own estimate. Tools may be bound and are never called.
     """
 
     @property
@@ -141,6 +142,8 @@ class DemoModel(BaseChatModel):
 
 def answer(messages: Sequence[BaseMessage]) -> str:
     """What the demo model says to these messages."""
+    if (summary := summary_of(messages)) is not None:
+        return summary
     count = sum(not isinstance(message, SystemMessage) for message in messages)
     seen = f"I see {count} message{'' if count == 1 else 's'}."
     said, recalled = _said(messages)
@@ -159,13 +162,15 @@ def answer(messages: Sequence[BaseMessage]) -> str:
 
 
 def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
-    """What the user says in the talk, and what older turns of the user are quoted."""
+    """What the user says in the talk, and what the user's older turns say that are quoted or summarised."""
     said: list[str] = []
     recalled: list[str] = []
     for message in messages:
         section = message.additional_kwargs.get(SECTION_KEY)
         if section == "selected":
             recalled += quoted_by(str(message.text), "user")
+        elif section == "summary":
+            recalled += statements_in(str(message.text))
         elif section is None and isinstance(message, HumanMessage):
             said.append(str(message.text))
     return said, recalled
