@@ -38,6 +38,8 @@ ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isi
 # What the other rooms ask of a memory; nothing for users.
 INTERNAL = {
     "finish",
+    "beside",
+    "forgetting",
     "before_closing",
     "settle",
     "keep_index",

@@ -21,7 +21,7 @@ _KEY = re.compile(r"[A-Za-z0-9:_-]+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9-]|_[0-9a-f]{2})*")
 _BYTE = re.compile(rb"_([0-9a-f]{2})")
-_PLACEHOLDER = re.compile(r"\{\{([^{}]*)\}\}")
+PLACEHOLDER = re.compile(r"\{\{([^{}]*)\}\}")
 _PATH = re.compile(r"[\w-]+(?:\.[\w-]+|\[[0-9]+\])*")
 _STEP = re.compile(r"[\w-]+")
 _RUN_IDS = ("thread_id", "configurable.thread_id")
@@ -178,12 +178,12 @@ class _Values:
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
         try:
-            values = [self._text(found[1].strip()) for found in _PLACEHOLDER.finditer(template)]
+            values = [self._text(found[1].strip()) for found in PLACEHOLDER.finditer(template)]
         except InvalidKey:
             return "", "invalid_chars"
         texts = iter(values)
         # A placeholder without a value stays as it is, and is refused as an unresolved template.
-        rendered = _PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
+        rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
         # `room-{{user}}` without a user would be one room for everybody, though none of its parts is empty.
         return rendered, refusal(rendered) or ("empty_part" if "" in values else None)
 
@@ -192,12 +192,17 @@ class _Values:
             return self._conversation_key
         if path in _RUN_IDS and not self._manual:
             return None
-        return _text_of(_look_up(self._scope, path))
+        return _text_of(look_up(self._scope, path))
 
 
-def _look_up(scope: Mapping[str, object], path: str) -> object:
+def is_path(text: str) -> bool:
+    """Whether a text is a dotted path, such as `results.parser.items[0].id`."""
+    return _PATH.fullmatch(text) is not None
+
+
+def look_up(scope: Mapping[str, object], path: str) -> object:
     """The value at a dotted path, through mappings and sequences only; None if there is none."""
-    if not _PATH.fullmatch(path):
+    if not is_path(path):
         return None
     here: object = scope
     for step in _STEP.findall(path):

@@ -55,6 +55,10 @@ class Manifests:
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
 
+    def unkept(self) -> Manifests:
+        """Manifests of the same memory that are not kept, for calls in sessions that the tables do not have."""
+        return Manifests(self._rows, observer=self._observer, clock=self._clock, retention_days=0)
+
     def note(self, session_id: str, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
         """Keep the record of one model call, soon; returns at once, whatever the database does.
 

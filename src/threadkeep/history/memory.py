@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+import copy
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
@@ -29,6 +30,7 @@ from threadkeep.store.keeping import Keeping
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import Search
 from threadkeep.store.transcripts import SessionQuery, Transcripts
+from threadkeep.store.unkept import UnkeptContexts, UnkeptTranscripts
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -112,6 +114,41 @@ class Memory:
         self.clock = clock
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
+        self._others: dict[Hashable, Memory] = {}
+        self._opening = asyncio.Lock()
+
+    async def beside(self, name: Hashable, make: Callable[[], Transcripts], folder: str) -> Memory:
+        """The memory of other transcripts under a name, opened at its first use; it closes with this one.
+
+        The tables know nothing of them: there are no anchors, summaries or records of calls. Turns that cannot be
+        written wait in a folder of their own below that of this memory's.
+        """
+        async with self._opening:
+            if name not in self._others:
+                transcripts, options = make(), self.pending.options
+                if options.folder is not None:
+                    options = replace(options, folder=options.folder / folder)
+                pending = PendingTurns(transcripts, options, observer=self.observers, clock=self.clock)
+                await pending.start()
+                self._others[name] = self._elsewhere(transcripts, pending)
+            return self._others[name]
+
+    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns) -> Memory:
+        other = copy.copy(self)
+        other._transcripts = transcripts  # noqa: SLF001 - it is a copy
+        other.pending = pending
+        other.contexts = UnkeptContexts()
+        other.manifests = self.manifests.unkept()
+        other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
+        return other
+
+    def forgetting(self) -> Memory:
+        """A memory that keeps nothing, for runs that belong to no session."""
+        if None not in self._others:
+            nothing = UnkeptTranscripts()
+            pending = PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock)
+            self._others[None] = self._elsewhere(nothing, pending)
+        return self._others[None]
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
         """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
@@ -138,6 +175,8 @@ class Memory:
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.gather(*self._unfinished, return_exceptions=True)
+        for other in self._others.values():
+            await other.pending.close()
         for error in filter(None, results):
             raise error
 

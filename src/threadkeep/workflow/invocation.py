@@ -64,11 +64,16 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig) -> str | None:
-    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it."""
+    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it.
+
+    A run of a workflow says it in its context: an agent in one of its nodes has an id of its own besides.
+    """
     if run_id := config.get("run_id"):
         return str(run_id)
     try:
         runtime: Runtime[Any] | None = get_runtime()
     except (RuntimeError, KeyError):  # not in a graph
         return None
+    if isinstance(named := getattr(runtime.context if runtime else None, "run_id", None), str):
+        return named
     return runtime.execution_info.run_id if runtime and runtime.execution_info else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
 from langchain.agents.middleware.types import ToolCallRequest
@@ -70,9 +70,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         max_output_tokens: int | None = None,
     ) -> None:
         """See `threadkeep.TurnOptions` for what each means; `window` is a short way to write that of the plan."""
-        super().__init__()
-        self._memory = memory
-        self._options = TurnOptions(
+        options = TurnOptions(
             max_messages=max_messages,
             max_tokens=max_tokens,
             counter=counter_named(counter) if isinstance(counter, str) else counter,
@@ -85,6 +83,19 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             context_window=context_window,
             max_output_tokens=max_output_tokens,
         )
+        self._begin(memory, options)
+
+    @classmethod
+    def of(cls, memory: Memory, options: TurnOptions) -> Self:
+        """The memory of agents whose turns have these options."""
+        made = cls.__new__(cls)
+        made._begin(memory, options)  # noqa: SLF001 - it is one of ours
+        return made
+
+    def _begin(self, memory: Memory, options: TurnOptions) -> None:
+        super().__init__()
+        self._memory = memory
+        self._options = options
         self._unsettled: dict[tuple[str, str | None], Unsettled] = {}
         memory.before_closing(self)
 

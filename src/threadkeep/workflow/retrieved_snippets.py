@@ -43,16 +43,22 @@ class RetrievedSnippets:
         """The passages that fit, best first; the last one is cut with a mark if it must be."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_of(request))
-        return _block(documents, request, room)
+        return snippets_block(documents, request, room)
 
 
 def query_of(request: ExtraRequest) -> str:
     """What a knowledge base is asked: the last turns, then the input."""
-    recent = "\n".join(request.recent)[-_RECENT_CHARACTERS:]
-    return f"{recent}\n{request.text}".strip()
+    return query_with(request.recent, request.text)
 
 
-def _block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
+def query_with(recent: Sequence[str], text: str) -> str:
+    """A question behind the messages before it, of which the end counts."""
+    before = "\n".join(recent)[-_RECENT_CHARACTERS:]
+    return f"{before}\n{text}".strip()
+
+
+def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
+    """The passages that fit, as one block of a prompt; None if there are none."""
     quotes = [
         Quote(f"passage {number}", document.page_content)
         for number, document in enumerate(documents, start=1)

@@ -31,7 +31,8 @@ class TurnOptions:
 
     `session_id` and `user_id` find their values in a run's config; by default the session is
     `configurable["thread_id"]` and the user `configurable["user_id"]`. `keep_originals` stores the full LangChain
-    message beside its text.
+    message beside its text. Without `answers` the question is stored and what the model says is not: it is a step on
+    the way to the answer.
     """
 
     max_messages: int | None = 20
@@ -45,6 +46,7 @@ class TurnOptions:
     compression: Compression | None = None
     context_window: int | None = None
     max_output_tokens: int | None = None
+    answers: bool = True
 
     def __post_init__(self) -> None:
         """Refuse what no turn could be read with, before anybody has said anything.

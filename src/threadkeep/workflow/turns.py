@@ -126,7 +126,7 @@ class OpenTurn:
 
     async def _close(self, message: BaseMessage, status: Status) -> None:
         # What was deleted comes back neither as a question nor as the answer to one that is not there.
-        if text_of(message).strip() and not self._forgotten:
+        if self._options.answers and text_of(message).strip() and not self._forgotten:
             await self._answer(message, status)
         await self.contexts.settle()
 
