@@ -20,6 +20,6 @@ async def begun(memory: Memory, run_id: str, owner: str = "me") -> Run:
     return outcome.run
 
 
-def in_room(status: RunStatus | None = None) -> RunQuery:
+def in_room(status: RunStatus | None = None, *, session: str = "room") -> RunQuery:
     """All runs of the room, or those with a status."""
-    return RunQuery(session_id="room", status=status, limit=200)
+    return RunQuery(session_id=session, status=status, limit=200)

@@ -78,8 +78,6 @@ class RunOrder:
             run = await fetch_run(connection, run_id)
             if run is None or not run.inputs or run.status not in ("queued", "running"):
                 return Over(run)
-            if run.status == "running" and run.owner == owner:
-                return Begun(run)
             before = await connection.fetch(self._sql["before"], {"run_id": run_id})
         return NotYet(run, before[0][0] if before else run_id)
 

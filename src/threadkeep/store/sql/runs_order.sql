@@ -55,11 +55,12 @@ UPDATE chat_runs SET input = :input WHERE run_id = :run_id
 INSERT INTO chat_run_messages (session_id, message_id, run_id) VALUES (:session_id, :message_id, :run_id)
 
 -- name: begin
--- Also one whose process has not been heard of since :stale.
+-- Also one whose process has not been heard of since :stale. Who has it already goes on with the same try.
 UPDATE chat_runs SET
-    status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now), attempts = attempts + 1
+    attempts = attempts + CASE WHEN status = 'running' AND owner = :owner THEN 0 ELSE 1 END,
+    status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now)
 WHERE run_id = :run_id AND input IS NOT NULL
-    AND (status = 'queued' OR (status = 'running' AND owner <> :owner AND heartbeat_at < :stale))
+    AND (status = 'queued' OR (status = 'running' AND (owner = :owner OR heartbeat_at < :stale)))
     AND (arrival IS NULL OR NOT EXISTS (
         SELECT 1 FROM chat_runs o
         WHERE o.session_id = chat_runs.session_id AND o.arrival < chat_runs.arrival AND o.status IN ('queued', 'running')

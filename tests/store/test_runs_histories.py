@@ -1,0 +1,148 @@
+"""Random histories of a session's runs: never two at work, begun in order of arrival, none lost."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import url_of
+from tests.store.running import DEAD_AFTER_SECONDS, asked, in_room
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.errors import SessionBusy
+from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, Run
+from threadkeep.testing import SettableClock
+
+_OWNERS = ("anna", "bert", "cleo")
+_POLICIES: tuple[DoubleTexting, ...] = ("enqueue", "enqueue", "coalesce", "interrupt", "reject")
+_ACTIONS = (
+    *["add"] * 5,
+    *["begin next", "finish"] * 4,
+    *["begin", "begin at once", "cancel", "silence", "keep alive", "disown", "wait", "resume", "retry", "give back"],
+)
+
+type Step = tuple[str, int, int]
+
+_numbers = itertools.count()
+_steps = st.lists(st.tuples(st.sampled_from(_ACTIONS), st.integers(0, 11), st.integers(0, 11)), min_size=5, max_size=30)
+
+
+@pytest.fixture(params=["sqlite-memory", "postgres"])
+async def engine_memory(request: pytest.FixtureRequest, clock: SettableClock) -> AsyncIterator[Memory]:
+    """A memory over each engine."""
+    url = url_of(request, str(request.param))
+    async with open_memory(url, options=MemoryOptions(clock=clock, background=False)) as memory:
+        yield memory
+
+
+@dataclass
+class History:
+    """One session and what happens to it; after each step its laws hold."""
+
+    memory: Memory
+    clock: SettableClock
+    number: int = field(default_factory=lambda: next(_numbers))
+    asked_for: set[str] = field(default_factory=set)
+    runs: dict[str, Run] = field(default_factory=dict)
+
+    @property
+    def session_id(self) -> str:
+        """A session of its own."""
+        return f"room:{self.number}"
+
+    def pick(self, place: int) -> str:
+        """One of the runs that there are, or one that there is not."""
+        return sorted(self.runs)[place % len(self.runs)] if self.runs else "none"
+
+    async def take(self, step: Step) -> None:
+        """Do one thing, and look what has become of all."""
+        action, first, second = step
+        owner, run_id, runs = _OWNERS[second % len(_OWNERS)], self.pick(first), self.memory.runs
+        actions: dict[str, Callable[[], Awaitable[object]]] = {
+            "add": lambda: self.add(first, _POLICIES[second % len(_POLICIES)]),
+            "begin next": lambda: self.begin_next(owner),
+            "begin": lambda: self.begin(run_id, owner),
+            "begin at once": lambda: self.begin(run_id, *_OWNERS),
+            "finish": lambda: runs.finish(run_id, owner, RUN_ENDS[first % len(RUN_ENDS)]),
+            "cancel": lambda: runs.request_cancel(run_id),
+            "silence": self.silence,
+            "keep alive": lambda: runs.keep_alive(owner),
+            "disown": lambda: runs.disown(owner),
+            "wait": lambda: runs.wait(run_id, owner, {"question": first}),
+            "resume": lambda: runs.resume(run_id, second),
+            "retry": lambda: runs.retry(run_id),
+            "give back": lambda: runs.give_back(run_id, owner),
+        }
+        await actions[action]()
+        await self.check(action)
+
+    async def silence(self) -> None:
+        """Nobody is heard of for a time."""
+        self.clock.advance(DEAD_AFTER_SECONDS + 1)
+
+    async def add(self, message: int, policy: DoubleTexting) -> None:
+        """A message arrives, perhaps again."""
+        new = asked(f"{self.session_id}:{next(_numbers):06}", session=self.session_id, message=f"m{message}")
+        try:
+            added = await self.memory.runs.order.add(new, policy=policy)
+        except SessionBusy:
+            assert any(run.status in ("queued", "running") for run in self.runs.values())
+            return
+        if added.outcome == "new":
+            self.asked_for.add(added.run.run_id)
+        assert f"m{message}" in [given.message_id for given in added.run.inputs]
+
+    async def begin(self, run_id: str, *owners: str) -> None:
+        """Some try to begin the same run at once: one of them gets it, if it was there to be had."""
+        outcomes = await asyncio.gather(*(self.memory.runs.order.begin(run_id, owner) for owner in owners))
+        assert sum(isinstance(outcome, Begun) for outcome in outcomes) <= 1
+
+    async def begin_next(self, owner: str) -> None:
+        """What is said to be the next one may begin."""
+        run_id = await self.memory.runs.order.next_of(self.session_id)
+        if run_id is not None:
+            assert isinstance(await self.memory.runs.order.begin(run_id, owner), Begun)
+
+    async def check(self, action: str) -> None:
+        """Nothing is lost, one is at work, and what has begun was the first."""
+        found, _ = await self.memory.runs.records.runs(in_room(session=self.session_id))
+        after = {run.run_id: run for run in found}
+        assert set(after) == self.asked_for
+        running = [run for run in found if run.status == "running"]
+        assert len(running) <= 1
+        for run in running:
+            before = self.runs.get(run.run_id)
+            if before is None or (before.status, before.attempts) != (run.status, run.attempts):
+                earlier = [one for one in found if (one.arrival or 0) < (run.arrival or 0)]
+                assert all(one.status not in ("queued", "running") for one in earlier)
+        for run_id, was in self.runs.items():
+            assert after[run_id].status == was.status or was.status not in RUN_ENDS or action == "retry"
+        assert len({run.arrival for run in found}) == len(found)
+        self.runs = after
+
+    async def carry_out_all(self) -> None:
+        """Whatever has happened, all that is left can be carried out, one after the other."""
+        await self.silence()
+        order = self.memory.runs.order
+        left = [run_id for run_id in await order.abandoned(limit=100) if run_id in self.asked_for]
+        while left or (left := list(filter(None, [await order.next_of(self.session_id)]))):
+            await self.begin(left[0], "dora")
+            assert await self.memory.runs.finish(left.pop(), "dora", "done")
+            await self.check("finish")
+        assert all(run.over or run.status == "waiting" for run in self.runs.values())
+
+
+@given(steps=_steps)
+async def test_whatever_happens_turns_take_turns(
+    engine_memory: Memory, clock: SettableClock, steps: list[Step]
+) -> None:
+    """Messages, owners, deaths, cancels, people who are waited for: in any order."""
+    history = History(engine_memory, clock)
+    for step in steps:
+        await history.take(step)
+    await history.carry_out_all()
