@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import pytest
 
@@ -11,6 +12,8 @@ from tests.history.summaries import WrittenDown, check_coverage, exchange, range
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.context.compression import WindowRoom
+from threadkeep.context.cut import middle_mark
+from threadkeep.context.manifest import Exclusion
 from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import Compression
 from threadkeep.observe import SummaryMade
@@ -147,6 +150,23 @@ async def test_a_message_that_is_too_long_is_read_in_pieces(memory: Memory) -> N
     await check_coverage(memory)
 
 
+async def test_of_a_huge_message_the_middle_is_not_read(sqlite_memory: Memory) -> None:
+    """A bounded number of calls; the record has a mark in its place, and the message is summarised all the same."""
+    summarizer = WrittenDown(input_tokens=300)
+    words = " ".join(f"word{number}" for number in range(20_000))
+    await sqlite_memory.session("room").append([Message(role="user", content=words)])
+    await talk(sqlite_memory, 10)
+    await sqlite_memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
+    read = [str(asked.lines[0]["text"]) for asked in summarizer.asked if asked.lines[0]["message"] == 1]
+    assert 25 < len(read) < 50
+    beginning, mark, end = re.split(r"(… \[cut \d+ characters\] …)", "".join(read))
+    assert words.startswith(beginning)
+    assert words.endswith(end)
+    assert mark == middle_mark(len(words) - len(beginning) - len(end))
+    assert (await ranges(sqlite_memory))[0] == (1, 1)
+    await check_coverage(sqlite_memory)
+
+
 async def test_summaries_become_one_when_they_are_too_much(memory: Memory, events: RecordedEvents) -> None:
     """The older ones; then the new one stands for their messages, which are in no other."""
     summarizer = WrittenDown()
@@ -181,7 +201,7 @@ async def test_a_reset_hides_what_was_summarised(memory: Memory) -> None:
 async def test_what_is_archived_before_it_was_summarised_stays_out(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The first summary begins after it; later ones follow the others, whatever is archived by then."""
+    """Each summary begins after it, and none of it is read; the record names it as archived."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 15)
@@ -191,14 +211,21 @@ async def test_what_is_archived_before_it_was_summarised_stays_out(
         await talk(memory, 15)
         await asyncio.to_thread(execute, shared_url, "UPDATE chat_sessions SET archived_seq = 30")
         await memory.compressor.compress_now("room", SMALL, summarizer, budget=BUDGET)
-        assert await ranges(memory) == [(11, 24), (25, 54)]
-    assert summarizer.given() == list(range(11, 55))
+        assert await ranges(memory) == [(11, 24), (31, 54)]
+        recollection = await memory.session("room").recall()
+        assert recollection.excluded == (
+            Exclusion(1, 10, "archived"),
+            Exclusion(11, 24, "summarised"),
+            Exclusion(25, 30, "archived"),
+            Exclusion(31, 54, "summarised"),
+        )
+    assert summarizer.given() == [*range(11, 25), *range(31, 55)]
 
 
 async def test_what_was_deleted_before_it_was_summarised_is_no_trouble(
     shared_url: str, memory_options: MemoryOptions
 ) -> None:
-    """The summary stands for what is left of its range."""
+    """The next summary begins after it."""
     summarizer = WrittenDown()
     async with open_memory(shared_url, options=memory_options) as memory:
         await talk(memory, 10)
@@ -207,7 +234,7 @@ async def test_what_was_deleted_before_it_was_summarised_is_no_trouble(
         for sql in ("DELETE FROM chat_messages WHERE seq <= 500", "UPDATE chat_sessions SET archived_seq = 500"):
             await asyncio.to_thread(execute, shared_url, sql)
         await memory.compressor.compress_now("room", SMALL, summarizer, budget=100_000)
-        assert await ranges(memory) == [(1, 14), (15, 614)]
+        assert await ranges(memory) == [(1, 14), (501, 614)]
     assert summarizer.given()[14:] == list(range(501, 615))
 
 

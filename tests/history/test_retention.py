@@ -147,7 +147,7 @@ async def test_own_limits_hold_also_where_there_are_no_rules(memory: Memory, clo
 
 
 async def test_summaries_of_what_went_stay_and_say_their_range(memory: Memory, clock: SettableClock) -> None:
-    """Deleted or archived, wholly or half: each place is named; the next summary goes on where the last one ends."""
+    """Deleted or archived, wholly or half: each place is named; the next summary begins after what is out."""
     await say(memory, clock, "a", 1, 1, 1, 1, 1)
     summary = Summary("a", 1, 4, "They had tea.", "m", "1", 5)
     assert await memory.summaries.add(summary)
@@ -158,10 +158,16 @@ async def test_summaries_of_what_went_stay_and_say_their_range(memory: Memory, c
     recollection = await memory.session("a").recall()
     assert [message.seq for message in recollection.messages] == [7, 8, 9, 10]
     assert recollection.excluded == (Exclusion(1, 4, "summarised"), Exclusion(5, 6, "archived"))
-    assert await memory.summaries.add(replace(summary, id="next", first_seq=5, last_seq=8))
+    assert (await memory.summaries.uncovered("a")).after_seq == 6
+    assert not await memory.summaries.add(replace(summary, id="next", first_seq=8, last_seq=8))
+    assert await memory.summaries.add(replace(summary, id="next", first_seq=7, last_seq=8))
     recollection = await memory.session("a").recall()
     assert [message.seq for message in recollection.messages] == [9, 10]
-    assert recollection.excluded == (Exclusion(1, 4, "summarised"), Exclusion(5, 8, "summarised"))
+    assert recollection.excluded == (
+        Exclusion(1, 4, "summarised"),
+        Exclusion(5, 6, "archived"),
+        Exclusion(7, 8, "summarised"),
+    )
 
 
 async def test_what_was_archived_before_it_was_summarised_is_in_no_summary(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from threadkeep.errors import InvalidInput
@@ -200,11 +201,19 @@ def even_room(total: int, room: int) -> int:
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
     """Which active summaries, oldest first, are to become one: none while they are within their room together.
 
-    The newest one stays as it is if there are two others: what was said last is wanted in most detail.
+    The newest one stays as it is if there are two others: what was said last is wanted in most detail. Those with
+    archived messages in between are not made one, which would stand for these too.
     """
     if sum(summary.tokens for summary in summaries) <= room.all:
         return ()
-    return tuple(summaries[:-1] if len(summaries) > 2 else summaries)
+    older = summaries[:-1] if len(summaries) > 2 else summaries
+    runs = [[older[0]]]
+    for former, latter in pairwise(older):
+        if former.last_seq + 1 == latter.first_seq:
+            runs[-1].append(latter)
+        else:
+            runs.append([latter])
+    return next((tuple(run) for run in runs if len(run) >= min(len(older), 2)), ())
 
 
 def _spoken(rows: Sequence[Message]) -> list[Message]:

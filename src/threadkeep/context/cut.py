@@ -14,6 +14,7 @@ CUT_MARK = "… [cut]"
 
 _MAX_CLUSTER = 32
 _LONGEST_TOKEN = 16
+_SLACK = 1 / 16
 _ZERO_WIDTH_JOINER = "\u200d"
 _CONTINUES = frozenset("\u200d\ufe0e\ufe0f") | {chr(tone) for tone in range(0x1F3FB, 0x1F400)}
 
@@ -36,34 +37,48 @@ def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
 
     Empty when not even the mark fits.
     """
+    return _cut(text, budget, counter, lambda kept: _around_middle(text, kept))
 
-    def shortened(kept: int) -> str:
-        start = _boundary(text, kept - kept // 2)
-        end = len(text) - kept // 2
-        while end < len(text) and _boundary(text, end) != end:
-            end += 1
-        return text[:start] + middle_mark(end - start) + text[end:]
 
-    return _cut(text, budget, counter, shortened)
+def without_middle(text: str, kept: int) -> str:
+    """The beginning of a text, `middle_mark` and its end: about so many of its characters; all of it if it has no more.
+
+    Nothing is counted, however long it is.
+    """
+    return text if len(text) <= kept else _around_middle(text, kept)
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
     """The text in pieces of at most the budget each, which joined are the text; none for an empty one.
 
     A piece ends at white space where there is some near its end, and never parts a character from its marks unless it
-    has more of them than any language. A piece of one character may be over the budget.
+    has more of them than any language. A piece of one character may be over the budget. A long piece is not always the
+    longest that fits: the text is counted about eight times in all.
     """
     found: list[str] = []
     start = 0
+    reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
         # A look at what may fit is enough: the rest of a huge text is not counted again for each piece.
-        ahead = text[start : start + max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)]
-        kept = _cut(ahead, budget, counter, partial(_beginning, ahead))
+        ahead = text[start : start + reach]
+        kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
+        if len(kept) == reach:
+            reach *= 2
+            continue
         if start + len(kept) < len(text):
             kept = _to_white_space(kept) or ahead[: next(end for end in count(1) if _boundary(ahead, end) == end)]
         found.append(kept)
         start += len(kept)
+        reach = 2 * max(len(kept), _MAX_CLUSTER)
     return found
+
+
+def _around_middle(text: str, kept: int) -> str:
+    start = _boundary(text, kept - kept // 2)
+    end = len(text) - kept // 2
+    while end < len(text) and _boundary(text, end) != end:
+        end += 1
+    return text[:start] + middle_mark(end - start) + text[end:]
 
 
 def _beginning(text: str, end: int) -> str:
@@ -76,7 +91,7 @@ def _to_white_space(text: str) -> str:
     return text[:end]
 
 
-def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int], str]) -> str:
+def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int], str], *, slack: float = 0.0) -> str:
     total = counter(text)
     if total <= budget:
         return text
@@ -84,7 +99,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
     if counter(best) > budget:
         return ""
     low, high = 0, _first_miss(len(text), budget, total, lambda kept: counter(shortened(kept)) <= budget)
-    while high - low > 1:
+    while high - low > max(1, slack * low):
         middle = (low + high) // 2
         candidate = shortened(middle)
         if counter(candidate) <= budget:

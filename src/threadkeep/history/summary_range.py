@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from threadkeep.context.compression import (
@@ -16,7 +18,7 @@ from threadkeep.context.compression import (
     part_length,
     reaches,
 )
-from threadkeep.context.cut import pieces
+from threadkeep.context.cut import pieces, without_middle
 from threadkeep.context.quotation import quoted_message
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.history.compression import Compression, Summarizer
@@ -26,6 +28,8 @@ from threadkeep.store.transcripts import Transcripts
 
 _PAGE_ROWS = 200
 _MOST_HALVINGS = 3
+_MOST_PIECES = 32
+"""How many times what is read at once a message may be long before its middle is left out, with a mark."""
 
 
 @dataclass(frozen=True)
@@ -97,31 +101,41 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, room: int) -> Part | None:
-        """The next messages after a place that can be read at once; None when none are there.
+        """The next messages after a place and what is archived that can be read at once; None when none are there.
 
         One that is too long for that alone is a part of its own, in several records.
         """
         rows: list[Message] = []
         lines: list[str] = []
         sizes: list[int] = []
-        place = after
+        info = await self._transcripts.session(session_id)
+        place = after = max(after, info.archived_seq if info else 0)
         while place < upto and sum(sizes) <= room:
             end = min(place + _PAGE_ROWS, upto)
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
             rows += [row for row in page.messages if _seq(row) > place]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
-            sizes += [self._counter(line) + 1 for line in lines[len(sizes) :]]
+            # Long messages take long to count, and others answer meanwhile.
+            sizes += await asyncio.to_thread(self._sizes, lines[len(sizes) :])
             place = end
         if not rows:
             return None
         length = part_length(rows, sizes, even_room(sum(sizes), room) if place == upto else room)
-        records = self._pieces(rows[0], room) if sizes[0] > room else ("\n".join(lines[:length]),)
+        records: tuple[str, ...] = ("\n".join(lines[:length]),)
+        if sizes[0] > room:
+            records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], room)
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records)
 
-    def _pieces(self, message: Message, room: int) -> tuple[str, ...]:
-        """One message in several records, each of which says which piece it is."""
+    def _sizes(self, lines: Sequence[str]) -> list[int]:
+        return [self._counter(line) + 1 for line in lines]
+
+    def _pieces(self, message: Message, size: int, room: int) -> tuple[str, ...]:
+        """One message in several records, each of which says which piece it is; of a huge one its beginning and end."""
+        kept = len(message.content) * room * _MOST_PIECES // size
         found = pieces(
-            message.content, room, lambda text: self._counter(quoted_message(message, text, part="99 of 99"))
+            without_middle(message.content, kept),
+            room,
+            lambda text: self._counter(quoted_message(message, text, part="99 of 99")),
         )
         return tuple(
             quoted_message(message, piece, part=f"{number} of {len(found)}")

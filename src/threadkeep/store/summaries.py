@@ -42,8 +42,8 @@ class ArchivedSummary:
 class Summaries:
     """The table `chat_summaries`, and who is at work on a session.
 
-    The law: the summaries that count stand for one unbroken range of messages, which begins after the last reset, each
-    message in exactly one of them. A summary that would break it is not stored.
+    The law: the summaries that count stand for all messages from the last reset to the last one's end but for archived
+    ones, each message in exactly one of them. A summary that would break it is not stored.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -130,9 +130,9 @@ async def add_summary(
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # The first one may leave out what is archived.
+        # What is archived may be left out.
         lowest = ranges[-1][2] if ranges else reset_seq
-        highest = lowest if ranges else max(reset_seq, archived_seq)
+        highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq
     if not fits:
         return False

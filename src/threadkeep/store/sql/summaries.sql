@@ -69,20 +69,26 @@ SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
 -- name: uncovered
--- What no summary that counts stands for, since the last reset. Where there is none yet, what is archived is left out.
+-- What no summary that counts stands for, since the last reset and after what is archived.
 SELECT b.after_seq, b.last_seq, count(m.seq), coalesce(sum(m.tokens), 0)
 FROM (
     SELECT
-        s.session_id, s.last_seq,
-        coalesce(
+        c.session_id, c.last_seq,
+        CASE
+            WHEN c.covered_seq > c.archived_seq AND c.covered_seq > c.reset_seq THEN c.covered_seq
+            WHEN c.archived_seq > c.reset_seq THEN c.archived_seq
+            ELSE c.reset_seq
+        END AS after_seq
+    FROM (
+        SELECT
+            s.session_id, s.last_seq, s.reset_seq, s.archived_seq,
             (
-                SELECT max(c.last_seq) FROM chat_summaries c
+                SELECT coalesce(max(c.last_seq), 0) FROM chat_summaries c
                 WHERE c.session_id = s.session_id AND c.superseded_by IS NULL AND c.first_seq > s.reset_seq
-            ),
-            CASE WHEN s.archived_seq > s.reset_seq THEN s.archived_seq ELSE s.reset_seq END
-        ) AS after_seq
-    FROM chat_sessions s
-    WHERE s.session_id = :session_id
+            ) AS covered_seq
+        FROM chat_sessions s
+        WHERE s.session_id = :session_id
+    ) c
 ) b
 LEFT JOIN chat_messages m ON m.session_id = b.session_id AND m.seq > b.after_seq AND m.role IN ('user', 'assistant')
 GROUP BY b.after_seq, b.last_seq
