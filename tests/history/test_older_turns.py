@@ -8,8 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from threadkeep import Memory, Message
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.history.older_turns import Search
+from threadkeep.observe import EmbeddingsSkipped
 
 ROOM = "telegram:1"
 
@@ -28,6 +30,22 @@ class Vectors:
     async def embed_query(self, text: str) -> Sequence[float]:
         """The same."""
         return self._vector
+
+
+class Picky(Vectors):
+    """A model that refuses a batch with poison in it."""
+
+    def __init__(self) -> None:
+        super().__init__([1.0, 0.0])
+        self.asked = 0
+        self.well = False
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """One for each, or nothing at all."""
+        self.asked += 1
+        if not self.well and any("poison" in text for text in texts):
+            raise ValueError("what it says is nobody's business")
+        return await super().embed(texts)
 
 
 async def say(memory: Memory, count: int, session_id: str = ROOM, *, user_id: str | None = None) -> None:
@@ -105,3 +123,64 @@ async def test_vectors_without_a_direction_are_like_nothing(memory: Memory, vect
         assert talk.embedding is not None
         await talk.embedding
     assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 1
+
+
+async def look(memory: Memory, embedder: Vectors) -> None:
+    """Look for something, and wait until all that can be has its vector."""
+    await memory.older_turns.find(Search(ROOM, None, "cake"), 1_000, embedder)
+    talk = memory.older_turns.talk("session", ROOM)
+    assert talk is not None
+    assert talk.embedding is not None
+    await talk.embedding
+
+
+async def test_a_text_that_no_model_takes_holds_up_itself_alone(memory: Memory, events: RecordedEvents) -> None:
+    """Its batch is halved until it is found; it is told of, left alone for a while, and tried again later."""
+    await say(memory, 40)
+    await memory.session(ROOM).append([Message(role="user", content="poison")])
+    await say(memory, 100)
+    model = Picky()
+    await look(memory, model)
+    assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 140
+    assert model.asked <= 20
+    assert [(event.count, event.error) for event in events.of(EmbeddingsSkipped)] == [(1, "ValueError")]
+    asked = model.asked
+    await look(memory, model)
+    assert model.asked == asked
+    model.well = True
+    for _ in range(3):
+        await look(memory, model)
+    assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 141
+
+
+async def test_a_model_that_is_down_is_not_asked_for_every_text(memory: Memory, events: RecordedEvents) -> None:
+    """After a dozen failures in a row the rest waits for the next question."""
+    await memory.session(ROOM).append([Message(role="user", content=f"poison {number}") for number in range(200)])
+    model = Picky()
+    await look(memory, model)
+    assert model.asked <= 12
+    model.well = True
+    for _ in range(4):
+        await look(memory, model)
+    assert len(await memory.embeddings.of_session(ROOM, "vectors")) == 200
+    assert len(events.of(EmbeddingsSkipped)) == 1
+
+
+async def test_nothing_is_kept_of_a_deleted_session(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Its index goes at once where it is deleted, elsewhere when it is next looked at; a user's too."""
+    async with (
+        open_memory(shared_url, options=memory_options) as here,
+        open_memory(shared_url, options=memory_options) as elsewhere,
+    ):
+        await say(here, 4, user_id="u1")
+        searches = [Search(ROOM, "u1", "cake"), Search(ROOM, "u1", "cake", scope="user")]
+        for memory in (here, elsewhere):
+            for search in searches:
+                assert await memory.older_turns.find(search, 1_000)
+        await here.session(ROOM).delete()
+        assert here.older_turns.talk("session", ROOM) is None
+        assert here.older_turns.talk("user", "u1") is None
+        for search in searches:
+            assert await elsewhere.older_turns.find(search, 1_000) == []
+        assert elsewhere.older_turns.talk("session", ROOM) is None
+        assert elsewhere.older_turns.talk("user", "u1") is None

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from contextvars import Context
 from typing import Protocol
 
+from threadkeep.errors import StoreError
 from threadkeep.history.talk_index import TalkIndex, Vectors, id_at, place_of
-from threadkeep.observe import ExtraNotFound, Observer
+from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
 from threadkeep.store.embeddings import EmbeddingRows
 from threadkeep.store.transcripts import Transcripts
 
@@ -18,6 +19,8 @@ _BATCH = 64
 _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
+_MOST_FAILURES = 12
+"""In a row, after which it is the model and not what it is given; a batch with one bad text has seven."""
 
 
 class Embedder(Protocol):
@@ -78,13 +81,42 @@ class EmbeddedTalks:
                     for seq, vector in await self._rows.of_session(session_id, embedder.name):
                         vectors.setdefault(id_at(session_id, seq), array("f", vector))
                     talk.embedded.add((embedder.name, session_id))
-            missing = [place_of(turn_id) for turn_id in talk.tokens if turn_id not in vectors]
+            talk.refusals.round += 1
+            missing = [
+                place_of(turn_id) for turn_id in talk.tokens if turn_id not in vectors and talk.refusals.is_due(turn_id)
+            ]
             for session_id in dict.fromkeys(session_id for session_id, _ in missing):
                 seqs = [seq for place, seq in missing if place == session_id]
-                for start in range(0, len(seqs), _BATCH):
-                    await self._embed_some(session_id, seqs[start : start + _BATCH], vectors, embedder)
+                await self._embed_session(session_id, seqs, talk, embedder)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next question
             self._tell(error)
+
+    async def _embed_session(self, session_id: str, seqs: Sequence[int], talk: TalkIndex, embedder: Embedder) -> None:
+        """Embed in batches. One that fails is halved, until what the model does not take is found and left out."""
+        batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
+        batches.reverse()
+        refused, in_a_row = 0, 0
+        last: Exception | None = None
+        while batches and in_a_row < _MOST_FAILURES:
+            batch = batches.pop()
+            try:
+                await self._embed_some(session_id, batch, talk.vectors[embedder.name], embedder)
+                in_a_row = 0
+            except StoreError:
+                raise
+            except Exception as error:  # noqa: BLE001 - whatever the model does, the others get their vectors
+                last = error
+                in_a_row += 1
+                if len(batch) == 1:
+                    talk.refusals.add(id_at(session_id, batch[0]))
+                    refused += 1
+                else:
+                    batches += [batch[len(batch) // 2 :], batch[: len(batch) // 2]]
+        if last is not None:
+            skipped = EmbeddingsSkipped(
+                count=refused + sum(map(len, batches)), error=type(last).__name__, session_id=session_id
+            )
+            self._observer.notify(skipped)
 
     async def _embed_some(self, session_id: str, seqs: Sequence[int], vectors: Vectors, embedder: Embedder) -> None:
         messages = await self._transcripts.at(session_id, seqs)

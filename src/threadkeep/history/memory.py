@@ -193,6 +193,7 @@ class Memory:
             contexts=self.contexts,
             user_id=user_id,
             observer=self.observers,
+            forget=self.older_turns.forget,
         )
 
     async def sessions(

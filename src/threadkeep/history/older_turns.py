@@ -76,9 +76,10 @@ class OlderTurns:
             StoreError: the database does not answer.
         """
         infos = await self._sessions(search)
-        if not infos:
-            return []
         key = (search.scope, search.user_id or "" if search.scope == "user" else search.session_id)
+        if not infos:
+            self._drop(key)
+            return []
         talk = self._talk(key, infos)
         await self._wait_for(key, lambda: self._catch_up(talk, infos))
         if self._talks.get(key) is not talk:
@@ -104,6 +105,17 @@ class OlderTurns:
     def talk(self, scope: RecallScope, name: str) -> TalkIndex | None:
         """What is indexed of a session, or of a user, by now."""
         return self._talks.get((scope, name))
+
+    def forget(self, session_id: str) -> None:
+        """A session was deleted: keep nothing of it in this process."""
+        for key in [key for key, talk in self._talks.items() if key[1] == session_id or talk.holds(session_id)]:
+            self._drop(key)
+
+    def _drop(self, key: tuple[RecallScope, str]) -> None:
+        talk, task = self._talks.pop(key, None), self._tasks.pop(key, None)
+        for work in (task, talk.embedding if talk else None):
+            if work is not None:
+                work.cancel()
 
     async def close(self) -> None:
         """Stop what goes on in the background; an index is made anew by whoever asks next."""

@@ -180,17 +180,20 @@ class PendingTurns:
         async with self._delivering:
             if entry not in self._kept or entry.turn.session_id in self._withheld:
                 return False
-            discarded = False
             async with asyncio.timeout(self._options.write_timeout_seconds):
-                try:
-                    await self._transcripts.append(entry.turn)
-                except QuestionGone:
-                    discarded = True
+                stored = await self._append(entry.turn)
         await self._forget(entry)
-        if discarded:
-            self._events(entry.turn).discarded()
-        else:
+        if stored:
             self._events(entry.turn).recovered(entry.tries)
+        return True
+
+    async def _append(self, turn: Turn) -> bool:
+        """Write a turn; False when it is an answer to what is not there any more, which is told."""
+        try:
+            await self._transcripts.append(turn)
+        except QuestionGone:
+            self._events(turn).discarded()
+            return False
         return True
 
     async def close(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -46,6 +46,7 @@ class Session:
         contexts: Contexts,
         user_id: str | None,
         observer: Observer,
+        forget: Callable[[str], object],
     ) -> None:
         check_key(session_id)
         if user_id is not None and (
@@ -56,6 +57,7 @@ class Session:
         self.user_id = user_id
         self._transcripts = transcripts
         self._pending = pending
+        self._forget = forget
         self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id)
         self._events = SessionEvents(observer, transcripts.backend, session_id)
 
@@ -87,12 +89,11 @@ class Session:
         """Store the messages, or keep them on disk until the database takes them: None says that they wait.
 
         For those who answer people and cannot stop for a broken database; see `threadkeep.history.pending`. With
-        `answers`, the id of a message, they are stored only while the session has that message: an answer does not
-        bring a session back that was deleted since.
+        `answers` they are stored only while the session has the message with that id.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; waiting would not help.
-            QuestionGone: what they answer is not there any more; nothing was stored.
+            QuestionGone: what they answer was deleted, mostly with its session.
         """
         started = time.perf_counter()
         try:
@@ -222,7 +223,7 @@ class Session:
         return replace(found, messages=(*found.messages, *(message for message in waiting if message.id not in there)))
 
     def tell_write_failed(self, error: Exception) -> None:
-        """Tell that something beside the transcript could not be written; nothing that was said is lost by it."""
+        """Tell that something beside the transcript could not be written."""
         self._events.write_failed(error, "fallback")
 
     async def check_owner(self) -> None:
@@ -279,7 +280,9 @@ class Session:
         if self.user_id is not None and await self._info() is None:
             return False
         async with self._pending.withheld(self.session_id):
-            return await self._transcripts.delete(self.session_id)
+            was_there = await self._transcripts.delete(self.session_id)
+        self._forget(self.session_id)
+        return was_there
 
     async def _info(self) -> SessionInfo | None:
         async with self._reading():

@@ -20,6 +20,7 @@ MOST_TURNS = 20_000
 
 _PAGE = 200
 _AT_ONCE = 25
+_MOST_DOUBLINGS = 10
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,24 @@ class _Mark:
 
     created_at: datetime
     begin: int
+
+
+@dataclass(eq=False)
+class Refusals:
+    """The turns that no vector could be made of: each is left alone for longer and longer, counted in rounds."""
+
+    round: int = 0
+    _tries: dict[str, int] = field(default_factory=dict)
+    _due: dict[str, int] = field(default_factory=dict)
+
+    def add(self, turn_id: str) -> None:
+        """Leave a turn alone for some rounds, twice as many as before."""
+        tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
+        self._due[turn_id] = self.round + 2**tries
+
+    def is_due(self, turn_id: str) -> bool:
+        """Whether a turn may be tried in this round."""
+        return self._due.get(turn_id, 0) <= self.round
 
 
 @dataclass(eq=False)
@@ -43,7 +62,12 @@ class TalkIndex:
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
     embedding: asyncio.Task[None] | None = None
+    refusals: Refusals = field(default_factory=Refusals)
     _marks: dict[str, _Mark] = field(default_factory=dict)
+
+    def holds(self, session_id: str) -> bool:
+        """Whether anything of a session is indexed."""
+        return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
         """Whether something that is indexed was reset, archived or deleted since, or too much of it is of no use.

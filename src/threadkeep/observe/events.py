@@ -252,6 +252,15 @@ class ExtraNotFound(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EmbeddingsSkipped(Event):
+    """A model of embeddings did not take some messages; words find them, and they are tried again later."""
+
+    count: int
+    error: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelFailed(Event):
     """A model call raised."""
 

@@ -16,6 +16,7 @@ from structlog.types import EventDict, Processor, WrappedLogger
 from threadkeep.observe.events import (
     AnswerDiscarded,
     ContextBuilt,
+    EmbeddingsSkipped,
     Event,
     ExtraNotFound,
     HistoryTruncated,
@@ -45,6 +46,7 @@ _LEVELS: Mapping[type[Event], int] = {
     MemoryUpdated: logging.DEBUG,
     PromptSent: logging.DEBUG,
     AnswerDiscarded: logging.WARNING,
+    EmbeddingsSkipped: logging.WARNING,
     KeyResolutionFailed: logging.WARNING,
     ManifestsDropped: logging.WARNING,
     ManifestWriteFailed: logging.WARNING,
