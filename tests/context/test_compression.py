@@ -192,19 +192,21 @@ def test_parts_are_of_about_one_size() -> None:
 
 def test_the_room_of_summaries() -> None:
     """A quarter of a small budget; one takes half of it, so that two always fit; the rest is for reading."""
-    assert SummaryRoom.within(2000, 100_000, 30_000) == SummaryRoom(2000, 1000, 600, 29_000)
-    assert SummaryRoom.within(2000, 4000, 30_000) == SummaryRoom(850, 425, 255, 29_575)
-    assert SummaryRoom.within(2000, 10, 30_000) == SummaryRoom(100, 50, 30, 29_950)
-    assert SummaryRoom.within(2000, 100_000, 10) == SummaryRoom(2000, 200, 120, 200)
+    assert SummaryRoom.within(2000, 100_000, 30_000) == SummaryRoom(2000, 24_920, 1000, 600, 29_000)
+    assert SummaryRoom.within(2000, 4000, 30_000) == SummaryRoom(860, 920, 430, 258, 29_570)
+    assert SummaryRoom.within(2000, 10, 30_000) == SummaryRoom(100, 160, 50, 30, 29_950)
+    assert SummaryRoom.within(2000, 100_000, 10) == SummaryRoom(2000, 24_920, 200, 120, 200)
 
 
 def test_summaries_become_one_when_they_are_too_much_together() -> None:
     """The newest stays in detail if that leaves two or more to be merged."""
-    room = SummaryRoom(all=100, one=50, asked=30, record=500)
+    room = SummaryRoom(all=100, framed=200, one=50, asked=30, record=500)
     one, two, three = summary(1, 10, 40), summary(11, 20, 40), summary(21, 30, 40)
     assert to_merge([one, two], room) == ()
     assert to_merge([one, two, three], room) == (one, two)
     big = summary(11, 20, 80)
     assert to_merge([one, big], room) == (one, big)
-    assert to_merge([one, summary(12, 20, 80)], room) == ()
-    assert to_merge([big], SummaryRoom(60, 30, 20, 500)) == (big,)
+    assert to_merge([big], SummaryRoom(60, 200, 30, 20, 500)) == (big,)
+    many = [summary(first, first + 9, 1) for first in range(1, 71, 10)]
+    assert to_merge(many, room) == tuple(many[:-1])
+    assert to_merge(many[:6], room) == ()

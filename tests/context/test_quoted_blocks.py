@@ -8,7 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.quoted_blocks import Quote, fitting, quoted_by, render, summary_message_text
+from threadkeep.context.quoted_blocks import (
+    Quote,
+    fitting,
+    fitting_summaries,
+    quoted_by,
+    render,
+    summary_message_text,
+)
 from threadkeep.context.tokens import chars4
 from threadkeep.records import Summary
 
@@ -63,3 +70,22 @@ def test_the_best_passage_is_cut_and_never_left_out_for_its_length() -> None:
     short = Quote("passage 2", "few words")
     assert fitting("Header.", [short, long], 100, chars4) == [short]
     assert fitting("Header.", [long], 6, chars4) == []
+
+
+def test_summaries_that_are_too_much_go_whole_and_the_oldest_first() -> None:
+    """Of a newest that is too big alone, its beginning stays, in its fence."""
+    old, late, newest = summary(1, 40, "o" * 400), summary(41, 60, "l" * 400), summary(61, 90, "n" * 400)
+
+    def size(*summaries: Summary) -> int:
+        return chars4(summary_message_text(summaries))
+
+    assert fitting_summaries([old, late, newest], size(old, late, newest), chars4) == (old, late, newest)
+    assert fitting_summaries([old, late, newest], size(old, late, newest) - 1, chars4) == (late, newest)
+    assert fitting_summaries([old, late, newest], size(newest), chars4) == (newest,)
+    [cut] = fitting_summaries([old, late, newest], size(newest) - 20, chars4)
+    assert (cut.id, cut.first_seq, cut.last_seq) == (newest.id, 61, 90)
+    assert cut.text.endswith(CUT_MARK)
+    assert size(cut) <= size(newest) - 20
+    assert summary_message_text([cut]).endswith("</summary>")
+    assert fitting_summaries([old, late, newest], 40, chars4) == ()
+    assert fitting_summaries([], 1000, chars4) == ()

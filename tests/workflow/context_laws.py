@@ -132,6 +132,19 @@ async def check_call(
     check_input(sent, question)
     rows = await memory.session(sent.manifest.session_id).tail(_WHOLE_SESSION)
     check_coverage(sent.manifest, rows, list(summaries))
+    await check_summaries(memory, sent)
+
+
+async def check_summaries(memory: Memory, sent: Sent) -> None:
+    """What the record says that summaries stand for is in a summary that was sent: whole, unless it is told as cut."""
+    gaps = {(gap.first_seq, gap.last_seq) for gap in sent.manifest.excluded if gap.reason == "summarised"}
+    known = {one.id: one for one in await memory.summaries.all_of(sent.manifest.session_id)} if gaps else {}
+    shown: set[tuple[int, int]] = set()
+    for entry, message in zip(sent.manifest.entries, sent.messages, strict=True):
+        for one in (known[name] for name in entry.summaries):
+            shown.add((one.first_seq, one.last_seq))
+            assert entry.tokens_before is not None or one.text in text_of(message)
+    assert gaps <= shown
 
 
 async def rows_of(memory: Memory, session_id: str) -> list[Message]:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.history.summaries import Asked, WrittenDown, check_coverage
 from tests.workflow.talking import ROOM, ask, make_agent, seen, stream
-from threadkeep import Compression, Memory, SessionMemory
-from threadkeep.context.manifest import ContextManifest
+from threadkeep import Compression, Memory, Message, SessionMemory, rebuild
+from threadkeep.context.manifest import ContextManifest, Exclusion
 from threadkeep.records import Json
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -91,3 +91,28 @@ async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: M
     [summary] = await check_coverage(sqlite_memory, ROOM)
     assert (summary.first_seq, summary.last_seq, summary.text) == (1, 22, "answer 15")
     assert heard == [f"answer {number}" for number in range(15)]
+
+
+async def test_an_agent_with_less_room_says_which_summaries_it_leaves_out(sqlite_memory: Memory) -> None:
+    """Those that were made for a larger budget are sent whole, the newest of them; the others' messages are named."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: f"Summary {len(summarizer.asked)}. " + "fact " * 100
+    session = sqlite_memory.session(ROOM)
+    options = Compression(trigger=("messages", 20), keep=("messages", 4))
+    for _ in range(3):
+        for number in range(12):
+            await session.append([Message("user", f"question {number}"), Message("assistant", "answer")])
+        await sqlite_memory.compressor.compress_now(ROOM, options, summarizer, budget=8_000)
+    first, *others = await sqlite_memory.summaries.active(ROOM)
+    model = ScriptedModel(["so"])
+    await ask(make_agent(model, [SessionMemory(sqlite_memory, max_tokens=1_600)]), "And?")
+    [stored] = await sqlite_memory.manifests.of_session(ROOM)
+    manifest = ContextManifest.from_dict(stored.manifest)
+    [entry] = [entry for entry in manifest.entries if entry.section == "summary"]
+    assert entry.summaries == tuple(summary.id for summary in others)
+    assert entry.tokens_before is None
+    assert all(summary.text in model.calls[0][0].text for summary in others)
+    assert first.text not in model.calls[0][0].text
+    assert manifest.excluded[0] == Exclusion(first.first_seq, first.last_seq, "over_budget")
+    assert accounted(stored.manifest) == list(range(1, 74))
+    assert await rebuild(stored) == model.calls[0]

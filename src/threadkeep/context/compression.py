@@ -20,7 +20,8 @@ type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"
 _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
 _LEAST_INPUT_TOKENS = 400
-_FRAME_TOKENS = 150
+_HEADER_TOKENS = 80  # what a prompt says of summaries before the first
+_BLOCK_TOKENS = 30  # and around each of them
 _FULL = 0.9
 
 
@@ -36,11 +37,12 @@ class Extent:
 class SummaryRoom:
     """How long summaries may be, in tokens.
 
-    All active ones together have `all` at most; one with more than `one` is not accepted, and `asked` is what a model
+    All active ones together have `all` at most, and `framed` with what stands around each; one with more than `one` is not accepted, and `asked` is what a model
     is asked for, since it cannot count. `record` is how much it is given to read at once, beside an earlier summary.
     """
 
     all: int
+    framed: int
     one: int
     asked: int
     record: int
@@ -52,10 +54,11 @@ class SummaryRoom:
         It is what the options say at most, and never more than a quarter of the budget of a model call less what it
         takes to say what they are.
         """
-        together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, budget // 4 - _FRAME_TOKENS))
+        framed = budget // 4 - _HEADER_TOKENS
+        together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
         reading = max(input_tokens, _LEAST_INPUT_TOKENS)
         one = min(together, reading) // 2
-        return cls(together, one, one * 3 // 5, reading - one)
+        return cls(together, max(framed, together + 2 * _BLOCK_TOKENS), one, one * 3 // 5, reading - one)
 
 
 @dataclass(frozen=True)
@@ -204,7 +207,8 @@ def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, 
     The newest one stays as it is if there are two others: what was said last is wanted in most detail. Those with
     archived messages in between are not made one, which would stand for these too.
     """
-    if sum(summary.tokens for summary in summaries) <= room.all:
+    together = sum(summary.tokens for summary in summaries)
+    if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
         return ()
     older = summaries[:-1] if len(summaries) > 2 else summaries
     runs = [[older[0]]]

@@ -12,15 +12,15 @@ from dataclasses import replace
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from threadkeep.context.cut import CUT_MARK, cut_end
+from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
-from threadkeep.context.quoted_blocks import summary_message_text
+from threadkeep.context.quoted_blocks import fitting_summaries, summary_message_text
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Anchor, Item, Plan, Size, plan
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.recollection import Recollection
-from threadkeep.records import Message
+from threadkeep.records import Message, Summary
 from threadkeep.workflow.conversion import Repaired, id_of, merge, plain, repair, to_langchain
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.left_out import dropped, exclusions
@@ -28,8 +28,6 @@ from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
 from threadkeep.workflow.quoted_turns import section_message
 from threadkeep.workflow.sent_messages import digest_of, digests_of, dump_message, is_plain, merged_system
 from threadkeep.workflow.trimming import items_of, shortened, size_of
-
-_SUMMARY = "<summary of="
 
 
 class Assembler:
@@ -44,6 +42,7 @@ class Assembler:
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._mark: tuple[TokenCounter, int] | None = None
         self._begin_id: str | None = None
+        self._shown: dict[tuple[int, TokenCounter], tuple[Summary, ...]] = {}
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
         """Choose the window; `wanted` are the extras that are still to be found, `extras` those that were.
@@ -52,26 +51,27 @@ class Assembler:
             BudgetTooSmall: the system message, or it and the newest user message cut to its mark, are over the budget.
         """
         repaired = self._repaired(call)
-        pieces = tuple(self._pieces(call, repaired.messages))
+        shown = self._summaries_for(call)
+        pieces = tuple(self._pieces(call, repaired.messages, shown))
         fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section != "window")
         rooms = self._layout.rooms(call.budget, fixed, wanted)
         reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
         with suppress(BudgetTooSmall):
             chosen = self._plan(call, pieces, call.budget - reserved)
             if not (reserved and _turn_suffers(chosen, pieces)):
-                return Draft(call, pieces, chosen, repaired.dropped, rooms, tuple(extras))
+                return Draft(call, pieces, chosen, repaired.dropped, rooms, tuple(extras), shown)
         with suppress(BudgetTooSmall):
-            return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
+            return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped, summaries=shown)
         pieces = tuple(piece for piece in pieces if piece.section != "summary")
         return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
 
     def build(self, draft: Draft) -> Assembled:
         """Lay out what was chosen, with the extras of the draft in their places."""
-        call, pieces, chosen = draft.call, draft.pieces, draft.chosen
+        pieces, chosen = draft.pieces, draft.chosen
         if chosen.cut_back and self._layout.window == "anchored" and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
         texts: dict[str, str] = {}
-        sent = [self._sent(call, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
+        sent = [self._sent(draft, pieces[index], chosen.cuts.get(index), texts) for index in chosen.kept]
         inputs = [place for place, (_, entry) in enumerate(sent) if entry.section == "input"]
         stable = inputs[0] if inputs else len(sent)
         if inputs:
@@ -100,19 +100,23 @@ class Assembler:
         talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
         return repair(merge(self._earlier, talk))
 
-    def _pieces(self, call: Call, talk: Sequence[BaseMessage]) -> Iterator[Piece]:
+    def _summaries_for(self, call: Call) -> tuple[Summary, ...]:
+        """The summaries that have room in a call of this size."""
+        key = (self._layout.most("summary", call.budget), call.counter)
+        if key not in self._shown:
+            self._shown[key] = fitting_summaries(self._recollection.summaries, *key)
+        return self._shown[key]
+
+    def _pieces(self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary]) -> Iterator[Piece]:
         """All that may be sent, in order: the system message and the summary first."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system", id_of(system))
-        if self._recollection.summaries:
-            text = summary_message_text(self._recollection.summaries)
-            text = cut_end(text, self._layout.most("summary", call.budget), call.counter)
-            if _SUMMARY in text:
-                yield Piece(section_message("summary", text), "summary", None)
+        if summaries:
+            yield Piece(section_message("summary", summary_message_text(summaries)), "summary", None)
         question = {id_of(message) for message in call.question}
         section: Section = "window"
-        everything = [(message, id_of(message)) for message in plain(talk)]
+        everything = [(message, id_of(message)) for message in plain(talk, call.provider)]
         asked = any(message_id in question for _, message_id in everything)
         for message, message_id in everything:
             if asked and message_id in question:
@@ -184,8 +188,9 @@ class Assembler:
             self._mark = (counter, counter(CUT_MARK))
         return self._mark[1]
 
-    def _sent(self, call: Call, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
+    def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
         """A message as it is sent, and its entry; what no transcript has is put among the texts."""
+        call = draft.call
         message, size = piece.message, self._size(call, piece).tokens
         entry = Entry(piece.section, size, self._source(call, piece), seq=self._seq(call, piece), id=piece.id)
         if cut_to is not None:
@@ -193,7 +198,7 @@ class Assembler:
             after = count_message(message, call.counter)
             entry = replace(entry, tokens=after, tokens_before=size, source="text")
         if piece.section == "summary":
-            entry = replace(entry, summaries=tuple(summary.id for summary in self._recollection.summaries))
+            entry = self._summary_entry(entry, draft)
         if entry.source == "text":
             body = dump_message(message)
             digest = digest_of(body)
@@ -201,11 +206,18 @@ class Assembler:
             texts[digest] = body
         return message, entry
 
+    def _summary_entry(self, entry: Entry, draft: Draft) -> Entry:
+        """Which summaries a message holds: whole as they are kept, or the only one cut."""
+        entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
+        whole = self._recollection.summaries[-1]
+        if draft.summaries[-1].text == whole.text:
+            return entry
+        before = draft.call.counter(summary_message_text([whole]))
+        return replace(entry, source="text", tokens_before=before)
+
     def _source(self, call: Call, piece: Piece) -> Source:
         """Where the text of a message is found again."""
         message = piece.message
-        if piece.section == "summary":
-            return "summaries" if message.content == summary_message_text(self._recollection.summaries) else "text"
         if (read := self._rows.get(id(message))) is not None:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(piece.id)

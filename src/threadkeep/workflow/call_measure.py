@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 
 from threadkeep.context.budget import input_budget
 from threadkeep.context.calibration import ScaledCounter
@@ -15,6 +15,7 @@ from threadkeep.context.manifest import ReportedUsage
 from threadkeep.context.tokens import TokenCounter, counter_for, estimate
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
+from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.model_facts import facts_of, tools_text
 from threadkeep.workflow.turn_options import TurnOptions
 
@@ -41,10 +42,16 @@ class CallMeasure:
     tools: int
     stored_hundredths: int | None
     learns: bool
+    provider: str | None = None
 
     def unscaled(self, tokens: int) -> int:
         """The tokens without the factor that was learned."""
         return tokens * 100 // _hundredths(self.counter)
+
+    def for_messages(self, messages: Sequence[BaseMessage]) -> CallMeasure:
+        """The measure of a call of these: only of texts can be learned how texts are counted."""
+        texts_only = not any(count_message(message, _no_text) for message in messages)
+        return self if texts_only else replace(self, learns=False)
 
 
 class Measuring:
@@ -81,6 +88,7 @@ class Measuring:
             tools=tools,
             stored_hundredths=_hundredths(counter) if base is memory.counter else None,
             learns=learns and not isinstance(counter, ExactCounter),
+            provider=facts.provider,
         )
 
     async def _best_counter(self, model: str | None) -> TokenCounter:
@@ -109,6 +117,10 @@ def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
     details = told.get("input_token_details")
     cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
     return ReportedUsage(taken, given, min(cached or 0, taken))
+
+
+def _no_text(_: str) -> int:
+    return 0
 
 
 def _tokens(value: object) -> int | None:

@@ -28,6 +28,19 @@ NO_RESULT = "This tool was not run to its end: the run stopped before it answere
 """Answers a tool call whose run was cancelled or failed."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
+# The names under which models and their answers say who their provider is, and one of them for each provider.
+_PROVIDERS = {
+    "amazon_bedrock": "bedrock",
+    "anthropic": "anthropic",
+    "azure": "openai",
+    "azure_openai": "openai",
+    "bedrock": "bedrock",
+    "bedrock_converse": "bedrock",
+    "google_genai": "google",
+    "google_vertexai": "google",
+    "groq": "groq",
+    "openai": "openai",
+}
 _CHAT_ROLES: dict[str, Role] = {
     "user": "user",
     "human": "user",
@@ -214,10 +227,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
     """The messages with what only another provider understands reduced to text and tool calls.
 
     Reasoning with its signatures, and searches that a provider ran itself, cannot be sent to another one. The provider
-    is by default that of the newest assistant message which names one (`response_metadata["model_provider"]`).
+    is that of the model which is called. Of one that is none of those whose messages LangChain knows by name, that of
+    the newest assistant message is taken which names one (`response_metadata["model_provider"]`).
     """
     spoken = (_provider(message) for message in reversed(messages) if isinstance(message, AIMessage))
-    target = provider or next((name for name in spoken if name), None)
+    known = _PROVIDERS.get(provider or "")
+    target = known or next((name for name in spoken if name), None)
     return [_as_text(m) if isinstance(m, AIMessage) and _is_foreign(m, target) else m for m in messages]
 
 
@@ -279,7 +294,7 @@ def _answered(calls: _Calls) -> Sequence[BaseMessage]:
 
 def _provider(message: AIMessage) -> str | None:
     name = message.response_metadata.get("model_provider")
-    return name if isinstance(name, str) else None
+    return _PROVIDERS.get(name, name) if isinstance(name, str) else None
 
 
 def _is_foreign(message: AIMessage, target: str | None) -> bool:

@@ -40,20 +40,20 @@ def exclusions(
     # The places before the question that were read over are notes of the system, which are in no window.
     places |= dict.fromkeys(set(range(low, high)) - read, "role")
     places |= dict.fromkeys(folded, "folded")
-    if not any(piece.section == "summary" for piece in draft.pieces):
-        earlier = tuple(map(_without_summary, earlier))
+    earlier = tuple(_without_summary(gap) if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
 
 
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
-    """How many earlier messages are out since the last reset, those that a summary stands for not counted."""
+    """How many earlier messages are out since the last reset, those that a sent summary stands for not counted."""
     # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
     again = sum(
         1
         for piece in draft.pieces
         if piece.section == "window" and piece.id not in rows and is_utterance(piece.message)
     )
-    return max(recollection.dropped - again, 0) + len(draft.chosen.excluded)
+    unsummarised = sum(gap.last_seq - gap.first_seq + 1 for gap in recollection.excluded if _unsummarised(gap, draft))
+    return max(recollection.dropped - again, 0) + len(draft.chosen.excluded) + unsummarised
 
 
 def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
@@ -89,9 +89,16 @@ def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
+def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
+    """Whether the summary of these places is not sent."""
+    if gap.reason != "summarised":
+        return False
+    return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
+
+
 def _without_summary(gap: Exclusion) -> Exclusion:
-    """Where the summary had no room, it is that which left out the messages that it stands for."""
-    return replace(gap, reason="over_budget") if gap.reason == "summarised" else gap
+    """A summary that had no room leaves out the messages that it stands for."""
+    return replace(gap, reason="over_budget")
 
 
 def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:

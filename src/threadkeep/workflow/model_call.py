@@ -11,6 +11,7 @@ from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
 from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
+from threadkeep.records import Summary
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Call:
     `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`,
     `max_messages` limits what is from earlier turns. `stored_hundredths` is what the tokens that were counted when a
     message was stored are to be multiplied by, in hundredths, for this counter; None if they are of another one.
-    `forgotten` are messages of the run from before a reset. `question_as_stored` says that the transcript has the same
+    `provider` is that of the model. `forgotten` are messages of the run from before a reset. `question_as_stored` says that the transcript has the same
     words for the question.
     """
 
@@ -33,6 +34,7 @@ class Call:
     stored_hundredths: int | None = None
     forgotten: Sequence[BaseMessage] = ()
     question_as_stored: bool = True
+    provider: str | None = None
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class Piece(NamedTuple):
 class Draft:
     """A call whose window is chosen: `rooms` are the tokens that each extra which is still to be found may take.
 
-    `unsendable` are those of its messages that no provider takes.
+    `unsendable` are those of its messages that no provider takes, `summaries` those that are sent.
     """
 
     call: Call
@@ -65,6 +67,7 @@ class Draft:
     unsendable: Sequence[tuple[BaseMessage, ExclusionReason]] = ()
     rooms: Mapping[Section, int] = field(default_factory=dict)
     extras: tuple[Extra, ...] = ()
+    summaries: tuple[Summary, ...] = ()
 
     @property
     def kept_ids(self) -> frozenset[str]:

@@ -17,10 +17,11 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's name (None if it does not say) and its context window in tokens."""
+    """A model's name and its provider's (None if it does not say), and its context window in tokens."""
 
     name: str | None
     window: int
+    provider: str | None = None
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
@@ -28,7 +29,7 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
     name = name_of_model(model)
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
-    return ModelFacts(name, context_window(name, override if override is not None else told))
+    return ModelFacts(name, context_window(name, override if override is not None else told), _provider_of(model))
 
 
 def name_of_model(model: BaseChatModel | None) -> str | None:
@@ -38,6 +39,13 @@ def name_of_model(model: BaseChatModel | None) -> str | None:
         if isinstance(name, str) and name:
             return kept_name(name)
     return None
+
+
+def _provider_of(model: BaseChatModel | None) -> str | None:
+    """What a model tells tracers of its provider."""
+    told = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
+    provider = told.get("ls_provider")
+    return provider if isinstance(provider, str) else None
 
 
 def kept_name(name: str) -> str:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
 from threadkeep.context.compression import WindowRoom
-from threadkeep.context.manifest import ContextManifest, Exclusion
+from threadkeep.context.manifest import ContextManifest, Exclusion, Section
 from threadkeep.context.tokens import name_of
 from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
@@ -77,7 +77,7 @@ class TurnContext:
         """
         self.keep()
         measure = await self._measuring.of(use)
-        self._use, self._budget = use, measure.budget
+        self._use, self._budget = use, measure.unscaled(measure.budget)
         start = self._start(messages)
         if self._assembler is None:
             recollection = await self._recall(messages[:start], measure)
@@ -90,6 +90,7 @@ class TurnContext:
             messages=[*systems, *messages[first:]],
             question=self._question,
             question_as_stored=self.question_as_stored,
+            provider=measure.provider,
             system=system,
             counter=measure.counter,
             budget=measure.budget,
@@ -101,7 +102,7 @@ class TurnContext:
         sent = self._assembler.build(draft)
         self._new_begin = sent.begin_seq or self._new_begin
         self._room = self._room or _window_room(sent, draft, self._options)
-        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
+        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure.for_messages(sent.messages))
         self._tell(sent, run_id)
         return sent
 
@@ -185,7 +186,7 @@ class TurnContext:
         """The window, and beside it what was found for the input; looked for once in a turn."""
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
-        sources = self._options.sources if self._question and not self._options.no_history else ()
+        sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
         draft = assembler.draft(call, wanted=[source.section for source in sources])
         request = ExtraRequest(
             session=self._session,
@@ -198,6 +199,10 @@ class TurnContext:
         )
         self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
         return replace(draft, extras=tuple(self._extras))
+
+    def _wants(self, section: Section) -> bool:
+        """Without history there are no older turns either; a knowledge base is no history."""
+        return section != "selected" or not self._options.no_history
 
     def _start(self, messages: Sequence[BaseMessage]) -> int:
         """Where the question begins among the run's messages."""
