@@ -37,8 +37,9 @@ class Extent:
 class SummaryRoom:
     """How long summaries may be, in tokens.
 
-    All active ones together have `all` at most, and `framed` with what stands around each; one with more than `one` is not accepted, and `asked` is what a model
-    is asked for, since it cannot count. `record` is how much it is given to read at once, beside an earlier summary.
+    All active ones together have `all` at most, and `framed` with what stands around each; one with more than `one` is
+    not accepted, and `asked` is what a model is asked for, since it cannot count. `record` is how much it is given to
+    read at once, beside an earlier summary.
     """
 
     all: int
