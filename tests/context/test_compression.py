@@ -206,6 +206,7 @@ def test_summaries_become_one_when_they_are_too_much_together() -> None:
     assert to_merge([one, two, three], room) == (one, two)
     big = summary(11, 20, 80)
     assert to_merge([one, big], room) == (one, big)
+    assert to_merge([one, summary(12, 20, 80)], room) == ()
     assert to_merge([big], SummaryRoom(60, 200, 30, 20, 500)) == (big,)
     many = [summary(first, first + 9, 1) for first in range(1, 71, 10)]
     assert to_merge(many, room) == tuple(many[:-1])

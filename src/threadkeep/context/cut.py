@@ -37,15 +37,16 @@ def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
 
     Empty when not even the mark fits.
     """
-    return _cut(text, budget, counter, lambda kept: _around_middle(text, kept))
+    return _cut(text, budget, counter, partial(keep_ends, text))
 
 
-def without_middle(text: str, kept: int) -> str:
-    """The beginning of a text, `middle_mark` and its end: about so many of its characters; all of it if it has no more.
-
-    Nothing is counted, however long it is.
-    """
-    return text if len(text) <= kept else _around_middle(text, kept)
+def keep_ends(text: str, kept: int) -> str:
+    """About so many characters of the text, from its beginning and its end, with `middle_mark` for what is between."""
+    start = _boundary(text, kept - kept // 2)
+    end = len(text) - kept // 2
+    while end < len(text) and _boundary(text, end) != end:
+        end += 1
+    return text[:start] + middle_mark(end - start) + text[end:]
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
@@ -71,14 +72,6 @@ def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
         start += len(kept)
         reach = 2 * max(len(kept), _MAX_CLUSTER)
     return found
-
-
-def _around_middle(text: str, kept: int) -> str:
-    start = _boundary(text, kept - kept // 2)
-    end = len(text) - kept // 2
-    while end < len(text) and _boundary(text, end) != end:
-        end += 1
-    return text[:start] + middle_mark(end - start) + text[end:]
 
 
 def _beginning(text: str, end: int) -> str:

@@ -18,7 +18,7 @@ from threadkeep.context.compression import (
     part_length,
     reaches,
 )
-from threadkeep.context.cut import pieces, without_middle
+from threadkeep.context.cut import keep_ends, pieces
 from threadkeep.context.quotation import quoted_message
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.history.compression import Compression, Summarizer
@@ -131,9 +131,11 @@ class RangeReader:
 
     def _pieces(self, message: Message, size: int, room: int) -> tuple[str, ...]:
         """One message in several records, each of which says which piece it is; of a huge one its beginning and end."""
-        kept = len(message.content) * room * _MOST_PIECES // size
+        content = message.content
+        if size > room * _MOST_PIECES:
+            content = keep_ends(content, len(content) * room * _MOST_PIECES // size)
         found = pieces(
-            without_middle(message.content, kept),
+            content,
             room,
             lambda text: self._counter(quoted_message(message, text, part="99 of 99")),
         )
