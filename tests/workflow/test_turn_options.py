@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from threadkeep import BudgetTooSmall, InvalidInput, Memory, SessionMemory
+from threadkeep import BudgetTooSmall, InvalidInput, Memory, MemoryOptions, SessionMemory
 from threadkeep.context.plan import ContextPlan
 from threadkeep.workflow.turn_options import TurnOptions
 
@@ -30,3 +32,26 @@ def test_shares_and_steps_that_are_no_part(share: float) -> None:
         ContextPlan(shares={"window": share})
     with pytest.raises(InvalidInput, match="between 0 and 1"):
         ContextPlan(step=share)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"plan": 5}, "plan"),
+        ({"sources": [5]}, "sources"),
+        ({"compression": "abc"}, "compression"),
+        ({"counter": 5}, "counter"),
+        ({"window": "sideways"}, "window"),
+    ],
+)
+def test_options_of_another_kind(sqlite_memory: Memory, options: dict[str, Any], word: str) -> None:
+    """The sentence names the option and what it is."""
+    with pytest.raises(InvalidInput, match=word):
+        SessionMemory(sqlite_memory, **options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("counter", 5), ("clock", "noon"), ("transcripts", "table")])
+def test_a_memory_with_options_of_another_kind(name: str, value: Any) -> None:
+    """Before a database is opened."""
+    with pytest.raises(InvalidInput, match=name):
+        MemoryOptions(**{name: value})

@@ -8,7 +8,7 @@ import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, get_args
 from weakref import WeakSet
 
 from threadkeep.context.tokens import TokenCounter, estimate
@@ -64,6 +64,18 @@ class MemoryOptions:
     background: bool = True
     transcripts: Keeping = "tables"
     graph_store: DatabaseAddress | BaseStore | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what would fail at the first message.
+
+        Raises:
+            InvalidInput: names the option.
+        """
+        for name, function in (("counter", self.counter), ("clock", self.clock)):
+            if not callable(function):
+                raise InvalidInput(f"The {name} of MemoryOptions is a function.")
+        if self.transcripts not in get_args(Keeping.__value__):
+            raise InvalidInput(f"transcripts is one of {', '.join(get_args(Keeping.__value__))}.")
 
 
 class LastWords(Protocol):

@@ -77,12 +77,14 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             session_id=session_id,
             user_id=user_id,
             keep_originals=keep_originals,
-            plan=replace(plan or ContextPlan(), window=window or (plan or ContextPlan()).window),
+            plan=ContextPlan() if plan is None else plan,
             sources=tuple(sources),
             compression=compression,
             context_window=context_window,
             max_output_tokens=max_output_tokens,
         )
+        if window is not None:
+            options = replace(options, plan=replace(options.plan, window=window))
         self._begin(memory, options)
 
     @classmethod

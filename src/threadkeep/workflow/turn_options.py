@@ -11,6 +11,7 @@ from threadkeep.context.budget import input_budget
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.window import Limits
+from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import Compression
 from threadkeep.workflow.extras import ExtraSource
 
@@ -52,10 +53,18 @@ class TurnOptions:
         """Refuse what no turn could be read with, before anybody has said anything.
 
         Raises:
-            InvalidInput: a limit is below zero.
+            InvalidInput: a limit is below zero, or an option is not of its kind.
             BudgetTooSmall: the window leaves no room for a prompt; names the three numbers.
         """
         Limits(self.max_messages, self.max_tokens)
+        if self.counter is not None and not callable(self.counter):
+            raise InvalidInput("counter is a function of a text, the name of one, or None.")
+        if not isinstance(self.plan, ContextPlan):
+            raise InvalidInput("plan is a ContextPlan, or None.")
+        if not all(callable(getattr(source, "find", None)) for source in self.sources):
+            raise InvalidInput("Each of the sources finds a section, as RecalledTurns and RetrievedSnippets do.")
+        if self.compression is not None and not isinstance(self.compression, Compression):
+            raise InvalidInput("compression is a Compression, or None.")
         if self.context_window is not None:
             input_budget(None, self.max_output_tokens, self.context_window)
 
