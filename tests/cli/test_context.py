@@ -41,7 +41,7 @@ def test_the_system_prompt_takes_its_part_of_the_budget(long_session: CommandLin
     assert view["excluded"][0]["reason"] == "over_budget"
 
     shown = long_session("context", "show", "--session", "a", "--max-tokens", str(budget)).out
-    bars = {line.split()[0]: line.count("█") for line in shown.splitlines()[:3]}
+    bars = {line.split()[0]: line.count("█") for line in shown.splitlines() if "█" in line}
     assert bars["system"] > bars["window"] > 0
     assert "You are a patient librarian." in shown
 
@@ -81,8 +81,13 @@ def test_without_history_nothing_is_in(long_session: CommandLine, variables: dic
 
 
 def test_a_session_that_is_not_there_is_a_failure(cli: CommandLine) -> None:
-    """Another user's is not there."""
+    """Another user's is not there; and which database it is not in is said."""
     cli.store("a", "hi", user_id="u1")
-    assert cli("context", "show", "--session", "b").exit_code == 1
+    outcome = cli("context", "show", "--session", "b")
+    assert outcome.exit_code == 1
+    assert f"There is no session 'b' here; list what there is with `threadkeep sessions list`. Here is {cli.url};" in (
+        outcome.err
+    )
+    assert "THREADKEEP_DATABASE_URL" in outcome.err
     assert cli("context", "show", "--session", "a", "--user", "u2").exit_code == 1
     assert cli("context", "show", "--session", "a", "--user", "u1").exit_code == 0

@@ -140,42 +140,46 @@ def test_what_a_provider_counted_is_shown_beside_the_estimate(cli: CommandLine) 
 
 
 def test_without_a_call_it_is_the_last_one_and_the_next(cli: CommandLine) -> None:
-    """The last as it was, the next as it would be, beside its input."""
+    """The last as it was, the next as it would be, beside its input; to people and to programs."""
     talk(cli, ScriptedModel(["one", "two"]), ["first", "second"])
     view = cli(*SHOW, "--json").json
-    assert seqs(view) == [1, 2, 3, 4]
-    assert view["tools"] == 0 < view["last_call"]["tools"]
-    assert view["last_call"]["messages"][-1]["content"] == "second"
+    assert (view["call"], view["next_call"]["call"]) == (1, None)
+    assert seqs(view["next_call"]) == [1, 2, 3, 4]
+    assert view["next_call"]["tools"] == 0 < view["tools"]
+    assert view["messages"][-1]["content"] == "second"
     shown = cli(*SHOW).out
     assert shown.startswith("Call 1 of run ")
-    assert f"tools    {view['last_call']['tools']} tokens on top" in shown
-    assert "The next call would see messages 1 to 4 beside its input" in shown
+    assert f"tools    {view['tools']} tokens on top" in shown
+    assert "The built-in chat's next call would see messages 1 to 4 beside its input" in shown
     following = cli(*SHOW, "--next").out
     assert "two" in following
+    assert following.startswith("The built-in chat's next call, beside its input\nin a\n")
     assert "Call 1" not in following
-    assert cli(*SHOW, "--next", "--json").json["last_call"] is None
+    following_view = cli(*SHOW, "--next", "--json").json
+    assert (following_view["call"], following_view["next_call"]) == (None, None)
+    assert seqs(following_view) == [1, 2, 3, 4]
 
 
 def test_the_next_call_begins_where_the_window_does(cli: CommandLine) -> None:
     """At the anchor that the calls of such an agent share, after what is summarised."""
     talk(cli, ScriptedModel(["ok"] * 6), [f"question {n}" for n in range(6)], max_messages=6)
     cli.set(THREADKEEP_HISTORY_MAX_MESSAGES="6")
-    assert seqs(cli(*SHOW, "--json").json) == [9, 10, 11, 12]
+    assert seqs(cli(*SHOW, "--next", "--json").json) == [9, 10, 11, 12]
     cli.set(THREADKEEP_HISTORY_WINDOW="sliding")
-    assert seqs(cli(*SHOW, "--json").json) == [7, 8, 9, 10, 11, 12]
+    assert seqs(cli(*SHOW, "--next", "--json").json) == [7, 8, 9, 10, 11, 12]
 
     async def summarising(memory: Memory) -> None:
         summary = Summary("a", 1, 8, "They spoke of eight things.", model="m", prompt_version="1", tokens=9)
         assert await memory.summaries.add(summary)
 
     cli.remember(summarising)
-    view = cli(*SHOW, "--json").json
+    view = cli(*SHOW, "--next", "--json").json
     assert [section["name"] for section in view["sections"]] == ["system", "summary", "window"]
     assert "They spoke of eight things." in view["messages"][0]["content"]
     assert view["excluded"] == [{"first_seq": 1, "last_seq": 8, "reason": "summarised"}]
     shown = cli(*SHOW, "--next").out
     assert "out: 1–8, a summary stands for it" in shown
-    assert '<summary of="messages 1 to 8 (8 messages)"> They' in shown
+    assert "summary of 1–8: They spoke of eight things." in shown
 
 
 def test_two_calls_are_compared(cli: CommandLine) -> None:
@@ -256,6 +260,8 @@ def test_it_works_while_another_process_talks(any_cli: CommandLine) -> None:
         ((*SHOW, "--diff", "0"), 2, "the number of a call"),
         (("context", "show", "--call", "1"), 2, "--session ID, or --run RUN"),
         ((*SHOW, "--call", "0"), 2, "--call"),
+        ((*SHOW, "--next", "--diff"), 2, "Leave out the ones or the others"),
+        ((*SHOW, "--max-tokens", "500", "--call", "1"), 2, "Leave out the ones or the others"),
     ],
 )
 def test_what_is_not_there_is_said_with_the_cure(

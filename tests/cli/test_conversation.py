@@ -148,7 +148,7 @@ async def test_the_last_call_and_the_next_are_shown(capsys: pytest.CaptureFixtur
     out = capsys.readouterr().out
     assert "Call 1 of run " in out
     assert "second" in out
-    assert "The next call would see messages 1 to 4 beside its input" in out
+    assert "The built-in chat's next call would see messages 1 to 4 beside its input" in out
 
 
 async def test_a_reset_hides_what_was_said(capsys: pytest.CaptureFixture[str]) -> None:

@@ -72,11 +72,12 @@ def test_wrong_use_is_told_and_exits_with_2(cli: CommandLine, arguments: list[st
 
 
 def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
-    """With its cure; as a JSON object for programs."""
+    """With its cure, on one line; as a JSON object for programs."""
     outcome = cli("sessions", "show", "telegram:1")
     assert outcome.exit_code == 1
     assert outcome.err == (
-        "There is no session 'telegram:1' here; list what there is with `threadkeep sessions list`.\n"
+        "There is no session 'telegram:1' here; list what there is with `threadkeep sessions list`. "
+        f"Here is {cli.url}; THREADKEEP_DATABASE_URL chooses another.\n"
     )
     problem = cli("sessions", "show", "telegram:1", "--json").problem
     assert problem["type"] == "urn:threadkeep:session-not-found"

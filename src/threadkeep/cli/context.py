@@ -36,7 +36,7 @@ def show_context(
         str | None,
         typer.Option("--diff", metavar="[N]", help="What changed since another call, by default the one before."),
     ] = None,
-    following: Annotated[bool, typer.Option("--next", help="Only what the next call would see.")] = False,
+    following: Annotated[bool, typer.Option("--next", help="Only what the chat's next call would see.")] = False,
     user: UserId = None,
     max_messages: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
@@ -44,10 +44,16 @@ def show_context(
 ) -> None:
     """Show what a model call saw: its budget, what was in, what was out, and why.
 
-    Without --call it is the last call, and what the next one would see beside its input.
+    Without --call it is the last call, and what the next one of the built-in chat would see beside its input.
     """
     if session is None and run_id is None:
         raise WrongUse("Say which: --session ID, or --run RUN.")
+    next_only = following or max_messages is not None or max_tokens is not None
+    if next_only and not (call is None and run_id is None and diff is None):
+        raise WrongUse(
+            "--next, --max-messages and --max-tokens are for a call that was not made yet; "
+            "--call, --run and --diff for calls that were. Leave out the ones or the others."
+        )
     from threadkeep.cli.call_choice import CallChoice
     from threadkeep.settings import load_settings
 
@@ -60,8 +66,7 @@ def show_context(
     elif call is not None or run_id is not None:
         run(_show_call(terminal, choice, call))
     else:
-        limited = any(value is not None for value in given.values())
-        run(_show_now(terminal, choice, settings, only_next=following or limited))
+        run(_show_now(terminal, choice, settings, only_next=next_only))
 
 
 def with_whole_options(arguments: Sequence[str]) -> list[str]:
@@ -97,7 +102,7 @@ async def _compare(terminal: Terminal, choice: CallChoice, number: int | None, o
 
 async def _show_call(terminal: Terminal, choice: CallChoice, number: int | None) -> None:
     from threadkeep.cli.context_drawing import show_context as draw
-    from threadkeep.cli.context_drawing import title_of
+    from threadkeep.cli.context_drawing import show_title
     from threadkeep.cli.context_view import look_back
 
     async with opened_memory() as memory:
@@ -106,7 +111,7 @@ async def _show_call(terminal: Terminal, choice: CallChoice, number: int | None)
     if terminal.as_json:
         terminal.json(view.to_dict())
         return
-    terminal.say(title_of(view.manifest))
+    show_title(terminal, view.manifest)
     draw(terminal, view, factor)
 
 

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from itertools import takewhile
 from typing import Literal
 
-from rich.text import Text
-
-from threadkeep.cli.context_drawing import COLUMNS, NUMBERS, row_of, title_of
+from threadkeep.cli.context_drawing import show_title
 from threadkeep.cli.context_reasons import in_words
+from threadkeep.cli.context_rows import Row, row_of, say_rows
 from threadkeep.cli.context_view import ContextView, SeenMessage
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
@@ -83,18 +82,21 @@ class Difference:
 def show_difference(terminal: Terminal, difference: Difference) -> None:
     """Say what is shared, then what came and what went."""
     before, after = difference.before.manifest, difference.after.manifest
-    terminal.say(f"from  {title_of(before)}")
-    terminal.say(f"to    {title_of(after)}")
+    show_title(terminal, before, "from  ")
+    show_title(terminal, after, "to    ")
     terminal.say()
     for line in _sharing(difference):
-        terminal.say(line)
+        terminal.labelled("", line)
     terminal.say()
-    rows: list[tuple[str | Text, ...]] = [("+", *row_of(message), "") for message in difference.came]
-    rows += [("-", *row_of(message), _why(reason, after)) for message, reason in difference.went]
-    if rows:
-        terminal.table(["", *COLUMNS, "why"], rows, right=NUMBERS)
-    else:
+    if not difference.came and not difference.went:
         terminal.say("Nothing came and nothing went.")
+        return
+    width = terminal.out.width
+    came = [row_of(message, after, characters=width) for message in difference.came]
+    gone: dict[str, list[Row]] = {}
+    for message, reason in difference.went:
+        gone.setdefault(_why(reason, after), []).append(row_of(message, before, characters=width))
+    say_rows(terminal, [("+", "", came), *(("-", f"- {why}:", rows) for why, rows in gone.items())], marked=True)
 
 
 def _sharing(difference: Difference) -> list[str]:

@@ -8,14 +8,16 @@ from dataclasses import replace
 from rich.text import Text
 
 from threadkeep.cli.context_reasons import in_words
-from threadkeep.cli.context_view import ContextView, SeenMessage
-from threadkeep.cli.terminal import Terminal, first_words
+from threadkeep.cli.context_rows import row_of, say_rows
+from threadkeep.cli.context_view import ContextView
+from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
 from threadkeep.context.calibration import TokenFactor
 from threadkeep.context.manifest import ContextManifest, Exclusion, LeftOut
 
 _BAR = 40
-_WORDS = 60
+_BESIDE_THE_BAR = 34
+_LABEL = 9
 _COLORS = {
     "system": "magenta",
     "summary": "yellow",
@@ -27,18 +29,17 @@ _COLORS = {
     "steps": "red",
     "free": "dim",
 }
-COLUMNS = ("seq", "section", "role", "tokens", "text")
-NUMBERS = ("seq", "tokens")
 
 
 def show_context(terminal: Terminal, view: ContextView, factor: TokenFactor | None = None) -> None:
     """Draw all of it; `factor` is what was learned of the model's tokens until now."""
     show_bars(terminal, view)
-    for line in _facts(view.manifest, factor):
-        terminal.say(line)
+    for label, fact in _facts(view.manifest, factor):
+        terminal.labelled(f"{label:<{_LABEL}}", fact)
     terminal.say()
-    if view.messages:
-        terminal.table(COLUMNS, [row_of(message) for message in view.messages], right=NUMBERS)
+    rows = [row_of(message, view.manifest, characters=terminal.out.width) for message in view.messages]
+    if rows:
+        say_rows(terminal, [("", "", rows)])
     if not any(message.entry.seq is not None for message in view.messages):
         terminal.say("Nothing of the session is in.")
     show_what_is_out(terminal, view.manifest)
@@ -47,77 +48,72 @@ def show_context(terminal: Terminal, view: ContextView, factor: TokenFactor | No
 def show_bars(terminal: Terminal, view: ContextView) -> None:
     """A bar for each section and for what is free, then the budget."""
     total = max(view.budget, view.manifest.tokens, 1)
+    widest = min(max(terminal.out.width - _BESIDE_THE_BAR, 0), _BAR)
     parts = [(str(name), tokens) for name, tokens, _ in view.sections]
     for name, tokens in [*parts, ("free", view.free)]:
-        bar = "█" * -(-_BAR * tokens // total)
-        share = f"{100 * tokens / total:>4.0f} %"
-        terminal.say(Text.assemble(f"{name:<9}", (f"{bar:<{_BAR}}", _COLORS[name]), f" {tokens:>9,} tokens {share}"))
-    places = "" if view.manifest.max_messages is None else f", {view.manifest.max_messages:,} earlier messages"
-    terminal.say(f"{'budget':<9}{'':<{_BAR}} {view.budget:>9,} tokens{places}")
+        bar = "█" * -(-widest * tokens // total)
+        told = f" {tokens:>9,} tokens {100 * tokens / total:>4.0f} %"
+        terminal.say(Text.assemble(f"{name:<{_LABEL}}", (f"{bar:<{widest}}", _COLORS[name]), told))
+    terminal.say(f"{'budget':<{_LABEL}}{'':<{widest}} {view.budget:>9,} tokens")
 
 
 def show_what_is_out(terminal: Terminal, manifest: ContextManifest) -> None:
     """A line for each range of the transcript, and for each stretch of the run, that was not sent."""
     for gap in _joined(manifest.excluded):
-        terminal.say(f"out: {_range(gap)}, {in_words(gap.reason, manifest)}", style="dim")
+        terminal.labelled("out: ", f"{_range(gap)}, {in_words(gap.reason, manifest)}", style="dim")
     for one in manifest.left_out:
-        terminal.say(f"out: {_stretch(one)}, {in_words(one.reason, manifest)}", style="dim")
+        name = f"the run's message {one.id}" if one.id else "a message of the run"
+        terminal.labelled("out: ", f"{name}, {in_words(one.reason, manifest)}", style="dim")
 
 
 def show_next(terminal: Terminal, view: ContextView) -> None:
-    """In a few lines what the next call would see beside its input; all of it is a command of its own."""
+    """In a few lines what the chat's next call would see beside its input; all of it is a command of its own."""
     seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
     terminal.say()
     seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "nothing of the session"
     tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
-    terminal.say(f"The next call would see {seen} beside its input: {tokens}.")
+    terminal.labelled("", f"The built-in chat's next call would see {seen} beside its input: {tokens}.")
     terminal.say(f"All of it: threadkeep context show --session {view.manifest.session_id} --next", style="dim")
     show_what_is_out(terminal, view.manifest)
 
 
-def title_of(manifest: ContextManifest) -> str:
-    """Which call it is."""
+def show_title_of_next(terminal: Terminal, view: ContextView) -> None:
+    """Which call it is that was not made yet."""
+    terminal.labelled("", "The built-in chat's next call, beside its input")
+    terminal.labelled("in ", view.manifest.session_id)
+
+
+def show_title(terminal: Terminal, manifest: ContextManifest, label: str = "") -> None:
+    """Which call it is, in two lines."""
     at = f", {manifest.created_at:%Y-%m-%d %H:%M:%S %Z}" if manifest.created_at else ""
-    return f"Call {manifest.call} of run {manifest.run_id} in {manifest.session_id}{at}"
+    terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}")
+    terminal.labelled(" " * len(label), f"in {manifest.session_id}{at}")
 
 
-def row_of(message: SeenMessage) -> tuple[str, ...]:
-    """A message as a row of `COLUMNS`."""
-    entry = message.entry
-    words = first_words(message.words, _WORDS)
-    if entry.tokens_before is not None:
-        words += f" (cut from {entry.tokens_before:,})"
-    seq = "" if entry.seq is None else str(entry.seq)
-    return seq, entry.section, message.role or "", f"{entry.tokens:,}", words
-
-
-def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[str]:
-    """What else the record says: who counted, what the provider says, where the window begins."""
+def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
+    """What else the record says, each with its label: the limits, who counted, where the window begins."""
     learned = ""
     if factor is not None and factor.samples:
         learned = f"; learned by now: ×{factor.value:.2f} from {counted(factor.samples, 'call')}"
-    yield f"model    {manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
+    yield "model", f"{manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
     if manifest.tools:
-        yield f"tools    {counted(manifest.tools, 'token')} on top, of what the model is told of them"
+        yield "tools", f"{counted(manifest.tools, 'token')} on top, of what the model is told of them"
     if (reported := manifest.reported) is not None:
         estimated = manifest.tokens + manifest.tools
         share = 100 * reported.cached_tokens / max(reported.input_tokens, 1)
         cached = (
             f", {reported.cached_tokens:,} of them from its cache ({share:.0f} %)" if reported.cached_tokens else ""
         )
-        yield (
-            f"reported {estimated:,} tokens were estimated, the provider counted {reported.input_tokens:,}"
-            f"{cached}; the reply had {reported.output_tokens:,}"
-        )
+        counts = f"{estimated:,} tokens were estimated, the provider counted {reported.input_tokens:,}{cached}"
+        yield "reported", f"{counts}; the reply had {reported.output_tokens:,}"
+    most = "" if manifest.max_messages is None else f", at most {counted(manifest.max_messages, 'earlier message')}"
     begins = f", begins at message {manifest.anchor_seq}" if manifest.anchor_seq else ""
-    yield f"window   {manifest.window}{begins}"
+    yield "window", f"{manifest.window}{most}{begins}"
     if (prefix := manifest.prefix) is not None:
-        yield (
-            f"stable   the first {counted(prefix.messages, 'message')}, {counted(prefix.tokens, 'token')}: "
-            "they do not depend on the input"
-        )
+        leading = f"the first {counted(prefix.messages, 'message')}, {counted(prefix.tokens, 'token')}"
+        yield "stable", f"{leading}: they do not depend on the input"
     if manifest.notes:
-        yield f"notes    {', '.join(manifest.notes).replace('_', ' ')}"
+        yield "notes", ", ".join(manifest.notes).replace("_", " ")
 
 
 def _joined(gaps: Sequence[Exclusion]) -> list[Exclusion]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from threadkeep.cli.context_drawing import show_context, show_next, title_of
+from threadkeep.cli.context_drawing import show_context, show_next, show_title, show_title_of_next
 from threadkeep.cli.context_view import ContextLook, look_ahead, look_back
 from threadkeep.cli.terminal import Terminal
 
@@ -27,11 +27,13 @@ async def show_now(
     newest = None if only_next else await choice.newest(memory)
     last = None if newest is None else await look_back(memory, newest)
     if terminal.as_json:
-        terminal.json({**following.to_dict(), "last_call": last.to_dict() if last is not None else None})
+        shown = following if last is None else last
+        terminal.json({**shown.to_dict(), "next_call": None if last is None else following.to_dict()})
     elif last is None:
+        show_title_of_next(terminal, following)
         show_context(terminal, following)
     else:
         model = last.manifest.model
-        terminal.say(title_of(last.manifest))
+        show_title(terminal, last.manifest)
         show_context(terminal, last, await memory.learned_factors.of(model) if model else None)
         show_next(terminal, following)

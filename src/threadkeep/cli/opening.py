@@ -31,15 +31,22 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 async def opened_memory() -> AsyncIterator[Memory]:
     """The memory that the settings name, for a command that is soon done: nothing goes on in the background.
 
+    Of a session that is not there the error says in which database.
+
     Raises:
         InvalidSettings: the settings cannot be used.
         StoreUnavailable: the database does not answer.
     """
     # pydantic and the store take most of a second: `--help` does without them.
+    from threadkeep.errors import SessionNotFound
     from threadkeep.history.opening import open_memory
     from threadkeep.settings import load_settings
 
     settings = load_settings()
     url = settings.database_url.get_secret_value()
     async with open_memory(url, options=settings.memory_options(background=False)) as memory:
-        yield memory
+        try:
+            yield memory
+        except SessionNotFound as error:
+            error.add_note(f"Here is {settings.database}; THREADKEEP_DATABASE_URL chooses another.")
+            raise

@@ -50,7 +50,8 @@ def problem_of(error: BaseException) -> Problem:
         usage = isinstance(error, WrongUse) or (
             isinstance(error, InvalidInput) and not isinstance(error, InvalidSettings)
         )
-        return Problem(_kind(error), str(error), WRONG_USE if usage else FAILED)
+        sentence = " ".join((str(error), *getattr(error, "__notes__", ())))
+        return Problem(_kind(error), sentence, WRONG_USE if usage else FAILED)
     if isinstance(error, typer.TyperException):
         kind = "wrong-use" if error.exit_code == WRONG_USE else "not-done"
         return Problem(kind, _usage_sentence(error), error.exit_code)

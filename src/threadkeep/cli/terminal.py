@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
 _PIPE_WIDTH = 160
+_LEAST_COLUMN = 20
 # All control characters but tab and newline: people's words must not steer the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
@@ -59,6 +60,18 @@ class Terminal:
     def say(self, text: str | Text = "", *, style: str = "") -> None:
         """A line on stdout, as it is: wrapped by the terminal and by nobody else."""
         self.out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+    def labelled(self, label: str, text: str, *, style: str = "") -> None:
+        """A line with a label; on a terminal it is wrapped between words, in a column of its own beside the label."""
+        from rich.text import Text
+
+        if not self.out.is_terminal:
+            self.say(label + text, style=style)
+            return
+        room = max(self.out.width - len(label), _LEAST_COLUMN)
+        for line in Text(text).wrap(self.out, room):
+            self.say(label + line.plain.rstrip(), style=style)
+            label = " " * len(label)
 
     def table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: Sequence[str] = ()) -> None:
         """A table without frames; what is too long for its column is folded, never cut off."""

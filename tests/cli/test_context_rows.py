@@ -1,0 +1,90 @@
+"""How `threadkeep context show` fits a terminal, and what it says of quotes and summaries."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+
+from tests.cli.running import CommandLine
+from tests.workflow.talking import config_of, input_of, make_agent
+from threadkeep import Memory, Message, RecalledTurns, SessionMemory
+from threadkeep.cli.terminal import Terminal
+from threadkeep.records import Summary
+from threadkeep.testing import ScriptedModel
+
+SHOW = ("context", "show", "--session", "a")
+BEES = "我妹妹在图书馆的屋顶上养蜜蜂 (bees), 星期六在河边的市场上卖蜂蜜。" * 5
+
+
+@pytest.fixture
+def asked(cli: CommandLine) -> CommandLine:
+    """A session with a summary of its first four messages, and two calls that each quote older turns."""
+
+    async def talking(memory: Memory) -> None:
+        await memory.session("b", user_id="ann").append([Message(role="user", content="Bees sleep in winter.")])
+        said = [BEES, "Noted.", "I like soup.", "Noted.", "Day 1 was grey.", "Noted."]
+        roles = ("user", "assistant") * 3
+        room = memory.session("a", user_id="ann")
+        await room.append(
+            [Message(role=role, content=text) for role, text in zip(roles, said, strict=True)]  # type: ignore[arg-type]
+        )
+        await memory.summaries.add(Summary("a", 1, 4, "They spoke of 蜜蜂.", model="m", prompt_version="1", tokens=9))
+        sources = [RecalledTurns(memory, scope="user")]
+        agent = make_agent(ScriptedModel([BEES, "ok"]), [SessionMemory(memory, max_messages=2, sources=sources)])
+        for question in ("Where are the bees?", "And the soup?"):
+            await agent.ainvoke(input_of(question), config_of("a", user_id="ann"))
+
+    cli.remember(talking)
+    return cli
+
+
+def rows(shown: str, section: str) -> list[str]:
+    """The rows of a section."""
+    return [line for line in shown.splitlines() if f" {section} " in line[:16]]
+
+
+def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine) -> None:
+    """By their places; those of another session with its id."""
+    shown = asked(*SHOW, "--call", "2").out
+    (summary,), (selected,) = rows(shown, "summary"), rows(shown, "selected")
+    assert "summary of 1–4: They spoke of 蜜蜂." in summary
+    quotes = asked(*SHOW, "--call", "2", "--json").json["messages"][-1]["turns"]
+    assert {(quote["session_id"], quote["seq"]) for quote in quotes} >= {("a", 1), ("b", 1)}
+    assert "quotes 1–" in selected
+    assert "; 1 of b: [" in selected
+
+
+def test_rows_that_came_and_went_are_told_apart(asked: CommandLine) -> None:
+    """Each says what it holds, and why it went stands above."""
+    lines = asked(*SHOW, "--diff").out.splitlines()
+    came, went = (next(line for line in lines if line.startswith(mark) and "selected" in line) for mark in "+-")
+    assert came[1:] != went[1:]
+    assert lines[lines.index(went) - 1] == "- looked for anew for each input:"
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_a_message_is_one_line(asked: CommandLine, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    """Cut to the width that is there, of which a Chinese character takes two."""
+    monkeypatch.setattr("threadkeep.cli.terminal._PIPE_WIDTH", width)
+    for arguments in (("--call", "1"), ("--call", "2"), ("--diff",)):
+        shown = asked(*SHOW, *arguments).out
+        _, _, table = shown.partition("seq  section")
+        lines = table.partition("out: ")[0].splitlines()[1:]
+        assert len(lines) > 3
+        assert max(map(cell_len, lines)) in (width, width - 1)
+        assert "\x1b" not in shown
+
+
+def test_what_is_longer_than_the_terminal_goes_on_beside_its_label() -> None:
+    """In a column of its own, wrapped between words."""
+    terminal = Terminal()
+    written = io.StringIO()
+    terminal.out = Console(file=written, width=40, force_terminal=True)
+    terminal.labelled("window   ", "anchored, at most 20 earlier messages, begins at message 19")
+    assert written.getvalue().splitlines() == [
+        "window   anchored, at most 20 earlier",
+        "         messages, begins at message 19",
+    ]
