@@ -23,6 +23,7 @@ PROCESSES.set_forkserver_preload(
         "langgraph.store.sqlite.aio",
         "threadkeep.app",
         "threadkeep.history.opening",
+        "threadkeep.runs.dbos_engine",
         "threadkeep.settings",
         "threadkeep.store.postgres",
         "threadkeep.store.sqlite",

@@ -1,0 +1,88 @@
+"""The runs that this process carries out now, as tasks of the event loop that the engine was opened in."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from typing import Literal
+
+from threadkeep.runs.engine import CarryOut, Stop
+
+type Ending = Literal["done", "failed", "left", "lost"]
+"""How an attempt ended: `left` is what a closing engine leaves to others, `lost` what others have already."""
+
+
+class Carrying:
+    """Calls `carry_out`, one task a run, never two of one run."""
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        self._carry_out = carry_out
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._stops: dict[str, Stop] = {}
+        # That of whoever opened the engine: a run belongs to nobody's request.
+        self._context = contextvars.copy_context()
+
+    async def carry(self, run_id: str) -> Ending:
+        """Carry a run out."""
+        while (before := self._tasks.get(run_id)) is not None:
+            await asyncio.wait([before])
+            await asyncio.sleep(0)
+        task = asyncio.create_task(self._called(run_id), context=self._context.copy())
+        self._tasks[run_id] = task
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            await self._let_go(task)
+            raise
+        finally:
+            del self._tasks[run_id]
+            stop = self._stops.pop(run_id, None)
+        return _ending(task, stop)
+
+    def stop(self, run_id: str, stop: Stop) -> bool:
+        """Cancel a run's task, once; answers whether it is here."""
+        if (task := self._tasks.get(run_id)) is None:
+            return False
+        if run_id not in self._stops or stop == "lost":
+            self._stops[run_id] = stop
+            task.cancel()
+        return True
+
+    def stopping(self, run_id: str) -> Stop | None:
+        """Why a run's task was cancelled."""
+        return self._stops.get(run_id)
+
+    def has(self, run_id: str) -> bool:
+        """Whether a run is carried out here, and was not lost."""
+        return run_id in self._tasks and self._stops.get(run_id) != "lost"
+
+    async def stop_all(self, stop: Stop, *, after_seconds: float, within_seconds: float) -> bool:
+        """Give the tasks time to end by themselves, cancel the rest, and wait for those; whether all have ended."""
+        if self._tasks and after_seconds > 0:
+            await asyncio.wait(self._tasks.values(), timeout=after_seconds)
+        for run_id in list(self._tasks):
+            self.stop(run_id, stop)
+        if not self._tasks:
+            return True
+        _, pending = await asyncio.wait(self._tasks.values(), timeout=within_seconds)
+        return not pending
+
+    async def _called(self, run_id: str) -> None:
+        await self._carry_out(run_id)
+
+    async def _let_go(self, task: asyncio.Task[None]) -> None:
+        task.cancel()
+        await asyncio.wait([task])
+
+
+def _ending(task: asyncio.Task[None], stop: Stop | None) -> Ending:
+    if stop == "lost":
+        if not task.cancelled():
+            task.exception()  # it is nobody's business any more, and asyncio shall not complain
+        return "lost"
+    if not task.cancelled() and task.exception() is None:
+        return "done"
+    if stop == "closing":
+        return "left"
+    # Who was asked to stop may end as it likes; who cancels itself has failed.
+    return "done" if stop == "cancelled" else "failed"

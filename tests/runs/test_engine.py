@@ -1,0 +1,293 @@
+"""The engine in one process: what is started is carried out, cancelled, tried again, and left to others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.databases import execute, query
+from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
+from threadkeep.runs.engine import Engine, EngineOptions, Stop
+from threadkeep.runs.opening import open_engine
+from threadkeep.store.address import parse_address
+
+QUICK = EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0)
+_PATIENCE_SECONDS = 20.0
+
+type Work = Callable[["Runs", str], Awaitable[None]]
+
+
+class Runs:
+    """What became of the runs of a test; `work` is what each of them does."""
+
+    def __init__(self, work: Work | None = None) -> None:
+        self.work = work
+        self.engine: Engine
+        self.begun: Counter[str] = Counter()
+        self.ended: Counter[str] = Counter()
+        self.given_up: list[tuple[str, int]] = []
+        self.troubles: list[str] = []
+        self.changed = asyncio.Condition()
+
+    async def carry_out(self, run_id: str) -> None:
+        """Count, and do what the test wants."""
+        self.begun[run_id] += 1
+        await self._tell()
+        if self.work is not None:
+            await self.work(self, run_id)
+        self.ended[run_id] += 1
+        await self._tell()
+
+    async def gave_up(self, run_id: str, attempts: int) -> None:
+        """Note it."""
+        self.given_up.append((run_id, attempts))
+        await self._tell()
+
+    def troubled(self, error: str) -> None:
+        """Note it."""
+        self.troubles.append(error)
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for what the runs do."""
+        async with asyncio.timeout(_PATIENCE_SECONDS), self.changed:
+            await self.changed.wait_for(condition)
+
+    async def _tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+
+@asynccontextmanager
+async def engine_of(url: str, runs: Runs, options: EngineOptions = QUICK) -> AsyncIterator[Engine]:
+    """An engine that carries the runs of a test out."""
+    async with open_engine(parse_address(url), runs.carry_out, options, listener=runs) as engine:
+        runs.engine = engine
+        yield engine
+    assert runs.troubles == []
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    """Wait for what no run tells."""
+    for _ in range(400):
+        if condition():
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError("it did not come true")
+
+
+async def test_a_run_is_carried_out(database_url: str) -> None:
+    """Started here or enqueued for anybody, each once."""
+    runs = Runs()
+    async with engine_of(database_url, runs) as engine:
+        await engine.start("started")
+        await engine.enqueue("enqueued")
+        await runs.until(lambda: runs.ended.keys() == {"started", "enqueued"})
+    assert runs.begun == {"started": 1, "enqueued": 1}
+
+
+async def test_a_run_that_is_started_again_is_carried_out_once_more(database_url: str) -> None:
+    """Afterwards, if it is being carried out: two of one run are never at work at a time."""
+    at_work, most, gate = 0, 0, asyncio.Event()
+
+    async def alone(runs: Runs, _run_id: str) -> None:
+        nonlocal at_work, most
+        at_work += 1
+        most = max(most, at_work)
+        await gate.wait()
+        at_work -= 1
+
+    runs = Runs(alone)
+    async with engine_of(database_url, runs) as engine:
+        await engine.start("run/with:odd%chars")
+        await engine.start("run/with:odd%chars")
+        await engine.enqueue("run/with:odd%chars")
+        gate.set()
+        await runs.until(lambda: runs.ended.total() == 3)
+        await engine.start("run/with:odd%chars")
+        await runs.until(lambda: runs.ended.total() == 4)
+    assert most == 1
+
+
+async def test_a_run_is_cancelled(database_url: str) -> None:
+    """Its task is told why, and it is not carried out again."""
+    seen: list[Stop | None] = []
+
+    async def listening(runs: Runs, run_id: str) -> None:
+        assert runs.engine.holds(run_id)
+        assert runs.engine.stopping(run_id) is None
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append(runs.engine.stopping(run_id))
+
+    runs = Runs(listening)
+    async with engine_of(database_url, runs) as engine:
+        await engine.start("run")
+        await runs.until(lambda: runs.begun["run"] == 1)
+        await engine.cancel("run")
+        await engine.cancel("nobody knows it")
+        runs.work = None
+        await engine.start("other")
+        await runs.until(lambda: runs.ended["other"] == 1)
+    assert seen == ["cancelled"]
+    assert runs.begun["run"] == 1
+    assert not engine.holds("run")
+
+
+async def test_a_run_that_raises_is_tried_again(database_url: str) -> None:
+    """After a pause, and not for ever: then it is given up, as is one that cancels itself."""
+
+    async def failing(runs: Runs, run_id: str) -> None:
+        if run_id == "twice" and runs.begun[run_id] > 2:
+            return
+        if run_id == "cancels itself":
+            raise asyncio.CancelledError
+        raise ValueError("what people said")
+
+    runs = Runs(failing)
+    async with engine_of(database_url, runs) as engine:
+        for run_id in ("always", "twice", "cancels itself"):
+            await engine.start(run_id)
+        await runs.until(lambda: len(runs.given_up) == 2 and runs.ended["twice"] == 1)
+    assert sorted(runs.given_up) == [("always", 3), ("cancels itself", 3)]
+    assert runs.begun == {"always": 3, "twice": 3, "cancels itself": 3}
+
+
+async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
+    """What ends in time ends; what does not is told `closing`, and goes on when an engine opens again."""
+    seen: list[Stop | None] = []
+    gate = asyncio.Event()
+
+    async def working(runs: Runs, run_id: str) -> None:
+        if run_id == "quick":
+            await gate.wait()
+            return
+        try:
+            await asyncio.Event().wait()
+        finally:
+            seen.append(runs.engine.stopping(run_id))
+
+    runs = Runs(working)
+    async with engine_of(shared_url, runs) as engine:
+        for run_id in ("quick", "slow"):
+            await engine.start(run_id)
+        await runs.until(lambda: runs.begun.total() == 2)
+        closing = asyncio.create_task(engine.close(0.3))
+        await asyncio.sleep(0)
+        gate.set()
+        await closing
+        with pytest.raises(StoreClosed):
+            await engine.start("late")
+    assert (runs.ended["quick"], seen) == (1, ["closing"])
+    again = Runs()
+    async with engine_of(shared_url, again):
+        await again.until(lambda: again.ended["slow"] == 1)
+    assert again.begun == {"slow": 1}
+
+
+async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> None:
+    """Its run is told `lost` and carried out anew; here by the same process under another name."""
+    seen: list[Stop | None] = []
+
+    async def first_held(runs: Runs, run_id: str) -> None:
+        if runs.begun[run_id] == 1:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                seen.append(runs.engine.stopping(run_id))
+
+    runs = Runs(first_held)
+    options = EngineOptions(poll_seconds=0.05, dead_seconds=0.8)
+    async with engine_of(postgres_url, runs, options) as engine:
+        await engine.start("run")
+        await runs.until(lambda: runs.begun["run"] == 1)
+        execute(postgres_url, "DELETE FROM threadkeep_engine.processes")
+        await runs.until(lambda: runs.ended["run"] == 1)
+    assert seen == ["lost"]
+    assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
+
+
+async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> None:
+    """The engine's records of them go, so that they do not pile up."""
+    runs = Runs()
+
+    def forgotten() -> bool:
+        return query(f"sqlite:///{tmp_path}/threadkeep.db.runs", "SELECT count(*) FROM workflow_status") == [(0,)]
+
+    options = EngineOptions(poll_seconds=0.05, keep_finished_seconds=0.2)
+    async with engine_of(sqlite_url, runs, options) as engine:
+        for number in range(5):
+            await engine.start(f"run{number}")
+        await runs.until(lambda: runs.ended.total() == 5)
+        await eventually(forgotten)
+
+
+async def test_one_engine_at_a_time_in_a_process(sqlite_url: str, tmp_path: Path) -> None:
+    """The second is refused with a sentence, and opens when the first is closed; one that only asks launches late."""
+    other = f"sqlite:///{tmp_path}/other.db"
+    async with engine_of(sqlite_url, Runs()):
+        with pytest.raises(InvalidInput, match="another process"):
+            await _open_and_close(engine_of(other, Runs()))
+        runs = Runs()
+        async with engine_of(other, runs, EngineOptions(works=False)) as asking:
+            with pytest.raises(InvalidInput, match="another process"):
+                await asking.start("run")
+    assert "other.db.runs" not in _names(tmp_path)
+    await _open_and_close(engine_of(other, Runs()))
+    assert [name for name in _names(tmp_path) if name.endswith(".lock")] == []
+
+
+async def test_the_event_loop_stays_as_it_was(sqlite_url: str) -> None:
+    """Its threads are its own, and none of the engine's is left when it is closed."""
+    before = set(threading.enumerate())
+    runs = Runs()
+    async with engine_of(sqlite_url, runs) as engine:
+        await engine.start("run")
+        await runs.until(lambda: runs.ended["run"] == 1)
+        name = await asyncio.to_thread(lambda: threading.current_thread().name)
+    left = {thread.name for thread in set(threading.enumerate()) - before}
+    assert name.startswith("asyncio_")
+    assert {each for each in left if not each.startswith("asyncio_")} == set()
+
+
+async def test_nothing_is_printed(
+    postgres_url: str, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Neither an address, nor a password, nor what a run raised; whatever level others log at."""
+
+    async def failing(_runs: Runs, _run_id: str) -> None:
+        raise ValueError("what people said")
+
+    caplog.set_level(logging.DEBUG)
+    address = postgres_url.replace("postgres:@", "postgres:secret@")
+    assert "secret" in address
+    runs = Runs(failing)
+    async with engine_of(address, runs) as engine:
+        await engine.start("run")
+        await runs.until(lambda: runs.given_up == [("run", 3)])
+    written = caplog.text + "".join(capfd.readouterr())
+    assert [word for word in ("secret", "people", "dbos", "DBOS", "postgresql://") if word in written] == []
+
+
+async def test_a_database_that_is_not_there(tmp_path: Path) -> None:
+    """The engine does not open, says so without the password, and can be opened elsewhere afterwards."""
+    with pytest.raises(StoreUnavailable) as raised:
+        await _open_and_close(engine_of("postgresql://u:secret@127.0.0.1:1/nowhere", Runs()))
+    assert "secret" not in str(raised.value)
+    await _open_and_close(engine_of(f"sqlite:///{tmp_path}/there.db", Runs()))
+
+
+def _names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+async def _open_and_close(opening: AbstractAsyncContextManager[Engine]) -> None:
+    async with opening:
+        pass

@@ -1,0 +1,115 @@
+"""Processes that carry runs out and note it, where a kill cannot take the note away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import defaultdict
+from dataclasses import dataclass, field
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import NamedTuple
+
+from threadkeep.runs.engine import Engine, EngineOptions
+from threadkeep.runs.opening import open_engine
+from threadkeep.store.address import parse_address
+
+
+class Note(NamedTuple):
+    """What a process wrote of a run: `begin`, `end`, `gave_up` or why it was stopped; or that the process is dead."""
+
+    pid: int
+    what: str
+    run_id: str
+
+
+@dataclass(frozen=True)
+class Notes:
+    """One file that all processes append to. The order of its lines is that of the events."""
+
+    path: Path
+
+    def add(self, what: str, run_id: str = "", pid: int | None = None) -> None:
+        """Write a note of this process, or of another one."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(descriptor, f"{pid or os.getpid()} {what} {run_id}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    async def gave_up(self, run_id: str, attempts: int) -> None:
+        """Note a run that is not tried any more."""
+        self.add("gave_up", f"{run_id}:{attempts}")
+
+    def troubled(self, error: str) -> None:
+        """Note an error that the engine went on from."""
+        self.add("troubled", error)
+
+    def read(self) -> list[Note]:
+        """All notes so far."""
+        if not self.path.exists():
+            return []
+        lines = [line.split(" ") for line in self.path.read_text().splitlines()]
+        return [Note(int(pid), what, run_id) for pid, what, run_id in lines]
+
+    def of(self, what: str) -> set[str]:
+        """The runs of which something was noted."""
+        return {note.run_id for note in self.read() if note.what == what}
+
+
+def faults(notes: list[Note], runs: set[str]) -> list[str]:
+    """Every promise that is broken, as a sentence: runs that were lost, or carried out twice at a time."""
+    ended = {note.run_id for note in notes if note.what == "end"}
+    found = [f"{run_id} was never carried out to its end" for run_id in sorted(runs - ended)]
+    holders: defaultdict[str, set[int]] = defaultdict(set)
+    dead: set[int] = set()
+    for note in notes:
+        if note.what == "dead":
+            dead.add(note.pid)
+        elif note.what == "begin":
+            if others := holders[note.run_id] - dead:
+                found.append(f"{note.run_id} was begun by {note.pid} while {others} carried it out")
+            holders[note.run_id].add(note.pid)
+        else:
+            holders[note.run_id].discard(note.pid)
+    return found
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker is to do: `seconds` is how long a run takes; runs named `poison…` kill the process."""
+
+    url: str
+    notes: Notes
+    seconds: float = 0.03
+    options: EngineOptions = field(default_factory=EngineOptions)
+    starts: tuple[str, ...] = ()
+
+
+def work(job: Job, stop: Event | None = None) -> None:
+    """Carry runs out until `stop` is set, or for ever."""
+    asyncio.run(_work(job, stop))
+
+
+async def _work(job: Job, stop: Event | None) -> None:
+    async def carry_out(run_id: str) -> None:
+        job.notes.add("begin", run_id)
+        if run_id.startswith("poison"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            await asyncio.sleep(job.seconds)
+        except asyncio.CancelledError:
+            job.notes.add(engine.stopping(run_id) or "cancelled by nobody", run_id)
+            raise
+        job.notes.add("end", run_id)
+
+    async with open_engine(parse_address(job.url), carry_out, job.options, listener=job.notes) as engine:
+        await _start(engine, job)
+        await (asyncio.Event().wait() if stop is None else asyncio.to_thread(stop.wait))
+
+
+async def _start(engine: Engine, job: Job) -> None:
+    for run_id in job.starts:
+        await engine.start(run_id)
+    job.notes.add("ready")
