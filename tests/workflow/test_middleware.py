@@ -22,7 +22,7 @@ from tests.workflow.talking import (
     numbered,
     seen,
 )
-from threadkeep import Memory, SessionMemory
+from threadkeep import InvalidInput, Memory, SessionMemory
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.testing import ScriptedModel
 
@@ -226,12 +226,17 @@ async def test_two_agents_over_one_memory_share_the_session(small_memory: Memory
 
 
 async def test_a_call_without_async_says_what_to_do(small_memory: Memory) -> None:
-    """`agent.invoke` is refused with the name of the method to use instead."""
-    model = ScriptedModel(["never"])
-    agent = make_agent(model, [SessionMemory(small_memory)])
-    with pytest.raises(Exception, match="ainvoke"):
+    """`invoke` and `stream` are refused with what to use instead; also for a run that began as it should."""
+    model = ScriptedModel([adding()])
+    agent = make_agent(model, [SessionMemory(small_memory)], [add], checkpointer=InMemorySaver())
+    with pytest.raises(InvalidInput, match="ainvoke or astream"):
         agent.invoke(input_of("hi"), config_of())
+    with pytest.raises(InvalidInput, match="ainvoke or astream"):
+        list(agent.stream(input_of("hi"), config_of("telegram:2")))
     assert model.calls == []
+    await agent.ainvoke(input_of("1 + 2?"), config_of("telegram:3"), interrupt_before=["tools"])
+    with pytest.raises(InvalidInput, match="ainvoke or astream"):
+        agent.invoke(None, config_of("telegram:3"))
 
 
 async def test_history_is_what_the_model_gets_and_nobody_else(small_memory: Memory) -> None:

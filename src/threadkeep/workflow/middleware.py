@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, Self, cast
 
-from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse, hook_config
+from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, hook_config
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, ToolMessage
 from langchain_core.runnables import RunnableConfig
@@ -26,6 +26,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
 from threadkeep.records import Status
+from threadkeep.workflow.async_runs import AsyncRunsOnly
 from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.conversion import id_of, text_of
 from threadkeep.workflow.extras import ExtraSource
@@ -39,7 +40,7 @@ _MOST_RUNS = 1_000
 """How many runs are remembered; one that is forgotten (interrupted, say) is taken up again from the transcript."""
 
 
-class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
+class SessionMemory(AsyncRunsOnly):
     """Gives an agent the memory of its session: `create_agent(model, tools, middleware=[SessionMemory(memory)])`.
 
     At each model call the agent sees the session's earlier turns before the run's own messages, cut to the limits; when
