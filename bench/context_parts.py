@@ -43,7 +43,7 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
 
         async def lay_out() -> None:
             question = HumanMessage("And now?", id="now")
-            call = Call([question], [question], _SYSTEM, estimate, 4_000, 20, stored_hundredths=100)
+            call = Call([question], [question], _SYSTEM, estimate, 4_000, 20)
             assembler = Assembler(found, ContextPlan())
             assembler.build(assembler.draft(call))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,8 +13,17 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.retrievers import BaseRetriever
 from pydantic import PrivateAttr
 
-from tests.workflow.talking import ask, config_of, make_agent
-from threadkeep import Memory, RetrievedSnippets, SessionMemory
+from tests.workflow.talking import ROOM, ask, config_of, make_agent
+from threadkeep import (
+    Memory,
+    MemoryOptions,
+    Message,
+    RetrievedSnippets,
+    SessionMemory,
+    count_tokens,
+    open_memory,
+)
+from threadkeep.context.tokens import chars4
 from threadkeep.testing import ScriptedModel
 from threadkeep.testing.scripted import Reply
 
@@ -64,6 +74,23 @@ async def test_only_texts_teach_how_texts_are_counted(
     await agent.ainvoke({"messages": messages}, config_of())
     factor = await sqlite_memory.learned_factors.of("model-1")
     assert (factor is not None and factor.samples > 0) is learns
+
+
+@pytest.mark.parametrize("tokens", [1, None])
+async def test_a_budget_is_in_tokens_of_todays_counter(
+    sqlite_url: str, memory_options: MemoryOptions, tokens: int | None
+) -> None:
+    """Whatever was stored with the messages: by another counter, or a caller's own number."""
+    before = replace(memory_options, counter=chars4)
+    async with open_memory(sqlite_url, options=before) as memory:
+        for _ in range(10):
+            await memory.session(ROOM).append([Message("user", "你好，请问包裹什么时候到？" * 20, tokens=tokens)])
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        model = ScriptedModel(["Soon."])
+        await ask(make_agent(model, [SessionMemory(memory, max_tokens=1000)]), "?")
+        [stored] = await memory.manifests.of_session(ROOM)
+        assert sum(map(count_tokens, model.calls[0])) == stored.manifest["tokens"]
+        assert sum(map(count_tokens, model.calls[0])) <= 1000
 
 
 class Shelf(BaseRetriever):

@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
-from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.quoted_blocks import fitting_summaries, summary_message_text
@@ -40,7 +39,6 @@ class Assembler:
         self._rows = {id(sent): row for sent, row in zip(self._earlier, recollection.messages, strict=True)}
         self._rows_by_id: dict[str | None, Message] = {row.id: row for row in recollection.messages if row.id}
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
-        self._mark: tuple[TokenCounter, int] | None = None
         self._begin_id: str | None = None
         self._shown: dict[tuple[int, TokenCounter], tuple[Summary, ...]] = {}
 
@@ -169,11 +167,7 @@ class Assembler:
         known = self._sizes.get(id(message))
         if known is not None and known[1] is call.counter:
             return known[2]
-        row = self._rows.get(id(message))
-        if row and row.tokens is not None and call.stored_hundredths is not None and isinstance(message.content, str):
-            tokens = -(-row.tokens * call.stored_hundredths // 100)
-            size = Size(tokens, min(tokens, self._mark_tokens(call.counter)))
-        elif piece.section == "summary":
+        if piece.section == "summary":
             tokens = count_message(message, call.counter)
             size = Size(tokens, tokens)
         else:
@@ -181,12 +175,6 @@ class Assembler:
         # The message is kept beside its size: while it lives, nothing else has its identity.
         self._sizes[id(message)] = (message, call.counter, size)
         return size
-
-    def _mark_tokens(self, counter: TokenCounter) -> int:
-        """What is left of a text that is cut as short as can be."""
-        if self._mark is None or self._mark[0] is not counter:
-            self._mark = (counter, counter(CUT_MARK))
-        return self._mark[1]
 
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
         """A message as it is sent, and its entry; what no transcript has is put among the texts."""

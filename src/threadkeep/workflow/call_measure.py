@@ -32,15 +32,15 @@ class ModelUse:
 class CallMeasure:
     """What counts a call's tokens, and how many its messages may have; `tools` is what the tools take besides.
 
-    `stored_hundredths` is what the counts that are stored with messages are multiplied by, None if they are of another
-    counter. `learns` says whether the provider's own count tells something of this one.
+    `as_stored` says that stored messages were counted by this counter, but for what it learned. `learns` says whether
+    the provider's own count tells something of this one.
     """
 
     model: str | None
     counter: TokenCounter
     budget: int
     tools: int
-    stored_hundredths: int | None
+    as_stored: bool
     learns: bool
     provider: str | None = None
 
@@ -86,7 +86,7 @@ class Measuring:
             counter=counter,
             budget=min(options.max_tokens or room, room),
             tools=tools,
-            stored_hundredths=_hundredths(counter) if base is memory.counter else None,
+            as_stored=base is memory.counter,
             learns=learns and not isinstance(counter, ExactCounter),
             provider=facts.provider,
         )

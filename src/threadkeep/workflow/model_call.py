@@ -19,10 +19,8 @@ class Call:
     """What a model call is made of, beside what its turn remembers.
 
     `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`,
-    `max_messages` limits what is from earlier turns. `stored_hundredths` is what the tokens that were counted when a
-    message was stored are to be multiplied by, in hundredths, for this counter; None if they are of another one.
-    `provider` is that of the model. `forgotten` are messages of the run from before a reset. `question_as_stored` says
-    that the transcript has the same words for the question.
+    `max_messages` limits what is from earlier turns. `provider` is that of the model. `forgotten` are messages of the
+    run from before a reset. `question_as_stored` says that the transcript has the same words for the question.
     """
 
     messages: Sequence[BaseMessage]
@@ -31,7 +29,6 @@ class Call:
     counter: TokenCounter
     budget: int
     max_messages: int | None = None
-    stored_hundredths: int | None = None
     forgotten: Sequence[BaseMessage] = ()
     question_as_stored: bool = True
     provider: str | None = None

@@ -95,13 +95,12 @@ class TurnContext:
             counter=measure.counter,
             budget=measure.budget,
             max_messages=0 if self._options.no_history else self._options.max_messages,
-            stored_hundredths=measure.stored_hundredths,
             forgotten=[message for message in messages[:first] if not isinstance(message, SystemMessage)],
         )
         draft = await self._draft(self._assembler, call)
         sent = self._assembler.build(draft)
         self._new_begin = sent.begin_seq or self._new_begin
-        self._room = self._room or _window_room(sent, draft, self._options)
+        self._room = self._room or _window_room(sent, draft, measure, self._options)
         self._open = (self._manifest(sent, measure, run_id), sent.texts, measure.for_messages(sent.messages))
         self._tell(sent, run_id)
         return sent
@@ -173,10 +172,8 @@ class TurnContext:
         options = self._options
         if options.no_history:
             return _nothing_of(self.question_seq, self.questions)
-        if measure.stored_hundredths is None:
-            limits = Limits(options.max_messages, measure.budget, measure.counter)
-        else:
-            limits = Limits(options.max_messages, measure.unscaled(measure.budget))
+        # Counted anew: what is stored with a message may be another counter's, or a caller's own number.
+        limits = Limits(options.max_messages, measure.budget, measure.counter)
         known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
         question_id = id_of(self._question[-1]) if self._question else None
         past = Past(limits, question_id, self.question_seq, self.questions, known_ids, self._profile)
@@ -256,12 +253,11 @@ def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
     return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
 
 
-def _window_room(sent: Assembled, draft: Draft, options: TurnOptions) -> WindowRoom:
+def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
     """What a turn's first call left to its window, in the tokens that are stored."""
-    call = draft.call
     taken = sum(entry.tokens for entry in sent.entries if entry.section in ("system", "summary"))
-    left = max(call.budget - taken - sum(draft.rooms.values()), 0)
-    tokens = None if call.stored_hundredths is None else left * 100 // call.stored_hundredths
+    left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
+    tokens = measure.unscaled(left) if measure.as_stored else None
     return WindowRoom(tokens, options.max_messages, options.plan.step)
 
 
