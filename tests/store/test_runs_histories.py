@@ -29,7 +29,9 @@ _ACTIONS = (
 type Step = tuple[str, int, int]
 
 _numbers = itertools.count()
-_steps = st.lists(st.tuples(st.sampled_from(_ACTIONS), st.integers(0, 11), st.integers(0, 11)), min_size=5, max_size=30)
+_steps = st.lists(
+    st.tuples(st.sampled_from(_ACTIONS), st.integers(0, 11), st.integers(0, 11)), min_size=30, max_size=50
+)
 
 
 @pytest.fixture(params=["sqlite-memory", "postgres"])
@@ -68,7 +70,7 @@ class History:
             "begin next": lambda: self.begin_next(owner),
             "begin": lambda: self.begin(run_id, owner),
             "begin at once": lambda: self.begin(run_id, *_OWNERS),
-            "finish": lambda: runs.finish(run_id, owner, RUN_ENDS[first % len(RUN_ENDS)]),
+            "finish": lambda: runs.finish(run_id, owner, RUN_ENDS[(first // 3 + second) % len(RUN_ENDS)]),
             "cancel": lambda: runs.request_cancel(run_id),
             "silence": self.silence,
             "keep alive": lambda: runs.keep_alive(owner),

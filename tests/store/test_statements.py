@@ -11,7 +11,15 @@ import pytest
 from threadkeep.store.migrations import known_migrations
 from threadkeep.store.statements import for_psycopg, for_rows, load_script, load_statements, row_parameters
 
-_FILES = ["transcripts.sql", "runs.sql", "sqlite/search.sql", "postgres/search.sql"]
+_FILES = [
+    "transcripts.sql",
+    "runs.sql",
+    "runs_order.sql",
+    "runs_trace.sql",
+    "runs_records.sql",
+    "sqlite/search.sql",
+    "postgres/search.sql",
+]
 
 
 def test_the_values_row_is_written_for_each_row() -> None:

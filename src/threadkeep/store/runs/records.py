@@ -65,7 +65,7 @@ class RunRecords:
         """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["forget_sessions_of_user"], {"user_id": user_id})
-            return await connection.execute(self._sql["delete_of_user"], {"user_id": user_id})
+            return len(await connection.fetch(self._sql["delete_of_user"], {"user_id": user_id}))
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
         """Runs that were over at a time, or are gone, and may still have checkpoints."""

@@ -79,6 +79,7 @@ WITH RECURSIVE gone (run_id) AS (
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+RETURNING run_id
 
 -- name: forget_sessions_of_user
 DELETE FROM chat_active_sessions WHERE user_id = :user_id

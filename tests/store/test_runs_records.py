@@ -1,0 +1,216 @@
+"""Runs that are listed, and what is left of them: nothing, in the end."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.databases import driver_of, execute, migrated_driver, query
+from tests.store.running import asked, begun
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.errors import InvalidInput
+from threadkeep.records.runs import RunBudget, RunQuery, TokenUsage, TraceEvent
+from threadkeep.store import migrations
+from threadkeep.store.runs import Runs
+from threadkeep.testing import SettableClock
+
+_TABLES = (
+    "chat_runs",
+    "chat_run_events",
+    "chat_run_traces",
+    "chat_run_usage",
+    "chat_run_tool_calls",
+)
+
+
+async def fill(memory: Memory, run_id: str, session: str | None, parent: str | None = None) -> None:
+    """A run with a row in each table."""
+    new = replace(asked(run_id, session=session, said="canary"), parent_run_id=parent, user_id="u1")
+    await memory.runs.order.add(new, owner="me")
+    used = [TokenUsage("gpt")]
+    await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})], usage=used)
+    await memory.runs.trace.begin_tool(run_id, "call", "pay")
+    await memory.runs.trace.finish_tool(run_id, "call", "canary")
+
+
+async def ids(memory: Memory, wanted: RunQuery) -> list[str]:
+    """The ids of all pages of a query."""
+    found: list[str] = []
+    while True:
+        runs, cursor = await memory.runs.records.runs(wanted)
+        found += [run.run_id for run in runs]
+        if cursor is None:
+            return found
+        wanted = replace(wanted, cursor=cursor)
+
+
+async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock) -> None:
+    """By any of what is known of them, page by page."""
+    start = clock()
+    for number in range(5):
+        new = replace(asked(f"r{number}", session=f"room{number % 2}"), user_id=f"u{number % 3}")
+        await memory.runs.order.add(replace(new, workflow="sales" if number == 4 else "support"))
+        clock.advance(1)
+    child = replace(asked("c1", session=None), parent_run_id="r0", trigger="child")
+    await memory.runs.order.add(child, owner="me")
+    await memory.runs.order.add(replace(child, run_id="g1", parent_run_id="c1"))
+    await memory.runs.finish("c1", "me", "failed", error="Timeout", set_aside=True)
+    below = ["g1", "c1"]
+    assert await ids(memory, RunQuery(limit=2)) == [*below, "r4", "r3", "r2", "r1", "r0"]
+    assert await ids(memory, RunQuery(session_id="room0", limit=1)) == ["r4", "r2", "r0"]
+    assert await ids(memory, RunQuery(user_id="u1")) == ["r4", "r1"]
+    assert await ids(memory, RunQuery(session_id="room1", user_id="u1")) == ["r1"]
+    assert await ids(memory, RunQuery(workflow="sales")) == ["r4"]
+    assert await ids(memory, RunQuery(status="failed")) == ["c1"]
+    assert await ids(memory, RunQuery(set_aside=True)) == ["c1"]
+    assert await ids(memory, RunQuery(parent_run_id="r0")) == ["c1"]
+    assert await ids(memory, RunQuery(root_run_id="r0", limit=1)) == below
+    assert await ids(memory, RunQuery(root_run_id="r0", status="queued")) == ["g1"]
+    assert await ids(memory, RunQuery(since=start + timedelta(seconds=3), user_id="u0")) == ["r3"]
+    assert await memory.runs.records.tree("never") == []
+    with pytest.raises(InvalidInput, match="at least one"):
+        RunQuery(limit=0)
+
+
+@pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_tokens": True}, {"max_cost": 0.0}, {"max_price": 1}])
+def test_a_budget_has_limits_above_nothing(limits: dict[str, int | float]) -> None:
+    """And no others than it has."""
+    with pytest.raises(InvalidInput):
+        RunBudget.from_dict(limits)
+
+
+async def test_all_of_a_run_goes_with_its_session(memory: Memory) -> None:
+    """With the runs below it that are in no session, their traces and tools; only what is to be removed is noted."""
+    await fill(memory, "r1", "room")
+    await fill(memory, "c1", None, "r1")
+    await fill(memory, "g1", None, "c1")
+    await fill(memory, "elsewhere", "hall", "c1")
+    await memory.runs.order.add(asked("r2", message="m2"), policy="coalesce")
+    await memory.runs.order.add(asked("r3", message="m3"), policy="coalesce")
+    await memory.session("room").append([Message(role="user", content="hi")])
+    await memory.session("room").delete()
+    assert await ids(memory, RunQuery()) == ["elsewhere"]
+    assert await memory.runs.trace.events("c1") == []
+    assert await memory.runs.trace.usage("g1", with_children=False) == []
+    assert await memory.runs.records.with_checkpoints(datetime(2000, 1, 1, tzinfo=UTC), limit=9) == ["c1", "g1", "r1"]
+    again = await memory.runs.order.add(asked("r4", message="m3"))
+    assert (again.outcome, again.run.arrival) == ("new", 1)
+
+
+async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> None:
+    """Neither of what was asked, nor of what tools and children said."""
+    async with open_memory(sqlite_url, options=MemoryOptions(background=False)) as memory:
+        await fill(memory, "r1", "room")
+        await fill(memory, "c1", None, "r1")
+        assert all(query(sqlite_url, f"SELECT * FROM {table}") for table in _TABLES)
+        await memory.session("room").delete()
+        assert not any(
+            query(sqlite_url, f"SELECT * FROM {table}")
+            for table in (*_TABLES, "chat_active_sessions", "chat_run_messages")
+        )
+        await fill(memory, "lone", None)
+        await fill(memory, "below", None, "lone")
+        await fill(memory, "talk", "room")
+        assert await memory.runs.records.forget_user("u1") == 2
+        assert await ids(memory, RunQuery()) == ["talk"]
+
+
+async def test_what_is_over_for_long_goes(memory: Memory, clock: SettableClock) -> None:
+    """Not what its tree may still ask for, nor what goes on again."""
+    await fill(memory, "r1", "room")
+    await fill(memory, "c1", None, "r1")
+    await fill(memory, "old", "hall")
+    for run_id in ("c1", "old"):
+        await memory.runs.finish(run_id, "me", "failed")
+    clock.advance(60)
+    assert await memory.runs.records.finished_before(clock() - timedelta(seconds=60), limit=9) == []
+    assert await memory.runs.records.finished_before(clock(), limit=9) == ["old"]
+    await memory.runs.finish("r1", "me", "done")
+    clock.advance(1)
+    over = await memory.runs.records.finished_before(clock(), limit=9)
+    assert sorted(over) == ["c1", "old", "r1"]
+    await memory.runs.retry("old")
+    assert await memory.runs.records.delete(over) == 2
+    assert await ids(memory, RunQuery()) == ["old"]
+
+
+async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, clock: SettableClock) -> None:
+    """Of runs that have begun and are over; a run that goes on again needs them."""
+    records = memory.runs.records
+    for run_id in ("r1", "r2", "r3"):
+        await memory.runs.order.add(asked(run_id, session=run_id))
+    for run_id in ("r1", "r2"):
+        await begun(memory, run_id)
+    assert await records.with_checkpoints(clock(), limit=9) == []
+    await memory.runs.finish("r1", "me", "done")
+    await memory.runs.finish("r2", "me", "failed")
+    assert await records.with_checkpoints(clock() - timedelta(seconds=1), limit=9) == []
+    assert await records.with_checkpoints(clock(), limit=9) == ["r1", "r2"]
+    await memory.runs.retry("r2")
+    await records.checkpoints_removed(["r1", "r2"])
+    await memory.runs.request_cancel("r2")
+    assert await records.with_checkpoints(clock(), limit=9) == ["r2"]
+
+
+async def test_a_version_of_a_workflow_never_changes(memory: Memory, clock: SettableClock) -> None:
+    """What runs began with stays as long as one of them is there."""
+    workflows = memory.runs.workflows
+    await workflows.keep("support", "v1", {"nodes": [{"id": "a"}]})
+    await workflows.keep("support", "v1", {"nodes": []})
+    await asyncio.gather(*(workflows.keep("support", "v2", None) for _ in range(4)))
+    kept = await workflows.version("support", "v1")
+    assert kept is not None
+    assert (kept.definition, kept.first_used_at) == ({"nodes": [{"id": "a"}]}, clock())
+    assert [version.version for version in await workflows.versions("support")] == ["v1", "v2"]
+    await memory.runs.order.add(replace(asked("r1"), version="v1"))
+    assert await workflows.forget(clock()) == 0
+    clock.advance(1)
+    assert await workflows.forget(clock()) == 1
+    assert await workflows.version("support", "v2") is None
+
+
+async def test_a_user_goes_on_with_one_session(memory: Memory) -> None:
+    """Of each workflow, as long as it is active and the user's; where the last message was."""
+    sessions = memory.runs.sessions
+    first = await asyncio.gather(*(sessions.active_session("u1", "support", otherwise=f"s{n}") for n in range(8)))
+    assert len(set(first)) == 1
+    assert await sessions.active_session("u1", "sales", otherwise="sales1") == "sales1"
+    assert await sessions.active_session("u2", "support", otherwise="s9") == "s9"
+    await memory.runs.order.add(replace(asked("r1", session="named"), user_id="u1"))
+    assert await sessions.active_session("u1", "support", otherwise="new1") == "named"
+    await memory.session("named", user_id="u1").append([Message(role="user", content="hi")])
+    assert await sessions.active_session("u1", "support", otherwise="new1") == "named"
+    await memory.session("named").update(active=False)
+    assert await sessions.active_session("u1", "support", otherwise="new1") == "new1"
+    await memory.session("new1", user_id="u1").append([Message(role="user", content="hi")])
+    await memory.session("new1").delete()
+    assert await sessions.active_session("u1", "support", otherwise="new2") == "new2"
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_requests_of_before_are_runs(
+    engine: str, request: pytest.FixtureRequest, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The answers that earlier versions kept are there after the schema has grown."""
+    url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "empty_postgres_url"))
+    known = migrations.known_migrations
+    with monkeypatch.context() as before:
+        before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:4])
+        async with driver_of(url) as driver:
+            await migrations.migrate(driver, clock())
+    execute(
+        url,
+        "INSERT INTO chat_runs "
+        "(run_id, session_id, message_id, workflow, status, owner, result, started_at, heartbeat_at, ended_at) VALUES "
+        "('r1', 'room', 'm1', 'chat', 'done', 'me', '{\"response\":\"yes\"}', "
+        "'2026-01-01T00:00:00+00:00', '2026-01-01T00:00:01+00:00', '2026-01-01T00:00:02+00:00')",
+    )
+    async with migrated_driver(url) as driver:
+        run = await Runs(driver, clock=clock).run("r1")
+    assert run is not None
+    assert (run.status, run.result, run.message_id, run.root_run_id) == ("done", {"response": "yes"}, "m1", "r1")
+    assert (run.inputs, run.arrival, run.budget, run.attempts) == ((), None, RunBudget(), 1)
+    assert run.created_at == run.started_at == datetime(2026, 1, 1, tzinfo=UTC)
