@@ -11,7 +11,9 @@ from rich.console import Console
 from tests.cli.running import CommandLine
 from tests.workflow.talking import config_of, input_of, make_agent
 from threadkeep import Memory, Message, RecalledTurns, SessionMemory
+from threadkeep.cli.context_drawing import show_what_is_out
 from threadkeep.cli.terminal import Terminal
+from threadkeep.context.manifest import ContextManifest, LeftOut
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
 
@@ -87,4 +89,16 @@ def test_what_is_longer_than_the_terminal_goes_on_beside_its_label() -> None:
     assert written.getvalue().splitlines() == [
         "window   anchored, at most 20 earlier",
         "         messages, begins at message 19",
+    ]
+
+
+def test_what_was_left_out_of_a_run_is_said_by_stretches(capsys: pytest.CaptureFixture[str]) -> None:
+    """A line for each, however many messages it has."""
+    left_out = (LeftOut("m1", "over_budget", "m900", 900), LeftOut(None, "empty"), LeftOut("m907", "duplicate"))
+    manifest = ContextManifest(session_id="a", run_id="r", counter="estimate", budget=4000, left_out=left_out)
+    show_what_is_out(Terminal(), manifest)
+    assert capsys.readouterr().out.splitlines() == [
+        "out: 900 messages of the run, m1 to m900, over the budget of 4,000 tokens",
+        "out: 1 message of the run, nothing is in it that could be sent",
+        "out: the run's message m907, in already",
     ]

@@ -62,8 +62,7 @@ def show_what_is_out(terminal: Terminal, manifest: ContextManifest) -> None:
     for gap in _joined(manifest.excluded):
         terminal.labelled("out: ", f"{_range(gap)}, {in_words(gap.reason, manifest)}", style="dim")
     for one in manifest.left_out:
-        name = f"the run's message {one.id}" if one.id else "a message of the run"
-        terminal.labelled("out: ", f"{name}, {in_words(one.reason, manifest)}", style="dim")
+        terminal.labelled("out: ", f"{_stretch(one)}, {in_words(one.reason, manifest)}", style="dim")
 
 
 def show_next(terminal: Terminal, view: ContextView) -> None:
