@@ -105,6 +105,14 @@ async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
         await ask(graph_of(memory_node(small_memory, model, system_prompt="be kind " * 99, options=options)), "hi")
 
 
+def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) -> None:
+    """It says so at once, with the three numbers, and not at the first message."""
+    with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
+        memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))
+    with pytest.raises(BudgetTooSmall, match=r"128000.*500000"):
+        memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(max_output_tokens=500_000))
+
+
 async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
     """With the in-run reducer the state stays small, and the model still sees the transcript."""
 

@@ -14,9 +14,11 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langchain_core.utils.uuid import uuid7
 from langgraph.errors import GraphBubbleUp
 
+from threadkeep.context.budget import input_budget
 from threadkeep.history.memory import Memory
 from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
+from threadkeep.workflow.model_facts import facts_of
 from threadkeep.workflow.partial import PartialAnswer, listening
 from threadkeep.workflow.turn_options import TurnOptions
 from threadkeep.workflow.turns import OpenTurn
@@ -124,7 +126,13 @@ def memory_node(
     """A node that calls a model with the session's memory: `graph.add_node("chat", memory_node(memory, model))`.
 
     It reads and writes the state's `messages`.
+
+    Raises:
+        BudgetTooSmall: the model's context window leaves no room for a prompt; names the three numbers.
     """
+    limits = options or TurnOptions()
+    facts = facts_of(model, limits.context_window)
+    input_budget(facts.name, limits.max_output_tokens, facts.window)
     system = SystemMessage(system_prompt) if system_prompt else None
 
     async def chat(state: dict[str, Any], config: RunnableConfig) -> MessagesUpdate:
