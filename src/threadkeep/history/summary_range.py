@@ -116,7 +116,7 @@ class RangeReader:
             rows += [row for row in page.messages if _seq(row) > place]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
             # Long messages take long to count, and others answer meanwhile.
-            sizes += await asyncio.to_thread(self._sizes, lines[len(sizes) :])
+            sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], room)
             place = end
         if not rows:
             return None
@@ -126,8 +126,12 @@ class RangeReader:
             records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], room)
         return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records)
 
-    def _sizes(self, lines: Sequence[str]) -> list[int]:
-        return [self._counter(line) + 1 for line in lines]
+    def _sizes(self, rows: Sequence[Message], lines: Sequence[str], room: int) -> list[int]:
+        """The tokens of each line; of one that is far over the room those of its message do, which are known."""
+        return [
+            row.tokens if row.tokens is not None and row.tokens > 2 * room else self._counter(line) + 1
+            for row, line in zip(rows, lines, strict=True)
+        ]
 
     def _pieces(self, message: Message, size: int, room: int) -> tuple[str, ...]:
         """One message in several records, each of which says which piece it is; of a huge one its beginning and end."""
