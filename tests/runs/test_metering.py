@@ -1,0 +1,97 @@
+"""Metering: each call of a model is counted once, as its provider reports it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from langchain_core.language_models import FakeMessagesListChatModel
+from langchain_core.messages import AIMessage, HumanMessage
+
+from threadkeep import count_tokens
+from threadkeep.records.runs import TokenUsage
+from threadkeep.runs.metering import UNNAMED, Meter
+from threadkeep.runs.prices import Price, Prices
+from threadkeep.testing import ScriptedModel
+
+
+class Spent(Exception):
+    """There is no budget left."""
+
+
+class Taken:
+    """A ledger in a list, with room for so many calls."""
+
+    def __init__(self, room: int = 100) -> None:
+        self.usages: list[TokenUsage] = []
+        self._room = room
+
+    async def check(self) -> None:
+        """Raise when there were as many calls as there is room for."""
+        if len(self.usages) >= self._room:
+            raise Spent
+
+    async def add(self, usage: TokenUsage) -> None:
+        """Take a call down."""
+        self.usages.append(usage)
+
+
+async def metered(replies: Sequence[AIMessage | Exception], ledger: Taken, prices: Prices) -> None:
+    """Ask a model as often as it has replies."""
+    model = ScriptedModel(replies)
+    for _ in replies:
+        await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, prices)]})
+
+
+async def test_what_a_provider_reports_is_taken_down() -> None:
+    """Tokens in, out and from the cache, under the name that answered, with its cost."""
+    ledger = Taken()
+    reply = AIMessage(
+        "Well.",
+        usage_metadata={
+            "input_tokens": 1000,
+            "output_tokens": 10,
+            "total_tokens": 1010,
+            "input_token_details": {"cache_read": 400},
+        },
+        response_metadata={"model_name": "m-2025"},
+    )
+    await metered([reply], ledger, Prices({"m": Price(1, 10, 0.5)}))
+    [usage] = ledger.usages
+    assert replace(usage, cost=None) == TokenUsage("m-2025", 1, 1000, 10, 400, 0)
+    assert usage.cost == pytest.approx(0.0009)
+    assert usage.tokens == 1010
+
+
+async def test_what_nobody_reports_is_estimated() -> None:
+    """By Threadkeep's own counter, and marked; a model without a price has no cost."""
+    ledger = Taken()
+    model = FakeMessagesListChatModel(responses=[AIMessage("I am well, thank you.")])
+    await model.ainvoke([HumanMessage("How are you?")], {"callbacks": [Meter(ledger, Prices({}))]})
+    [usage] = ledger.usages
+    assert usage.input_tokens == count_tokens("How are you?")
+    assert usage.output_tokens == count_tokens("I am well, thank you.")
+    assert (usage.estimated_calls, usage.cost) == (1, None)
+
+
+async def test_without_budget_no_model_is_called() -> None:
+    """What the ledger raises comes out; the calls before it count."""
+    ledger = Taken(room=2)
+    with pytest.raises(Spent):
+        await metered([AIMessage("1"), AIMessage("2"), AIMessage("3")], ledger, Prices({}))
+    assert len(ledger.usages) == 2
+
+
+async def test_a_call_that_fails_counts_nothing() -> None:
+    """Nothing was reported, and nothing is guessed."""
+    ledger = Taken()
+    with pytest.raises(OSError, match="away"):
+        await metered([OSError("away")], ledger, Prices({}))
+    assert ledger.usages == []
+
+
+def test_a_model_without_a_name_has_one_in_the_table() -> None:
+    """So that it is seen that there is one."""
+    usage = Meter(Taken(), Prices({})).usage(UNNAMED, [], AIMessage("hi"))
+    assert usage.model == "unnamed"
