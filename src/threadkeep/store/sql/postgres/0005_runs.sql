@@ -41,6 +41,7 @@ ALTER TABLE chat_runs
 
 CREATE UNIQUE INDEX idx_chat_runs_arrival ON chat_runs (session_id, arrival);
 CREATE INDEX idx_chat_runs_open ON chat_runs (session_id, arrival) WHERE status IN ('queued', 'running');
+CREATE INDEX idx_chat_runs_queued ON chat_runs (created_at, run_id) WHERE status = 'queued';
 CREATE INDEX idx_chat_runs_owner ON chat_runs (owner) WHERE status = 'running';
 CREATE INDEX idx_chat_runs_created_at ON chat_runs (created_at, run_id);
 CREATE INDEX idx_chat_runs_user_id ON chat_runs (user_id, created_at, run_id) WHERE user_id IS NOT NULL;
