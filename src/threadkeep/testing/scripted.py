@@ -10,15 +10,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterat
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
-from langchain_core.tools import BaseTool
-from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import PrivateAttr
+
+from threadkeep.workflow.offline_model import OfflineModel
 
 type Piece = str | AIMessage | BaseException | Gate
 type Said = Piece | Sequence[Piece]
@@ -50,7 +48,7 @@ class ScriptEnded(AssertionError):
     """The model was called once more than its script has replies."""
 
 
-class ScriptedModel(BaseChatModel):
+class ScriptedModel(OfflineModel):
     """A LangChain chat model that gives its replies in order, word by word when it is streamed.
 
     A reply is a text, an `AIMessage` (with tool calls, say), an error to raise, a `Gate` to wait at, a sequence of
@@ -82,16 +80,6 @@ class ScriptedModel(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "threadkeep-scripted"
-
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model, with tools on offer; the script decides whether they are used."""
-        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=tool_choice, **kwargs)
 
     def _generate(
         self,

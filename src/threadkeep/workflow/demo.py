@@ -9,20 +9,18 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.runnables import Runnable
-from langchain_core.tools import BaseTool
 
 from threadkeep.context.quoted_blocks import quoted_by
 from threadkeep.context.tokens import estimate
 from threadkeep.workflow.demo_summaries import statements_in, summary_of
+from threadkeep.workflow.offline_model import OfflineModel
 from threadkeep.workflow.quoted_turns import SECTION_KEY
 
 MAX_QUOTES = 3
@@ -80,7 +78,7 @@ _FUNCTION_CHARACTERS = frozenset(
 )
 
 
-class DemoModel(BaseChatModel):
+class DemoModel(OfflineModel):
     """A deterministic LangChain chat model that repeats what it was told.
 
     A question is answered with the user's own earlier statements that share most with it, word for word, older turns
@@ -93,16 +91,6 @@ class DemoModel(BaseChatModel):
     @property
     def _llm_type(self) -> str:
         return "threadkeep-demo"
-
-    def bind_tools(
-        self,
-        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
-        *,
-        tool_choice: str | None = None,
-        **kwargs: Any,
-    ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model as it is, since it uses no tools."""
-        return self
 
     def _generate(
         self,
