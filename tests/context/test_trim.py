@@ -65,12 +65,27 @@ def test_a_result_without_its_call_is_out() -> None:
     assert chosen.excluded == ((0, "orphan_tool"), (2, "orphan_tool"))
 
 
-def test_the_oldest_steps_of_a_long_loop_go_first() -> None:
-    """The question and the newest step stay; history has no room before the loop has."""
+def test_the_oldest_steps_of_a_long_loop_are_cut_first() -> None:
+    """The question and the newest step stay whole; history has no room before the loop has."""
     items = [(USER, 1), (USER, 3), *step(2, 9), *step(4, 9), *step(6, 9)]
     chosen = planned(items, 24)
-    assert chosen.kept == (1, 4, 5, 6, 7)
-    assert chosen.excluded == ((0, "over_budget"), (2, "over_budget"), (3, "over_budget"))
+    assert chosen.kept == (1, 2, 3, 4, 5, 6, 7)
+    assert chosen.cuts == {3: 2, 5: 6}
+    assert chosen.excluded == ((0, "over_budget"),)
+
+
+def test_a_step_goes_when_not_even_its_mark_has_room() -> None:
+    """The oldest first; where older steps stay whole or go, they go as soon as they do not fit."""
+    items = [(USER, 3), *step(1, 9), *step(3, 9), *step(5, 9)]
+    assert planned(items, 11).kept == (0, 3, 4, 5, 6)
+    chosen = plan([item for item, _ in items], lambda n: Size(items[n][1], 1), 24, whole_steps=True)
+    assert (chosen.kept, chosen.cuts) == ((0, 3, 4, 5, 6), {})
+
+
+def test_a_newest_step_without_room_is_an_error_with_the_numbers() -> None:
+    """Without it the model would only ask for it again."""
+    with pytest.raises(BudgetTooSmall, match=r"need at least 3 tokens .* the rest at least 2, and the budget is 4"):
+        planned([(USER, 3), *step(1, 9)], 4)
 
 
 def test_big_results_of_the_newest_step_are_cut_to_one_level() -> None:
@@ -93,6 +108,7 @@ def test_a_big_question_leaves_a_quarter_to_the_newest_step() -> None:
     chosen = planned([(USER, 100), *step(1, 100)], 40)
     assert chosen.kept == (0, 1, 2)
     assert chosen.cuts == {0: 30, 2: 9}
+    assert planned([(USER, 100), *step(1, 1)], 40).cuts == {0: 38}
 
 
 def test_a_question_that_fits_is_whole_beside_a_huge_step() -> None:
@@ -154,7 +170,7 @@ def test_the_rules_hold_for_any_conversation(
         chosen = planned(items, budget, max_messages=max_messages)
     except BudgetTooSmall:
         system = sum(tokens for item, tokens in items if item.kind == "system")
-        assert system > budget - 2
+        assert system > budget - 2 - 7  # the marks of a question, and of a call with three results
         return
     tokens = sum(chosen.cuts.get(index, items[index][1]) for index in chosen.kept)
     assert tokens == chosen.tokens <= budget
@@ -170,4 +186,6 @@ def test_the_rules_hold_for_any_conversation(
         assert kinds[index] != "tool" or group in rest
     users = [index for index, kind in enumerate(kinds) if kind == "user"]
     assert not users or users[-1] in rest
+    since = [index for index, kind in enumerate(kinds) if kind == "assistant" and index > max(users, default=-1)]
+    assert not since or since[-1] in rest
     assert planned(items, budget, max_messages=max_messages) == chosen

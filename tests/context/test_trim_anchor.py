@@ -108,13 +108,14 @@ def test_a_big_step_pushes_history_out_of_its_own_turn_only() -> None:
 
 
 def test_a_question_in_several_messages_is_all_of_the_turn() -> None:
-    """No limit of what came before leaves out a part of it; where it is tight, the older part yields to the steps."""
+    """No limit of what came before leaves out a part of it; where it is tight, none goes before it is cut."""
     items = [USER, ASSISTANT, USER, USER, Item("assistant", 4), Item("tool", 4)]
     for max_messages, kept in ((None, (0, 1, 2, 3, 4, 5)), (0, (2, 3, 4, 5))):
         assert plan(items, lambda _: Size(10, 2), 100, max_messages=max_messages, turn=2).kept == kept
     assert plan(items, lambda _: Size(10, 2), 100, max_messages=0).kept == (3, 4, 5)
     assert plan(items, lambda _: Size(10, 2), 45, turn=2).kept == (2, 3, 4, 5)
-    assert plan(items, lambda _: Size(10, 2), 35, turn=2).kept == (3, 4, 5)
+    chosen = plan(items, lambda _: Size(10, 2), 35, turn=2)
+    assert (chosen.kept, chosen.cuts) == ((2, 3, 4, 5), {2: 7, 4: 9, 5: 9})
     assert plan(items[:4], lambda _: Size(30, 2), 40, turn=2).cuts == {2: 10}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -78,9 +79,21 @@ def check_input(sent: Sent, question: BaseMessage) -> None:
         assert there.content == question.content
         return
     assert entry.tokens < entry.tokens_before
-    text = text_of(there)
-    assert text.endswith(CUT_MARK)
+    text = re.sub(r"\n?\[[0-9a-z ]+ left out\]", "", text_of(there))
+    assert text == text_of(question) or text.endswith(CUT_MARK)
     assert text_of(question).startswith(text.removesuffix(CUT_MARK))
+
+
+def check_newest_step(sent: Sent, asked: AIMessage) -> None:
+    """What the model asked of tools just before is the end of what it is sent: the calls with all keys, answered."""
+    newest = sent.messages[-1 - len(asked.tool_calls) :]
+    said, *results = newest
+    assert isinstance(said, AIMessage)
+    assert [(call["id"], set(call["args"])) for call in said.tool_calls] == [
+        (call["id"], set(call["args"])) for call in asked.tool_calls
+    ]
+    assert {one.tool_call_id for one in results if isinstance(one, ToolMessage)} == {c["id"] for c in said.tool_calls}
+    assert [entry.section for entry in sent.manifest.entries[-len(newest) :]] == ["steps"] * len(newest)
 
 
 def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import tool
 
-from tests.workflow.context_laws import check_call, check_state, rows_of, sent_calls
+from tests.workflow.context_laws import check_call, check_newest_step, check_state, rows_of, sent_calls
+from tests.workflow.shared_beginnings import told
 from tests.workflow.talking import ROOM, config_of, make_agent
-from threadkeep import Memory, Message, SessionMemory, open_memory
+from threadkeep import Memory, Message, SessionMemory, open_memory, rebuild
 from threadkeep.context.plan import WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.records import Role
@@ -26,15 +27,24 @@ short = st.builds(lambda script, times: script * times, st.sampled_from(_SCRIPTS
 texts = st.one_of(short, short, words, st.just(""), st.just("long " * 6_000))
 
 
+IMAGE: dict[str, object] = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 40}}
+
+
 @tool
-def measure(size: int) -> str:
-    """Say many words."""
-    return "word " * size
+def measure(size: int, note: str = "", pages: list[str] | None = None) -> str | list[dict[str, object]]:
+    """Say many words, or show images."""
+    return "word " * size if size >= 0 else [{"type": "text", "text": "shown: "}, *[IMAGE] * -size]
 
 
 def calls_of(sizes: Sequence[int], name: str) -> list[dict[str, object]]:
-    """Tool calls that have results of these sizes."""
-    return [{"name": "measure", "args": {"size": size}, "id": f"{name}-{n}"} for n, size in enumerate(sizes)]
+    """Tool calls that have results of these sizes; below zero, as many images, asked for at length."""
+    return [
+        {"name": "measure", "args": {"size": size} | (_AT_LENGTH if size < 0 else {}), "id": f"{name}-{n}"}
+        for n, size in enumerate(sizes)
+    ]
+
+
+_AT_LENGTH = {"note": "as I said, " * 900, "pages": ["one", "two" * 500]}
 
 
 @dataclass(frozen=True)
@@ -67,10 +77,9 @@ def looping(name: str, text: str, sizes: Sequence[int]) -> list[AnyMessage]:
     return [said, *results]
 
 
-def imagined(name: str, text: str) -> AnyMessage:
-    """A user message with an image."""
-    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "iVBORw0KGgo" * 40}}
-    return HumanMessage([{"type": "text", "text": text}, image], id=name)
+def imagined(name: str, text: str, images: int = 1) -> HumanMessage:
+    """A user message with images."""
+    return HumanMessage([{"type": "text", "text": text}, *[IMAGE] * images], id=name)
 
 
 def misspelt(name: str, text: str) -> AnyMessage:
@@ -114,12 +123,14 @@ def earlier_steps(draw: st.DrawFn, stored: Sequence[Message]) -> list[AnyMessage
 def scenes(draw: st.DrawFn) -> Scene:
     """Anything that may be."""
     stored = draw(stored_messages())
-    question = draw(texts.filter(str.strip))
+    text = draw(texts.filter(str.strip))
+    images = draw(st.sampled_from((0, 0, 1, 5)))
+    question = imagined("question", text, images) if images else HumanMessage(text, id="question")
     state = draw(st.just([]) | earlier_steps(stored))
     return Scene(
         tuple(stored),
-        (*state, *([AIMessage("so it is", id="said")] if state else []), HumanMessage(question, id="question")),
-        tuple(draw(st.lists(st.lists(st.integers(0, 2_000), min_size=1, max_size=3).map(tuple), max_size=3))),
+        (*state, *([AIMessage("so it is", id="said")] if state else []), question),
+        tuple(draw(st.lists(st.lists(st.integers(-4, 2_000), min_size=1, max_size=3).map(tuple), max_size=3))),
         draw(st.integers(120, 3_000)),
         draw(st.none() | st.integers(1, 10)),
         draw(st.sampled_from(("estimate", "chars4", "o200k"))),
@@ -129,8 +140,13 @@ def scenes(draw: st.DrawFn) -> Scene:
 
 def model_of(scene: Scene) -> ScriptedModel:
     """A model that plays the scene's loop, then answers."""
-    loop = [AIMessage("", tool_calls=calls_of(sizes, f"step-{n}")) for n, sizes in enumerate(scene.loop)]
+    loop = loop_of(scene)
     return ScriptedModel([*loop, "done", *loop, "done"])
+
+
+def loop_of(scene: Scene) -> list[AIMessage]:
+    """What its model asks of tools, call after call."""
+    return [AIMessage("", tool_calls=calls_of(sizes, f"step-{n}")) for n, sizes in enumerate(scene.loop)]
 
 
 async def play(memory: Memory, scene: Scene, model: ScriptedModel) -> list[AnyMessage]:
@@ -158,7 +174,10 @@ async def check_scene(url: str, scene: Scene) -> None:
         calls = await sent_calls(memory, model.calls, ROOM)
         rows = await rows_of(memory, ROOM)
         question = next(message for message in state if message.id == "question")
-        for sent in calls:
+        for sent, asked in zip(calls, [None, *loop_of(scene)], strict=True):
+            if asked is not None:
+                check_newest_step(sent, asked)
+            assert told(await rebuild(sent.manifest, memory)) == told(sent.messages)
             await check_call(memory, sent, question, budget=scene.budget, counter=counter)
             check_state(sent, state, question, rows)
             rules = [message.content for message in scene.state if isinstance(message, SystemMessage)]

@@ -141,7 +141,7 @@ async def test_another_users_history_is_not_there(memory: Memory) -> None:
         assert result_of(state["messages"]) == "This conversation has no such messages."
     assert set(tools[0].args) == {"from_seq", "to_seq", "start_character"}
     assert set(tools[1].args) == {"query"}
-    assert set(tools[2].args) == {"tool_call_id", "start", "characters"}
+    assert set(tools[2].args) == {"tool_call_id", "start", "characters", "arguments"}
 
 
 async def test_without_a_database_the_agent_is_told_to_go_on(
@@ -170,6 +170,12 @@ def report() -> str:
     return " ".join(f"line{number}" for number in range(3_000))
 
 
+@tool
+def write(text: str) -> str:
+    """Write a text down."""
+    return "written"
+
+
 async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
     """Part by part, by the id of its call or the name of its tool; unknown ones are answered with what there is."""
     model = ScriptedModel(
@@ -191,6 +197,18 @@ async def test_a_result_that_was_cut_can_be_read(sqlite_memory: Memory) -> None:
     assert lines_of(results[1]) == [{"result": whole[4_000:8_000]}]
     assert lines_of(results[2]) == [{"result": whole[22_000:28_000]}]
     assert f"call-1 (report, {len(whole)} characters)" in results[3]
+
+
+async def test_arguments_that_were_cut_can_be_read(sqlite_memory: Memory) -> None:
+    """As the JSON that they were."""
+    told: Arguments = {"text": "word " * 3_000 + "end"}
+    reading: Arguments = {"tool_call_id": "call-1", "start": 14_990, "arguments": True}
+    model = ScriptedModel([calling("write", told, "call-1"), calling("read_tool_result", reading, "call-2"), "Read."])
+    agent = make_agent(model, [SessionMemory(sqlite_memory, max_tokens=900)], [write, *history_tools(sqlite_memory)])
+    state = await agent.ainvoke(input_of("Write."), config_of())
+    whole = json.dumps(told)
+    assert f"Characters 14990 to {len(whole)} of {len(whole)}." in result_of(state["messages"])
+    assert lines_of(result_of(state["messages"])) == [{"arguments": whole[14_990:]}]
 
 
 async def test_without_any_result_there_is_nothing_to_read(sqlite_memory: Memory) -> None:

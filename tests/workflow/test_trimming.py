@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,9 +26,9 @@ def odd_counter(text: str) -> int:
     return len(text) + (7 if len(text) % 3 else 0)
 
 
-def calling(*ids: str, content: str = "") -> AIMessage:
+def calling(*ids: str, content: str = "", x: str = "é") -> AIMessage:
     """An assistant message that calls a tool once for each id."""
-    return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": "é"}, "id": call} for call in ids])
+    return AIMessage(content, tool_calls=[{"name": "look_up", "args": {"x": x}, "id": call} for call in ids])
 
 
 def test_texts_messages_and_lists_are_counted() -> None:
@@ -82,6 +85,67 @@ def test_a_tool_result_is_cut_in_the_middle_with_a_mark_that_says_how_much_went(
     assert messages[2].content == "a" * 500 + "z" * 500
 
 
+def blocks_of(message: BaseMessage) -> list[object]:
+    """The content of a message that is made of blocks."""
+    assert isinstance(message.content, list)
+    return list(message.content)
+
+
+def test_long_arguments_are_cut_where_a_call_says_them() -> None:
+    """Each key stays; an argument that is no text is cut as JSON; what a provider repeats in the content agrees."""
+    arguments: dict[str, object] = {"path": "a.txt", "text": "a" * 300 + "z" * 300, "lines": list(range(200)), "n": 5}
+    blocks: list[str | dict[str, object]] = [
+        {"type": "reasoning", "summary": []},
+        {"type": "text", "text": "I write."},
+        {"type": "tool_use", "id": "1", "name": "write", "input": arguments, "partial_json": "{"},
+        {"type": "function_call", "call_id": "1", "name": "write", "arguments": json.dumps(arguments)},
+    ]
+    call = {"name": "write", "args": arguments, "id": "1"}
+    said = AIMessage(blocks, tool_calls=[call], additional_kwargs={"tool_calls": [], "kept": "as it is"})
+    kept = trim([HumanMessage("q"), said, ToolMessage("done", tool_call_id="1")], 300, counter=len)
+    assert 250 < count_tokens(kept, counter=len) <= 300
+    assert isinstance(kept[1], AIMessage)
+    short = kept[1].tool_calls[0]["args"]
+    assert (short["path"], short["n"]) == ("a.txt", 5)
+    assert re.fullmatch(r"a+… \[cut \d+ characters\] …z+", short["text"])
+    assert re.fullmatch(r"\[0, 1, .*… \[cut \d+ characters\] ….*, 199\]", short["lines"])
+    reasoning, text, used, function = blocks_of(kept[1])
+    assert [reasoning, text] == blocks[:2]
+    assert used == {"type": "tool_use", "id": "1", "name": "write", "input": short}
+    assert isinstance(function, dict)
+    assert json.loads(function["arguments"]) == short
+    assert kept[1].additional_kwargs == {"kept": "as it is"}
+    assert said.tool_calls[0]["args"] == arguments
+
+
+def test_media_go_when_hardly_any_text_has_room_beside_them() -> None:
+    """The oldest first, with a mark in its place; only as many as must; then the text is cut as well."""
+    recording = {"type": "input_audio", "input_audio": {"data": "A" * 99}}
+    question = HumanMessage([IMAGE, "x" * 100, IMAGE, recording, {"type": "file", "data": "A"}])
+    (cut,) = trim([question], 2 * MEDIA_TOKENS + 140, counter=len)
+    mark = {"type": "text", "text": "[image left out]"}
+    assert cut.content == [mark, "x" * 100, mark, *question.content[3:]]
+    (cut,) = trim([question], 2 * MEDIA_TOKENS + 60, counter=len)
+    text = "x" * 33 + CUT_MARK + "\n[2 images left out]"
+    assert cut.content == [{"type": "text", "text": text}, *question.content[3:]]
+    (cut,) = trim([question], 165, counter=len)
+    marks = "[2 images left out] [recording left out] [file left out]"
+    assert cut.content == "x" * 100 + "\n" + marks
+    (cut,) = trim([question], 80, counter=len)
+    assert cut.content == "x" * (80 - len(CUT_MARK) - 1 - len(marks)) + CUT_MARK + "\n" + marks
+    with pytest.raises(BudgetTooSmall):
+        trim([question], len(marks), counter=len)
+
+
+def test_what_a_provider_wants_to_see_again_is_no_media() -> None:
+    """Of an assistant's message images go, its reasoning does not."""
+    thought = {"type": "thinking", "thinking": "hmm", "signature": "s"}
+    said = AIMessage([thought, {"type": "text", "text": "see"}, IMAGE], tool_calls=calling("1").tool_calls)
+    kept = trim([HumanMessage("q"), said, ToolMessage("r", tool_call_id="1")], 100, counter=len)
+    mark = {"type": "text", "text": "[image left out]"}
+    assert kept[1].content == [thought, {"type": "text", "text": "see"}, mark]
+
+
 def test_limits_that_cannot_be_are_refused() -> None:
     """With sentences that carry numbers and the cure."""
     with pytest.raises(InvalidInput, match="max_messages is a whole number from 0"):
@@ -96,22 +160,29 @@ def conversations(draw: st.DrawFn) -> list[BaseMessage]:
     messages: list[BaseMessage] = []
     for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step", "orphan"]), max_size=9)):
         text = draw(st.text("ab 中👍é\n", max_size=80))
+        images = [IMAGE] * draw(st.integers(0, 2))
         if kind == "step":
             ids = [f"{len(messages)}-{n}" for n in range(draw(st.integers(1, 3)))]
-            messages += [calling(*ids), *(ToolMessage(text * 2, tool_call_id=call) for call in ids)]
+            said = calling(*ids, content=text, x=draw(st.sampled_from(["é", "é 中" * 80])))
+            messages += [said, *(ToolMessage([text * 2, *images], tool_call_id=call) for call in ids)]
         elif kind == "orphan":
             messages.append(ToolMessage(text, tool_call_id="nobody"))
         elif kind == "system":
             messages.append(SystemMessage(text[:9]))
         else:
-            messages.append({"user": HumanMessage, "assistant": AIMessage}[kind](text))
+            messages.append({"user": HumanMessage, "assistant": AIMessage}[kind]([text, *images] if images else text))
     return messages
 
 
 counters: st.SearchStrategy[TokenCounter | None] = st.sampled_from([None, len, chars4, odd_counter])
 
 
-@given(messages=conversations(), budget=st.integers(0, 400), counter=counters, limit=st.none() | st.integers(0, 5))
+@given(
+    messages=conversations(),
+    budget=st.integers(0, 400) | st.integers(0, 4_000),
+    counter=counters,
+    limit=st.none() | st.integers(0, 5),
+)
 def test_the_rules_hold_for_any_conversation(
     messages: list[BaseMessage], budget: int, counter: TokenCounter | None, limit: int | None
 ) -> None:
@@ -131,5 +202,7 @@ def test_the_rules_hold_for_any_conversation(
     assert not users or users[-1] in {message.id for message in kept}
     called = [call["id"] for message in kept if isinstance(message, AIMessage) for call in message.tool_calls]
     assert called == [message.tool_call_id for message in kept if isinstance(message, ToolMessage)]
+    asked = [message.id for message in messages if isinstance(message, AIMessage)]
+    assert not users or not asked or int(asked[-1] or 0) < int(users[-1] or 0) or asked[-1] in {m.id for m in kept}
     assert trim(messages, budget, counter=counter, max_messages=limit) == kept
     assert trim(kept, budget, counter=counter, max_messages=limit) == kept

@@ -68,7 +68,7 @@ def _by_chars(items: Sequence[Item], lengths: Sequence[int], max_chars: int) -> 
         (size.minimum for item, size in reversed(list(zip(items, sizes, strict=True))) if item.kind == "user"), 0
     )
     # Where the system messages leave no room at all, the user is still seen to have said something.
-    planned = plan(items, sizes.__getitem__, max(max_chars, pinned + user))
+    planned = plan(items, sizes.__getitem__, max(max_chars, pinned + user), whole_steps=True)
     return sorted(planned.kept), planned.cuts
 
 

@@ -1,9 +1,9 @@
 """Which messages of one model call fit: planned over kinds and sizes, without knowing any message.
 
 The order of what matters: system messages, whole and first; the newest user message, cut if it alone is too big; the
-newest step of the current turn, its tool results cut in the middle if need be; the turn's earlier steps, newest first;
-then history, newest first, up to a number of messages; its newest message is cut if nothing else of it would be there.
-A tool call and its results are one group: all of it or nothing.
+newest step of the current turn, cut if need be and never left out; the turn's earlier steps, cut before they are left
+out (`steps`); then history, newest first, up to a number of messages; its newest message is cut if nothing else of it
+would be there. A tool call and its results are one group: all of it or nothing.
 
 Where history begins can be an anchor that stays from call to call, so that calls share their leading messages: what
 does not fit any more moves it by a whole step (`Anchor`).
@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from threadkeep.context.steps import Size, least_of, level_of, shares, whole_of, whole_shares
 from threadkeep.errors import BudgetTooSmall
+
+__all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
 _LEAST_TOKENS: Final = 16
 """What is left of a message of history that is cut says something from here on."""
@@ -30,14 +33,6 @@ class Item:
 
     kind: Kind
     group: int | None = None
-
-
-@dataclass(frozen=True)
-class Size:
-    """The tokens of a message, and of the shortest form that it can be cut to (the same when it cannot be cut)."""
-
-    tokens: int
-    minimum: int
 
 
 @dataclass(frozen=True)
@@ -82,6 +77,7 @@ def plan(
     max_messages: int | None = None,
     turn: int | None = None,
     anchor: Anchor | None = None,
+    whole_steps: bool = False,
 ) -> Plan:
     """Choose the messages of one model call.
 
@@ -92,18 +88,21 @@ def plan(
         max_messages: the most user messages and assistant messages without tool calls before the current turn.
         turn: where the current turn begins, if it is asked in several messages; else with the newest user message.
         anchor: where history begins; without one it is the newest that fits.
+        whole_steps: the turn's older steps are there whole or not at all, and the newest not if it has no room.
 
     Raises:
-        BudgetTooSmall: the system messages, or they and the newest user message cut to its mark, are over the budget.
+        BudgetTooSmall: the system messages are over the budget, or they with the newest user message and the newest
+            step of the turn, both cut as short as can be.
     """
-    return _Planner(items, measure, budget).plan(max_messages, turn, anchor or Anchor())
+    return _Planner(items, measure, budget, whole_steps).plan(max_messages, turn, anchor or Anchor())
 
 
 class _Planner:
-    def __init__(self, items: Sequence[Item], measure: Callable[[int], Size], budget: int) -> None:
+    def __init__(self, items: Sequence[Item], measure: Callable[[int], Size], budget: int, whole_steps: bool) -> None:
         self._items = items
         self._measure = measure
         self._budget = budget
+        self._whole_steps = whole_steps
         self._left = budget
         self._kept: list[int] = []
         self._cuts: dict[int, int] = {}
@@ -121,14 +120,18 @@ class _Planner:
         first = first if turn is None else min(turn, first)
         current = [unit for unit in units if unit[0] >= first]
         history = [unit for unit in units if unit[0] < first]
-        full = not self._place_turn(user, current)
+        squeezed = self._place_turn(user, current)
         older = [unit for unit in history if unit[0] < anchor.begin]
         for unit in older:
             self._excluded |= dict.fromkeys(unit, "before_anchor")
         history = history[len(older) :]
-        places = 0 if full else max_messages
-        reason: Reason = "over_budget" if full or max_messages is None else "over_limit"
-        kept = self._place_history(history, places, anchor, reason)
+        reason: Reason = "over_budget" if squeezed or max_messages is None else "over_limit"
+        kept: Sequence[list[int]] = ()
+        if squeezed:
+            self._pushed_out = bool(self._steps)
+            self._excluded |= {index: reason for unit in history for index in unit}
+        else:
+            kept = self._place_history(history, max_messages, anchor, reason)
         rest = sorted(index for index in self._kept if self._items[index].kind != "system")
         excluded = tuple(sorted(self._excluded.items()))
         begin = kept[0][0] if kept else first
@@ -159,43 +162,50 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and what else is of the turn; whether everything of it is in."""
-        newest = current[-1] if current else []
-        smallest = sum(self._measure(index).minimum for index in newest)
-        fits = self._place_user(user, newest, smallest) if user is not None else smallest <= self._left
-        for unit in reversed(current):
-            tokens, room = self._tokens(unit), self._left
-            if fits and unit is newest and tokens > self._left:
-                self._cut(unit)
-            elif fits and tokens <= self._left:
-                self._keep(unit, tokens)
-            else:
-                fits = False
+        """Place the newest user message and what else is of the turn; whether something of it is cut or out."""
+        parts = [unit for unit in current if user is not None and unit[0] < user]
+        steps = current[len(parts) :]
+        fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
+        if self._whole_steps:
+            granted = whole_shares(self._sizes(current), self._left) if fits else [None] * len(current)
+        else:
+            granted = shares(self._sizes(parts), self._sizes(steps), self._left)
+        for number, (unit, tokens) in enumerate(zip(current, granted, strict=True)):
+            if tokens is None:
                 self._excluded |= dict.fromkeys(unit, "over_budget")
-            if user is not None and unit[0] < user:
+                continue
+            room = self._left
+            self._place(unit, tokens)
+            if number < len(parts):
                 self._question += room - self._left
             else:
                 self._steps += room - self._left
-        return fits
+        return bool(self._cuts) or None in granted
 
-    def _place_user(self, user: int, newest: Sequence[int], smallest: int) -> bool:
-        """Place the newest user message, cut if it must be; whether the newest step has room beside it."""
-        size = self._measure(user)
+    def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
+        """Place the newest user message, cut if it must be; whether the newest of the others has room beside it."""
+        size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
                 f"The newest user message needs at least {size.minimum} tokens, the system messages have "
                 f"{self._budget - self._left} and the budget is {self._budget}: raise the budget."
             )
-        beside = size.minimum + smallest <= self._left
-        reserved = smallest if beside else 0
-        if beside and size.tokens > self._left:
-            # Both are big: a step of the loop that lost all its results would only be done again.
-            reserved = min(self._tokens(newest), max(smallest, self._left // 4))
-        allowed = min(size.tokens, max(size.minimum, self._left - reserved))
-        if allowed < size.tokens:
-            self._cuts[user] = allowed
-        self._keep([user], allowed)
-        self._question += allowed
+        others = self._sizes(current)
+        newest = least_of(others[-1]) if others else 0
+        beside = size.minimum + newest <= self._left
+        if needs_newest and not beside:
+            raise BudgetTooSmall(
+                f"The newest tool call and its results need at least {newest} tokens cut as short as can be, the rest "
+                f"at least {self._budget - self._left + size.minimum}, and the budget is {self._budget}: raise it."
+            )
+        if user is not None:
+            least = max(newest, min(sum(map(least_of, others)), self._left // 4)) if beside else 0
+            allowed = size.tokens
+            if size.tokens + least > self._left:
+                reserved = _reserved(sum(map(whole_of, others)), self._left) if beside else 0
+                allowed = min(size.tokens, max(size.minimum, self._left - max(newest if beside else 0, reserved)))
+            self._place([user], allowed)
+            self._question += allowed
         return beside
 
     def _place_history(
@@ -238,7 +248,7 @@ class _Planner:
         """Place the newest of history, cut to what is left, unless next to nothing of it would be there."""
         if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS > self._left:
             return False
-        self._cut(unit)
+        self._place(unit, self._left)
         return True
 
     def _newest(
@@ -258,22 +268,17 @@ class _Planner:
             number -= 1
         return history, None
 
-    def _cut(self, unit: Sequence[int]) -> None:
-        """Cut the biggest of the group to one level, such that the group takes what is left."""
-        sizes = {index: self._measure(index) for index in unit}
-        room = self._left
-        low, high = 0, room
-        while low <= high:
-            level = (low + high) // 2
-            if sum(_leveled(size, level) for size in sizes.values()) <= room:
-                low = level + 1
-            else:
-                high = level - 1
-        for index, size in sizes.items():
-            tokens = _leveled(size, high)
-            if tokens < size.tokens:
-                self._cuts[index] = tokens
-            self._keep([index], tokens)
+    def _place(self, unit: Sequence[int], tokens: int) -> None:
+        """Keep a group in so many tokens; where it has more, its biggest messages are cut to one level."""
+        sizes = [self._measure(index) for index in unit]
+        level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
+        for index, size in zip(unit, sizes, strict=True):
+            if size.at(level) < size.tokens:
+                self._cuts[index] = size.at(level)
+            self._keep([index], size.at(level))
+
+    def _sizes(self, units: Sequence[Sequence[int]]) -> list[list[Size]]:
+        return [[self._measure(index) for index in unit] for unit in units]
 
     def _tokens(self, unit: Sequence[int]) -> int:
         if len(unit) == 1:
@@ -285,5 +290,11 @@ class _Planner:
         self._left -= tokens
 
 
-def _leveled(size: Size, level: int) -> int:
-    return max(size.minimum, min(size.tokens, level))
+def _reserved(wanted: int, room: int) -> int:
+    """What a question that is cut leaves to the turn's steps: a sixteenth, an eighth or a quarter of the room.
+
+    It is not as much as they have just now, or the question would be cut anew at each call.
+    """
+    if not wanted:
+        return 0
+    return next((room // part for part in (16, 8) if wanted <= room // part), room // 4)

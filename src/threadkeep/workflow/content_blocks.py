@@ -18,6 +18,14 @@ _OPAQUE_CHARACTERS = 6  # of what only its provider can read stand for a token: 
 _MEDIA = frozenset(
     {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
 )
+_MEDIA_NAMES = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "recording",
+    "input_audio": "recording",
+    "video": "video",
+}
 _TEXTS = {
     "text": "text",
     "text-plain": "text",
@@ -42,8 +50,19 @@ def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
     """Whether a block repeats one of the message's tool calls, known by their ids."""
     if block.get("type") not in _CALLS or not known:
         return False
-    given = block.get("call_id") or block.get("id")
+    given = call_id_of(block)
     return given is None or given in known
+
+
+def call_id_of(block: Mapping[str, object]) -> object:
+    """The id of the tool call that a block repeats; None where it says none."""
+    return block.get("call_id") or block.get("id")
+
+
+def media_name(block: object) -> str:
+    """What a block is called where it was left out: `image`, `recording`, `video`, `file`; else `part`."""
+    kind = str(block.get("type")) if isinstance(block, Mapping) else ""
+    return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
 
 
 def count_block(block: object, counter: TokenCounter) -> int:

@@ -1,4 +1,4 @@
-"""Tools with which an agent looks things up that are not in its context: old messages, and results that were cut.
+"""Tools with which an agent looks things up that are not in its context: old messages, and what was cut of its calls.
 
 Whose history it is comes from the run, as for `SessionMemory`, and never from the model.
 """
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from langchain.tools import ToolRuntime
-from langchain_core.messages import BaseMessage, ToolMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 
 from threadkeep.context.quotation import quoted_message, quoted_text
@@ -19,6 +19,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ReadFailed
 from threadkeep.records import Message
+from threadkeep.workflow.content_blocks import as_json
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.invocation import session_for
 from threadkeep.workflow.turn_options import IdOf, TurnOptions
@@ -119,25 +120,38 @@ class _Lookups:
 
 
 async def read_tool_result(
-    tool_call_id: str, runtime: ToolRuntime[Any, Any], start: int = 0, characters: int = 4_000
+    tool_call_id: str,
+    runtime: ToolRuntime[Any, Any],
+    start: int = 0,
+    characters: int = 4_000,
+    arguments: bool = False,
 ) -> str:
-    """Read a part of a tool's result of this run that was too long to be shown whole.
+    """Read a part of a tool's result of this run, or of a call's arguments, that was too long to be shown whole.
 
     Args:
         tool_call_id: The id of the tool call; or the tool's name, for its newest result.
-        start: How many characters of the result to skip.
+        start: How many characters to skip.
         characters: How many characters to read.
+        arguments: Whether to read what the tool was called with, as JSON, instead of its result.
     """
-    results = [message for message in _messages_of(runtime.state) if isinstance(message, ToolMessage)]
+    messages = _messages_of(runtime.state)
+    results = [message for message in messages if isinstance(message, ToolMessage)]
     found = next((one for one in reversed(results) if tool_call_id in (one.tool_call_id, one.name)), None)
     if found is None:
         known = ", ".join(f"{one.tool_call_id} ({one.name}, {len(text_of(one))} characters)" for one in results)
         return f"There is no such result. There are: {known}." if known else "No tool has answered in this run."
-    text = text_of(found)
+    text = _arguments_of(messages, found.tool_call_id) if arguments else text_of(found)
     first = min(max(start, 0), len(text))
     last = min(first + min(max(characters, 1), _MOST_CHARACTERS), len(text))
     more = f" More follows from start={last} on." if last < len(text) else ""
-    return f"Characters {first} to {last} of {len(text)}. {_QUOTED}{more}\n{quoted_text('result', text[first:last])}"
+    quoted = quoted_text("arguments" if arguments else "result", text[first:last])
+    return f"Characters {first} to {last} of {len(text)}. {_QUOTED}{more}\n{quoted}"
+
+
+def _arguments_of(messages: Sequence[BaseMessage], call_id: str) -> str:
+    """What a tool was called with, as JSON."""
+    calls = (call for one in messages if isinstance(one, AIMessage) for call in one.tool_calls)
+    return next((as_json(call["args"]) for call in calls if call["id"] == call_id), "")
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 
-from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, middle_mark
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.context.trim import Item, Size, plan
 from threadkeep.errors import InvalidInput
-from threadkeep.workflow.conversion import role_of, text_of
-from threadkeep.workflow.counting import count_message
+from threadkeep.workflow.conversion import role_of
+from threadkeep.workflow.short_forms import shortened, size_of, with_text
+
+__all__ = ["items_of", "shortened", "size_of", "trim", "with_text"]
 
 
 def trim(
@@ -25,7 +26,8 @@ def trim(
 
     System messages stand first, whole; the newest user message is always there, cut with a mark if it must be; tool
     calls stay with their results; what came after the newest user message goes before history, and the newest of each
-    before the older. A tool result that is too big is cut in the middle. `repair` the messages first.
+    before the older. Tool results and arguments that are too big are cut in the middle, the older ones first; media
+    that have no room are replaced by a mark. `repair` the messages first.
 
     Args:
         messages: everything that could be sent, in order.
@@ -34,7 +36,8 @@ def trim(
         max_messages: the most user messages, and assistant messages without tool calls, before the newest user message.
 
     Raises:
-        BudgetTooSmall: the system messages, or they and the newest user message cut to its mark, are over the budget.
+        BudgetTooSmall: the system messages are over the budget, or they with the newest user message and the newest
+            tool call, both cut as short as can be.
         InvalidInput: max_messages is below zero.
     """
     if max_messages is not None and max_messages < 0:
@@ -67,32 +70,3 @@ def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
         else:
             items.append(Item(role_of(message) or "assistant"))
     return items
-
-
-def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """The tokens of a message, and of what it can be cut to."""
-    tokens = count_message(message, counter)
-    text = text_of(message)
-    if role_of(message) == "system" or (isinstance(message, AIMessage) and message.tool_calls):
-        return Size(tokens, tokens)
-    if isinstance(message, ToolMessage):
-        return Size(tokens, min(tokens, count_message(with_text(message, middle_mark(len(text))), counter)))
-    if isinstance(message.content, str):
-        return Size(tokens, min(tokens, counter(CUT_MARK)))
-    return Size(tokens, min(tokens, count_message(with_text(message, CUT_MARK), counter)))
-
-
-def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """A copy of the message with so much of its text that it has at most so many tokens."""
-    text = text_of(message)
-    fixed = count_message(with_text(message, ""), counter)
-    cut = cut_middle if isinstance(message, ToolMessage) else cut_end
-    return with_text(message, cut(text, tokens - fixed, counter))
-
-
-def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """A copy with another text; blocks that are not text stay behind it."""
-    if isinstance(message.content, str):
-        return message.model_copy(update={"content": text})
-    others = [block for block in message.content if not isinstance(block, str) and block.get("type") != "text"]
-    return message.model_copy(update={"content": [{"type": "text", "text": text}, *others] if others else text})
