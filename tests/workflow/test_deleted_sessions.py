@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from langgraph.checkpoint.memory import InMemorySaver
 
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from tests.workflow.talking import ROOM, Agent, Meanwhile, ask, make_agent, numbered
+from tests.workflow.talking import ROOM, Agent, Meanwhile, add, adding, ask, config_of, input_of, make_agent, numbered
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, open_memory
 from threadkeep.errors import QuestionGone
 from threadkeep.observe import AnswerDiscarded
@@ -44,6 +45,24 @@ async def test_another_process_may_have_deleted_it(
         assert await ask(agent_with(memory, other.session(ROOM).delete), "question") == "answer"
         assert await memory.session(ROOM).count() == 0
         assert [info async for info in memory.sessions()] == []
+
+
+async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """It stopped for a person, the session was deleted meanwhile, and another process takes the run up."""
+    saver = InMemorySaver()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        model = ScriptedModel([adding()])
+        waits = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
+        await waits.ainvoke(input_of("1 + 2?"), config_of(), interrupt_before=["tools"])
+        await memory.session(ROOM).delete()
+    async with open_memory(shared_url, options=memory_options, observers=[events]) as memory:
+        goes_on = make_agent(ScriptedModel(["3"]), [SessionMemory(memory)], [add], checkpointer=saver)
+        state = await goes_on.ainvoke(None, config_of())
+        assert state["messages"][-1].text == "3"
+        assert await memory.session(ROOM).count() == 0
+        assert len(events.of(AnswerDiscarded)) == 1
 
 
 async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memory) -> None:

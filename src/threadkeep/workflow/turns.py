@@ -101,6 +101,9 @@ class OpenTurn:
         self._repeated = True
         self.contexts.question_as_stored = False
         self.answered = await self._stored_answer()
+        if self._known_question_id is None and await self._patiently(self.session.count()) == 0:
+            # Nothing is left of the session: its question was stored, and deleted with it.
+            self._known_question_id = self.question_id
 
     async def context(
         self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
