@@ -229,6 +229,14 @@ async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> N
         await eventually(forgotten)
 
 
+async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Path) -> None:
+    """One that had no run at work leaves nothing but its file, and even that goes."""
+    stray = tmp_path / "threadkeep.db.runs.0123456789abcdef.lock"
+    stray.touch()
+    async with engine_of(sqlite_url, Runs()):
+        await eventually(lambda: stray.name not in _names(tmp_path))
+
+
 async def test_one_engine_at_a_time_in_a_process(sqlite_url: str, tmp_path: Path) -> None:
     """The second is refused with a sentence, and opens when the first is closed; one that only asks launches late."""
     other = f"sqlite:///{tmp_path}/other.db"

@@ -15,7 +15,7 @@ import pytest
 
 from tests.children import PROCESSES, Child
 from tests.runs.workers import Job, Notes, faults, work
-from tests.servers import Postgres, StopMode
+from tests.servers import Postgres
 from threadkeep.runs.engine import Engine, EngineOptions
 from threadkeep.runs.opening import open_engine
 from threadkeep.store.address import parse_address
@@ -137,11 +137,11 @@ async def test_the_last_process_takes_up_what_it_left_itself(sqlite_url: str, no
     assert faults(notes.read(), {"held"}) == []
 
 
-async def test_a_run_that_kills_its_process_is_set_aside(shared_url: str, notes: Notes) -> None:
+async def test_a_run_that_kills_its_process_is_set_aside(sqlite_url: str, notes: Notes) -> None:
     """After three processes; the runs that were beside it are carried out."""
     runs = [f"run{number}" for number in range(12)]
-    await enqueue(shared_url, notes, [*runs[:6], "poison", *runs[6:]])
-    with working(Job(shared_url, notes, 0.05, SOON), 2) as workers:
+    await enqueue(sqlite_url, notes, [*runs[:6], "poison", *runs[6:]])
+    with working(Job(sqlite_url, notes, 0.05, SOON), 2) as workers:
 
         def over() -> bool:
             workers.replace_dead()
@@ -177,6 +177,7 @@ async def test_a_cancel_reaches_other_processes(shared_url: str, notes: Notes) -
     with working(Job(shared_url, notes, 60.0, SOON, starts=("long",)), 2):
         await until(lambda: "long" in notes.of("begin"), "the run to begin")
         async with only_asking(shared_url, notes) as engine:
+            await engine.cancel("another")
             began = time.monotonic()
             await engine.cancel("long")
             await until(lambda: "long" in notes.of("cancelled"), "the run to be cancelled")
@@ -216,15 +217,14 @@ async def test_a_process_that_stands_still_keeps_its_run(sqlite_url: str, notes:
     assert faults(notes.read(), {"held"}) == []
 
 
-@pytest.mark.parametrize("mode", ["fast", "immediate"])
-async def test_a_postgres_that_is_restarted(unsteady_postgres: Postgres, mode: StopMode, notes: Notes) -> None:
+async def test_a_postgres_that_is_restarted(unsteady_postgres: Postgres, notes: Notes) -> None:
     """Nobody is taken for dead for it, and all runs are carried out once."""
     runs = [f"run{number}" for number in range(40)]
     with unsteady_postgres.database() as url:
         await enqueue(url, notes, runs)
         with working(Job(url, notes, 0.05, LATER), 3):
             await until(lambda: len(notes.of("end")) >= 10, "runs to end")
-            await asyncio.to_thread(unsteady_postgres.restart, mode)
+            await asyncio.to_thread(unsteady_postgres.restart, "immediate")
             await until(lambda: notes.of("end") >= set(runs), "all runs to end")
     assert faults(notes.read(), set(runs)) == []
     assert notes.of("lost") == set()

@@ -22,7 +22,7 @@ from threadkeep.runs.engine import LETTING_GO_SECONDS, EngineOptions, Stop
 from threadkeep.runs.presence import Heartbeats, LockedFiles, Presence
 from threadkeep.store.address import DatabaseAddress
 
-_WATCH_SECONDS = 0.5
+_WATCH_SECONDS = 0.25
 _WAIT_SECONDS = 0.05
 _RETENTION_SECONDS = 60.0
 _THREADS = 4

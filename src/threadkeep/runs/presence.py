@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import glob
 import os
 import time
 from collections.abc import Set
@@ -32,7 +33,7 @@ class Presence(Protocol):
         ...
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Those of some other processes that have died."""
+        """Those of some other processes that have died; maybe others, too."""
         ...
 
     def forget(self, name: str) -> None:
@@ -55,13 +56,12 @@ class LockedFiles:
         self._name = name
         self._descriptor: int | None = None
 
-    def _path(self, name: str) -> Path:
-        return self._database.with_name(f"{self._database.name}.{name}.lock")
-
     def enter(self) -> None:
-        """Lock this process's file."""
-        self._descriptor = os.open(self._path(self._name), os.O_RDWR | os.O_CREAT, 0o600)
+        """Lock this process's file; under its own name nobody has ever seen it unlocked."""
+        made = self._path(self._name).with_suffix(".new")
+        self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        made.rename(self._path(self._name))
 
     def beat(self) -> bool:
         """Nothing has to be shown."""
@@ -72,8 +72,10 @@ class LockedFiles:
         return True
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Those whose file is not locked, or not there."""
-        return {name for name in names if name != self._name and not self._is_locked(self._path(name))}
+        """Those whose file is not locked, or not there; with them those that left no more than a file."""
+        files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
+        known = names | {file.suffixes[-2].removeprefix(".") for file in files}
+        return {name for name in known if name != self._name and not _is_locked(self._path(name))}
 
     def forget(self, name: str) -> None:
         """Remove a file."""
@@ -86,20 +88,23 @@ class LockedFiles:
             os.close(self._descriptor)
             self._descriptor = None
 
-    @staticmethod
-    def _is_locked(path: Path) -> bool:
-        try:
-            descriptor = os.open(path, os.O_RDWR)
-        except FileNotFoundError:
-            return False
-        try:
-            # Shared: two that look at the same moment do not take each other for the owner.
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(descriptor)
+    def _path(self, name: str) -> Path:
+        return self._database.with_name(f"{self._database.name}.{name}.lock")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
         return False
+    try:
+        # Shared: two that look at the same moment do not take each other for the owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 _TABLES = sqlalchemy.MetaData(schema=SCHEMA)
