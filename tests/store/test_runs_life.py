@@ -73,6 +73,19 @@ async def test_a_run_that_did_not_succeed_is_tried_again(memory: Memory, end: Ru
     await begun(memory, "r1")
 
 
+async def test_a_run_that_nobody_carries_out_is_set_aside(memory: Memory) -> None:
+    """Whoever had it; the next turn begins, and a person may have it tried again."""
+    await memory.runs.order.add(asked("r1"), owner="dead")
+    await memory.runs.order.add(asked("r2"))
+    assert await memory.runs.set_aside("r1", "GaveUp")
+    assert not await memory.runs.set_aside("r1", "GaveUp")
+    run = await run_of(memory, "r1")
+    assert (run.status, run.error, run.set_aside) == ("failed", "GaveUp", True)
+    assert not await memory.runs.finish("r1", "dead", "done")
+    await begun(memory, "r2")
+    assert await memory.runs.retry("r1")
+
+
 async def test_a_cancel_goes_down_the_tree(memory: Memory, clock: SettableClock) -> None:
     """In one step: what nobody carries out ends, what is at work is told, what is over or beside it stays."""
     order = memory.runs.order

@@ -11,7 +11,7 @@ from threadkeep.records import Retention, dump_json
 from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, shorten, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.tables import delete_session
+from threadkeep.store.tables import delete_session, deletion_statements
 from threadkeep.store.transcripts import END
 
 type Action = Literal["archive", "delete"]
@@ -83,7 +83,7 @@ class RetentionRows:
         self._driver = driver
         self._clock = clock
         self._sql = load_statements("transcripts.sql", "retention.sql", f"{driver.backend}/retention.sql")
-        self._deletion = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+        self._deletion = deletion_statements(driver.backend)
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
@@ -206,13 +206,15 @@ class RetentionRows:
         }
         for name in (
             "remember_ids",
+            "hold_runs",
             "delete_runs",
             "delete_manifests",
             "delete_context_texts",
             "delete_superseded",
             "delete_messages",
         ):
-            await connection.execute(self._sql[name], {**place, **times})
+            if name in self._sql:
+                await connection.execute(self._sql[name], {**place, **times})
         await connection.execute(self._sql["delete"], {**place, "messages": removed.messages})
 
     async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:

@@ -25,6 +25,8 @@ _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"
 _ANSWER_REACH = 10_000
 _PLACES_AT_ONCE = 500
+# In this order; those that an engine does not need are not in its files.
+_DELETION = ("lock_session", "forget_texts", "forget_documents", "hold_runs", "delete_runs", "forget_active_session")
 
 
 class TableTranscripts:
@@ -39,6 +41,7 @@ class TableTranscripts:
         self._clock = clock
         self._commits = GroupCommit(driver)
         self._sql = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+        self._deletion = deletion_statements(driver.backend)
 
     @property
     def backend(self) -> Backend:
@@ -153,7 +156,7 @@ class TableTranscripts:
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all that was derived from them."""
         async with self._driver.writing() as connection:
-            return await delete_session(connection, self._sql, session_id)
+            return await delete_session(connection, self._deletion, session_id)
 
     async def close(self) -> None:
         """Write what is waiting."""
@@ -170,9 +173,14 @@ class TableTranscripts:
         return message_of(rows[0]) if rows else None
 
 
+def deletion_statements(backend: Backend) -> Mapping[str, str]:
+    """The statements of `delete_session`."""
+    return load_statements("transcripts.sql", f"{backend}/search.sql", f"{backend}/runs.sql")
+
+
 async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
     """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
-    for name in ("lock_session", "forget_texts", "forget_documents", "delete_runs", "forget_active_session"):
+    for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], {"session_id": session_id})
     return await connection.execute(sql["delete_session"], {"session_id": session_id}) > 0

@@ -17,7 +17,7 @@ from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.graph_transcripts.reading import ConversationReader
 from threadkeep.store.graph_transcripts.shapes import Conversation
 from threadkeep.store.statements import load_statements
-from threadkeep.store.tables import delete_session
+from threadkeep.store.tables import delete_session, deletion_statements
 
 _STEP_MESSAGES = 500
 _PAGE_SESSIONS = 500
@@ -39,7 +39,7 @@ class SessionIndex:
         self._reader = reader
         self._count = count
         self._sql = load_statements("graph_index.sql")
-        self._deletion = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+        self._deletion = deletion_statements(driver.backend)
 
     async def follow(self, session_id: str) -> None:
         """Bring the rows of a session up to its conversation; without one they go, with all that hangs on them.

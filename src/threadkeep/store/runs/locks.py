@@ -14,11 +14,11 @@ class RunLocks:
 
     async def hold_session(self, connection: Connection, session_id: str) -> None:
         """Nobody else orders the runs of a session, which need not be there."""
-        await self._hold(connection, "lock_session", {"session_id": session_id})
+        await self._hold(connection, "lock_order", {"session_id": session_id})
 
     async def hold_session_of(self, connection: Connection, run_id: str) -> None:
         """Nobody else orders the runs of the session that a run is in, if it is in one."""
-        await self._hold(connection, "lock_session_of", {"run_id": run_id})
+        await self._hold(connection, "lock_order_of", {"run_id": run_id})
 
     async def hold_tree(self, connection: Connection, root_run_id: str) -> None:
         """Nobody else adds to a tree of runs, or stops it."""

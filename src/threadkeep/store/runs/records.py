@@ -59,7 +59,9 @@ class RunRecords:
     async def delete(self, run_ids: Sequence[str]) -> int:
         """Delete runs that are over, with their traces and usage; answers how many went."""
         async with self._driver.writing() as connection:
-            return sum([await connection.execute(self._sql["delete"], {"run_id": run_id}) for run_id in run_ids])
+            return sum(
+                [await connection.execute(self._sql["delete"], {"run_id": run_id}) for run_id in sorted(run_ids)]
+            )
 
     async def forget_user(self, user_id: str) -> int:
         """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
@@ -74,7 +76,9 @@ class RunRecords:
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
         """Note that runs have no checkpoints any more; nothing happens to those that go on again by now."""
         async with self._driver.writing() as connection:
-            await connection.execute_many(self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in run_ids])
+            await connection.execute_many(
+                self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
+            )
 
     async def _ids(self, statement: str, parameters: Parameters) -> list[str]:
         async with self._driver.reading() as connection:

@@ -108,6 +108,13 @@ class Runs:
                 return True
             return bool(await connection.fetch(self._sql["ended"], end))
 
+    async def set_aside(self, run_id: str, error: str) -> bool:
+        """Let a run fail that nobody carries out any more, and wait for a person; False when it is over, or waits.
+
+        For those who know that nobody does, whoever its owner was.
+        """
+        return await self._change("set_aside", {"run_id": run_id, "error": error, "now": self._now()}) > 0
+
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
         """Let a run wait for a person, who is asked `interrupt`; others of its session go on meanwhile.
 

@@ -50,6 +50,10 @@ WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 -- Whether this owner has ended it so before.
 SELECT 1 FROM chat_runs WHERE run_id = :run_id AND owner = :owner AND status = :status
 
+-- name: set_aside
+UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_at = :now
+WHERE run_id = :run_id AND status IN ('queued', 'running')
+
 -- name: wait
 -- Not when it is to be stopped: then it ends.
 UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL

@@ -1,10 +1,10 @@
 -- What runs need of PostgreSQL alone: locks that SQLite does not know, since its writers take turns.
 
--- name: lock_session
+-- name: lock_order
 -- One transaction at a time orders the runs of a session, whether the session has a row or not.
 SELECT pg_advisory_xact_lock(hashtextextended(:session_id, 7310865114))
 
--- name: lock_session_of
+-- name: lock_order_of
 SELECT pg_advisory_xact_lock(hashtextextended(session_id, 7310865114)) FROM chat_runs
 WHERE run_id = :run_id AND session_id IS NOT NULL
 
@@ -38,3 +38,12 @@ WHERE run_id IN (
     SELECT run_id FROM chat_runs WHERE owner = :owner AND status = 'running' ORDER BY run_id FOR NO KEY UPDATE
 )
 RETURNING run_id
+
+-- name: hold_runs
+-- What goes with a session, in the same order as everywhere.
+WITH RECURSIVE gone (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE session_id = :session_id
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
+)
+SELECT 1 FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone) ORDER BY run_id FOR UPDATE
