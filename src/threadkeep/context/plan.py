@@ -11,9 +11,9 @@ r"""The sections of a context: in which order they are sent, what each may take,
     selected  older turns that matter now       /  each at most its share
     steps     the tool calls and results of the turn so far
 
-When it is tight the extras yield first, in the order of `yields`; then the beginning of the window, older steps, the
-middle of a big tool result, the end of the input, and all summaries. Of summaries that are more than their share the
-oldest yield, each as a whole. The system message never does.
+When it is tight the extras yield first, in the order of `yields`; then the beginning of the window, what is big in the
+steps (in the older ones first, which are cut before they are left out), the end of the input, and all summaries. Of
+summaries that are more than their share the oldest yield, each as a whole. The system message never does.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class Assembler:
         """Choose the window; `wanted` are the extras that are still to be found, `extras` those that were.
 
         Raises:
-            BudgetTooSmall: the system message, or it and the newest user message cut to its mark, are over the budget.
+            BudgetTooSmall: the system message is over the budget, or it with the newest user message and the newest
+                step of the turn, both cut as short as can be.
         """
         repaired = self._repaired(call)
         shown = self._summaries_for(call)

@@ -73,7 +73,7 @@ class TurnContext:
         """What one model call is sent.
 
         Raises:
-            BudgetTooSmall: the system message and the newest user message do not fit.
+            BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
         """
         self.keep()
         measure = await self._measuring.of(use)

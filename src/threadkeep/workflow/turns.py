@@ -111,7 +111,7 @@ class OpenTurn:
         """What a model call is sent: the system message, earlier turns, then the run's own messages.
 
         Raises:
-            BudgetTooSmall: the system message alone is over the budget.
+            BudgetTooSmall: the system message, the question and the newest step do not fit.
         """
         return await self.contexts.build(messages, system, use or ModelUse(), self.run_id)
 
