@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.databases import execute, query
+from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
 from threadkeep.runs.engine import Engine, EngineOptions, Stop
 from threadkeep.runs.opening import open_engine
@@ -212,6 +213,32 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
         await runs.until(lambda: runs.ended["run"] == 1)
     assert seen == ["lost"]
     assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
+
+
+@pytest.mark.xdist_group("processes")
+async def test_a_run_whose_end_cannot_be_recorded(unsteady_postgres: Postgres) -> None:
+    """It raised while the database was down: neither its failure nor the run is forgotten."""
+    gate = asyncio.Event()
+
+    async def first_failing(runs: Runs, run_id: str) -> None:
+        await gate.wait()
+        if runs.begun[run_id] == 1:
+            raise ValueError
+
+    runs = Runs(first_failing)
+    with unsteady_postgres.database() as url:
+        async with engine_of(url, runs, EngineOptions(poll_seconds=0.05, dead_seconds=0.8)) as engine:
+            await engine.start("run")
+            await runs.until(lambda: runs.begun["run"] == 1)
+            await asyncio.to_thread(unsteady_postgres.stop)
+            gate.set()
+            await eventually(lambda: len(runs.troubles) > 2)
+            with pytest.raises(StoreUnavailable):
+                await engine.enqueue("other")
+            await asyncio.to_thread(unsteady_postgres.start)
+            await runs.until(lambda: runs.ended["run"] == 1)
+            runs.troubles.clear()
+    assert runs.begun["run"] == 2
 
 
 async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> None:

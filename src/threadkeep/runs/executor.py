@@ -14,7 +14,7 @@ from uuid import uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from threadkeep.runs.attempts import Attempt, number_of
+from threadkeep.runs.attempts import Attempt, number_of, run_of
 from threadkeep.runs.carrying import Ending
 from threadkeep.runs.dbos_database import Connections, engine_path, translated
 from threadkeep.runs.dbos_process import ACTIVE, DbosProcess, next_number
@@ -62,8 +62,7 @@ class Executor:
         self._connections = Connections(address)
         self._presence = _presence(address, self._connections, name, options)
         self._process = DbosProcess(self._connections, options, name)
-        self._attempts: dict[str, Attempt] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
         self._threads: list[Thread] = []
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="threadkeep-runs")
         self._closing = Event()
@@ -88,8 +87,8 @@ class Executor:
         pulse = max(0.05, self._options.dead_seconds / 4)
         self._run(self._beat, pulse)
         self._run(self._watch, _WATCH_SECONDS)
+        self._run(self._reap, min(1.0, pulse))
         if self._options.works:
-            self._run(self._reap, min(1.0, pulse))
             self._run(self._forget_finished, min(_RETENTION_SECONDS, self._options.keep_finished_seconds))
 
     def holds(self) -> bool:
@@ -132,21 +131,26 @@ class Executor:
     async def _make(self, attempt: Attempt) -> None:
         """Make an attempt, in dbos's event loop. Cancelled it has no outcome, and is somebody else's business."""
         if (task := asyncio.current_task()) is not None:
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-        self._attempts[attempt.id] = attempt
+            # dbos's own task: it is done when the outcome is recorded.
+            self._tasks[attempt.id] = task
+            task.add_done_callback(lambda _: self._tasks.pop(attempt.id, None))
         try:
-            ending: Ending = "left"
-            if await self._may_begin(attempt):
-                ending = await asyncio.wrap_future(self._owner.carry(attempt.run_id))
-            if ending == "lost":
-                raise asyncio.CancelledError
-            if ending == "left":
-                await self._in_thread(self._process.put, attempt.next(failed=False))
-            elif ending == "failed":
-                await self._in_thread(self._try_again, attempt)
-        finally:
-            del self._attempts[attempt.id]
+            await self._carry(attempt)
+        except Exception as error:
+            # An outcome would end the run here; without one it is found again, by this process or when it is gone.
+            self._owner.troubled(type(error).__name__)
+            raise asyncio.CancelledError from error
+
+    async def _carry(self, attempt: Attempt) -> None:
+        ending: Ending = "left"
+        if await self._may_begin(attempt):
+            ending = await asyncio.wrap_future(self._owner.carry(attempt.run_id))
+        if ending == "lost":
+            raise asyncio.CancelledError
+        if ending == "left":
+            await self._in_thread(self._process.put, attempt.next(failed=False))
+        elif ending == "failed":
+            await self._in_thread(self._try_again, attempt)
 
     async def _may_begin(self, attempt: Attempt) -> bool:
         """Wait until nobody else can be at the run; False when this process takes no more before that."""
@@ -193,17 +197,17 @@ class Executor:
 
     def _watch(self) -> None:
         """Hear from others what shall become of the runs that are carried out here."""
-        if not (mine := dict(self._attempts)):
+        if not (mine := list(self._tasks)):
             return
         self._process.check()
-        for attempt_id, asked in self._process.asked_of(list(mine)).items():
-            self._owner.stop(mine[attempt_id].run_id, "lost" if asked == "lost" else "cancelled")
+        for attempt_id, asked in self._process.asked_of(mine).items():
+            self._owner.stop(run_of(attempt_id), "lost" if asked == "lost" else "cancelled")
 
     def _reap(self) -> None:
-        """Hand over what dead processes had."""
+        """Hand over what dead processes had, if this one works, and what this one has and knows nothing of."""
         self._process.check()
         found = self._process.open_attempts()
-        dead = self._presence.dead({name for _, name in found})
+        dead = self._presence.dead({name for _, name in found}) if self._options.works else set()
         for attempt, name in found:
             if name in dead:
                 self._hand_over(attempt, died=True)
@@ -220,9 +224,9 @@ class Executor:
         self._process.end(attempt.id)
 
     def _hand_over_unmade(self, mine: Iterable[Attempt]) -> None:
-        """See to attempts that are on record as this process's, and that it does not make: a start was cut off."""
+        """See to attempts that are on record as this process's, and that it does not make: something was cut off."""
         now = time.monotonic()
-        unmade = {attempt.id: attempt for attempt in mine if attempt.id not in self._attempts}
+        unmade = {attempt.id: attempt for attempt in mine if attempt.id not in self._tasks}
         self._unmade = {each: self._unmade.get(each, now) for each in unmade}
         for each, since in self._unmade.items():
             if now - since > self._options.dead_seconds:
@@ -249,17 +253,17 @@ class Executor:
         """Wait for the last words of attempts that have ended; False when some go on."""
         if not self._process.is_running():
             return True
-        return self._process.submit(_all_done(self._tasks)).result()
+        return self._process.submit(_all_done(list(self._tasks.values()))).result()
 
     async def _in_thread[*A, T](self, work: Callable[[*A], T], *arguments: *A) -> T:
         """Run what waits for the database in a thread; without dbos's context, in which it would become a step."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work, *arguments)
 
 
-async def _all_done(tasks: Sequence[asyncio.Task[None]] | set[asyncio.Task[None]]) -> bool:
+async def _all_done(tasks: Sequence[asyncio.Task[None]]) -> bool:
     if not tasks:
         return True
-    _, pending = await asyncio.wait(list(tasks), timeout=LETTING_GO_SECONDS)
+    _, pending = await asyncio.wait(tasks, timeout=LETTING_GO_SECONDS)
     return not pending
 
 
