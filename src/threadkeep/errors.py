@@ -12,7 +12,7 @@
     ├── WrongUser (PermissionError)       the session belongs to somebody else
     ├── QuestionGone (LookupError)        what a turn answers was deleted, mostly with its session
     ├── RunNotFound (LookupError)
-    ├── SessionBusy                       another turn of the session is queued or at work, and messages are refused then
+    ├── SessionBusy                       another turn of the session is queued or at work, and none may wait
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
