@@ -99,6 +99,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "WRITE_TIMEOUT": ("2", 2.0),
         "LOG_LEVEL": ("debug", "DEBUG"),
         "LOG_JSON": ("1", True),
+        "WORKFLOWS": ("flow.yaml, bot=shop:graph", ["flow.yaml", "bot=shop:graph"]),
     }
     assert {name.lower() for name in variables} == set(Settings.model_fields)
     for name, (value, _) in variables.items():
@@ -294,3 +295,10 @@ def test_settings_do_not_change(tmp_path: Path) -> None:
     settings = load_settings()
     with pytest.raises(ValueError, match="frozen"):
         settings.port = 1  # type: ignore[misc]
+
+
+def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files, folders and graphs in Python, with commas between; whether they are there is seen when they are read."""
+    assert load_settings().workflows == []
+    monkeypatch.setenv("THREADKEEP_WORKFLOWS", "flows/support.yaml, /etc/flows,bot=shop.flows:graph,")
+    assert load_settings().workflows == ["flows/support.yaml", "/etc/flows", "bot=shop.flows:graph"]

@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from threadkeep.context.tokens import counter_for as counter_for
     from threadkeep.context.tokens import counter_named as counter_named
     from threadkeep.errors import BudgetTooSmall as BudgetTooSmall
+    from threadkeep.errors import ChildFailed as ChildFailed
     from threadkeep.errors import ContextGone as ContextGone
     from threadkeep.errors import Interrupted as Interrupted
     from threadkeep.errors import InvalidInput as InvalidInput
     from threadkeep.errors import InvalidKey as InvalidKey
     from threadkeep.errors import InvalidMessage as InvalidMessage
     from threadkeep.errors import InvalidSettings as InvalidSettings
+    from threadkeep.errors import InvalidWorkflow as InvalidWorkflow
     from threadkeep.errors import ModelCallFailed as ModelCallFailed
     from threadkeep.errors import QuestionGone as QuestionGone
     from threadkeep.errors import SchemaTooNew as SchemaTooNew
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from threadkeep.errors import StoreError as StoreError
     from threadkeep.errors import StoreUnavailable as StoreUnavailable
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
+    from threadkeep.errors import WorkflowNotFound as WorkflowNotFound
     from threadkeep.errors import WrongUser as WrongUser
     from threadkeep.history.compression import Compression as Compression
     from threadkeep.history.keys import KeyResolution as KeyResolution
@@ -98,12 +101,14 @@ _HOMES = {
     ),
     "threadkeep.errors": (
         "BudgetTooSmall",
+        "ChildFailed",
         "ContextGone",
         "Interrupted",
         "InvalidInput",
         "InvalidKey",
         "InvalidMessage",
         "InvalidSettings",
+        "InvalidWorkflow",
         "ModelCallFailed",
         "QuestionGone",
         "SchemaTooNew",
@@ -112,6 +117,7 @@ _HOMES = {
         "StoreError",
         "StoreUnavailable",
         "ThreadkeepError",
+        "WorkflowNotFound",
         "WrongUser",
     ),
     "threadkeep.history.compression": ("Compression",),

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.store.base import BaseStore
 
+    from threadkeep.graphs.registry import Workflows
     from threadkeep.history.compression import Compression
     from threadkeep.history.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
@@ -27,11 +28,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """Everything that a face needs: the service's settings, the memory, the chat on top, and what is measured."""
+    """Everything that a face needs: the settings, the memory, the chat on top, the workflows, and what is measured."""
 
     settings: Settings
     memory: Memory
     chat: Chat
+    workflows: Workflows
     metrics: PrometheusObserver | None
 
 
@@ -43,6 +45,7 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
 
     Raises:
         InvalidSettings: a model cannot be made, or its context window has no room for a question.
+        InvalidWorkflow: a workflow that the settings name cannot be used.
         StoreUnavailable: the database does not answer.
     """
     from threadkeep.workflow.answering import ChatAgent
@@ -52,6 +55,7 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
     model = make_model(settings.model)
     options = chat_options(settings)
     options.check_room(model)
+    workflows = load_workflows(settings)
     options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
     metrics = _metrics(settings)
     told = Observers(*([metrics] if metrics is not None else []), *observers)
@@ -59,9 +63,22 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
     async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
         chat = Chat(memory, ChatAgent(memory, model, options))
         try:
-            yield App(settings, memory, chat, metrics)
+            yield App(settings, memory, chat, workflows, metrics)
         finally:
             await chat.close(settings.shutdown_timeout)
+
+
+def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
+    """The built-in chat with the settings' options, and the workflows that the settings name (or that are named here).
+
+    Raises:
+        InvalidWorkflow: with everything that is wrong with any of them.
+    """
+    from threadkeep.graphs.built_in import chat_workflow
+    from threadkeep.graphs.registry import Workflows
+
+    chat = chat_workflow(chat_options(settings))
+    return Workflows.load(settings.workflows if names is None else names, chat=chat, imports=imports)
 
 
 def chat_options(settings: Settings) -> ChatOptions:

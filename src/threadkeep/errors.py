@@ -6,7 +6,8 @@
     ├── InvalidInput (ValueError)         what the caller passed cannot be used
     │   ├── InvalidMessage
     │   ├── InvalidKey                    .reason is one of the reasons of `threadkeep.resolve_key`
-    │   └── InvalidSettings               .variable names the environment variable
+    │   ├── InvalidSettings               .variable names the environment variable
+    │   └── InvalidWorkflow               .problems say what is wrong, and where in which file
     ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
@@ -14,6 +15,8 @@
     ├── RunNotFound (LookupError)
     ├── SessionBusy                       another turn of the session is queued or at work, and none may wait
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
+    ├── WorkflowNotFound (LookupError)    no workflow of that name is registered
+    ├── ChildFailed                       a workflow that another one started gave no result
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
     └── StoreError
@@ -25,6 +28,9 @@ No error carries message text: errors are logged, and people's words are not.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 
 class ThreadkeepError(Exception):
@@ -56,6 +62,55 @@ class InvalidSettings(InvalidInput):
     def __init__(self, sentence: str, *, variable: str) -> None:
         super().__init__(sentence)
         self.variable = variable
+
+
+@dataclass(frozen=True)
+class WorkflowProblem:
+    """One thing that is wrong with a workflow: a sentence with its cure, and where; None where it is in no file."""
+
+    sentence: str
+    file: str | None = None
+    line: int | None = None
+    column: int | None = None
+
+    def __str__(self) -> str:
+        """The place as compilers write it, then the sentence."""
+        place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
+        return f"{place}: {self.sentence}" if place else self.sentence
+
+
+class InvalidWorkflow(InvalidInput):
+    """A workflow cannot be built; `problems` has everything that is wrong with it, in the order of the file."""
+
+    def __init__(self, problems: Sequence[WorkflowProblem] | str) -> None:
+        found = (WorkflowProblem(problems),) if isinstance(problems, str) else tuple(problems)
+        super().__init__("\n".join(map(str, found)))
+        self.problems = found
+
+
+class WorkflowNotFound(ThreadkeepError, LookupError):
+    """No workflow of that name is registered; `available` are those that are."""
+
+    def __init__(self, name: str, available: Sequence[str]) -> None:
+        super().__init__(
+            f"There is no workflow {name!r} here; there are {', '.join(available)}. "
+            "THREADKEEP_WORKFLOWS names the files and modules of others."
+        )
+        self.name = name
+        self.available = tuple(available)
+
+
+class ChildFailed(ThreadkeepError):
+    """A workflow that a node started gave no result; `status` says how it ended, such as `failed` or `deadline`.
+
+    It is `refused` where it would nest too deeply or in a circle, and was not started.
+    """
+
+    def __init__(self, sentence: str, *, workflow: str, status: str, run_id: str | None = None) -> None:
+        super().__init__(sentence)
+        self.workflow = workflow
+        self.status = status
+        self.run_id = run_id
 
 
 class ContextGone(ThreadkeepError, LookupError):

@@ -66,6 +66,10 @@ class Settings(BaseSettings):
     model: str = Field("demo", min_length=1, description="demo, or any name that LangChain's init_chat_model takes.")
     model_timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
     system_prompt: str = Field("", description="The system message of every chat.")
+    workflows: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Comma-separated: a YAML file, a folder of them, or name=package.module:graph.",
+    )
 
     history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
     history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call at most; 0 means none.")
@@ -163,6 +167,11 @@ class Settings(BaseSettings):
         if value is not None and not value.is_absolute():
             raise ValueError("write an absolute path, without ~")
         return value
+
+    @field_validator("workflows", mode="before")
+    @classmethod
+    def _parse_workflows(cls, value: object) -> object:
+        return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
 
     @field_validator("api_keys", mode="before")
     @classmethod

@@ -157,7 +157,7 @@ def default_of(field: FieldInfo) -> str:
     assert value is not PydanticUndefined
     if isinstance(value, SecretStr):
         value = value.get_secret_value()
-    if value in ("", {}):
+    if value in ("", {}, []):
         return "empty"
     if isinstance(value, bool):
         return str(value).lower()

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
-from threadkeep.app import App, chat_options
+from threadkeep.app import App, chat_options, load_workflows
 from threadkeep.history.opening import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
@@ -49,7 +49,7 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
     async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
         chat = Chat(memory, ChatAgent(memory, model, chat_options(settings)))
         try:
-            yield App(settings, memory, chat, metrics)
+            yield App(settings, memory, chat, load_workflows(settings), metrics)
         finally:
             await chat.close(0)
 

@@ -8,7 +8,20 @@ from typing import Annotated
 import typer
 from typer.main import get_command
 
-from threadkeep.cli import bench, chat, context, doctor, migrate, pending, prune, serve, sessions, transfer
+from threadkeep.cli import (
+    bench,
+    chat,
+    context,
+    doctor,
+    explain_key,
+    migrate,
+    pending,
+    prune,
+    serve,
+    sessions,
+    transfer,
+    workflows,
+)
 from threadkeep.cli.problems import problem_of, show_problem
 from threadkeep.version import __version__
 
@@ -31,6 +44,8 @@ application.command("serve")(serve.serve_http)
 application.command("chat")(chat.chat)
 application.add_typer(sessions.commands, name="sessions")
 application.add_typer(context.commands, name="context")
+application.add_typer(workflows.commands, name="workflows")
+application.command("explain-key")(explain_key.explain_keys)
 application.command("doctor")(doctor.doctor)
 application.command("migrate")(migrate.migrate_schema)
 application.command("bench")(bench.bench)

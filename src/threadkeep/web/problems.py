@@ -23,6 +23,7 @@ from threadkeep.errors import (
     SessionNotFound,
     StoreError,
     ThreadkeepError,
+    WorkflowNotFound,
     WrongUser,
 )
 
@@ -56,6 +57,12 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         404,
         "session-not-found",
         "There is no such session, or not for this user; GET /api/v1/sessions lists what there is.",
+    ),
+    (
+        (WorkflowNotFound,),
+        404,
+        "workflow-not-found",
+        "There is no such workflow; `available` names those there are.",
     ),
     ((ModelCallFailed,), 502, "model-failed", None),
     (
@@ -186,8 +193,15 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
     for kinds, status, kind, sentence in _KINDS:
         if isinstance(error, kinds):
             problem = make_problem(status, kind, sentence or str(error))
-            return problem.model_copy(update={"reason": error.reason}) if isinstance(error, InvalidKey) else problem
+            return problem.model_copy(update=_members(error))
     return _http_problem(HTTPException(500))
+
+
+def _members(error: ThreadkeepError) -> dict[str, object]:
+    """What a problem has of its error besides the sentence."""
+    if isinstance(error, InvalidKey):
+        return {"reason": error.reason}
+    return {"available": list(error.available)} if isinstance(error, WorkflowNotFound) else {}
 
 
 def _http_problem(error: HTTPException) -> Problem:

@@ -1,0 +1,1 @@
+"""Workflows to read, run and change; `README.md` beside this says how."""

@@ -1,0 +1,48 @@
+"""A workflow as JSON values, for whoever lists or shows it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langgraph.graph import END, START
+
+from threadkeep.graphs.compiling import Compiler
+from threadkeep.graphs.definition import Workflow
+
+_PLACES = {START: "start", END: "end"}
+
+
+def describe(workflow: Workflow) -> dict[str, Any]:
+    """What there is to know of it in a list."""
+    return {
+        "name": workflow.name,
+        "description": workflow.description,
+        "version": workflow.version,
+        "source": workflow.source,
+        "nodes": len(workflow.builder.nodes),
+        "children": list(workflow.children),
+    }
+
+
+def describe_whole(workflow: Workflow) -> dict[str, Any]:
+    """The same with its nodes, where each may lead, its options, and its definition where it has one.
+
+    Raises:
+        InvalidWorkflow: the graph cannot be compiled.
+    """
+    graph = Compiler(checkpointer=None, store=None).compiled(workflow).get_graph()
+    following: dict[str, list[str]] = {}
+    for edge in sorted(graph.edges, key=lambda one: (one.source, one.target)):
+        following.setdefault(edge.source, []).append(_PLACES.get(edge.target, edge.target))
+    kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
+    nodes = [
+        {"name": name, "kind": kinds.get(name, "python"), "next": following.get(name, [])}
+        for name in workflow.builder.nodes
+    ]
+    return {
+        **describe(workflow),
+        "nodes": nodes,
+        "options": workflow.options.model_dump(mode="json"),
+        "output": workflow.output,
+        "definition": workflow.definition,
+    }

@@ -1,0 +1,79 @@
+"""`append_message`: what a bot says by itself (a reminder, the news) enters the transcript: it knows what it said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar, Literal
+
+from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import Field
+
+from threadkeep.errors import InvalidKey
+from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.graphs.templates import scope_of
+from threadkeep.history.keys import channel_of, resolve_key
+from threadkeep.observe import KeyResolutionFailed
+from threadkeep.records import Message
+
+
+class AppendMessageNode(Node):
+    """Stores a message in the run's session, or in the one that a template names; once, however often it runs."""
+
+    node_kind: ClassVar[NodeKind] = "append_message"
+
+    text: str = Field(min_length=1, description="The message; a template.")
+    role: Literal["assistant", "system"] = Field("assistant", description="Who says it.")
+    session: str | None = Field(None, description="The session it is for, if not the run's own; a template of a key.")
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """The text; the session is a key, with rules of its own."""
+        yield "text", self.text
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Store the message, and say it in the run too."""
+        step = Step.of(config, runtime)
+        session_id = self._session_id(step, state)
+        text = rendered(self.text, state)
+        result = {"text": text, "session_id": session_id, "message_id": step.message_id}
+        update = found(step, text, result)
+        if not text.strip():
+            return update
+        user_id = step.context.user_id if self.session is None else None
+        session = step.context.resources.memory.session(session_id, user_id=user_id)
+        message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
+        await session.record([message])
+        said: AnyMessage = (
+            AIMessage(text, id=step.message_id) if self.role == "assistant" else SystemMessage(text, id=step.message_id)
+        )
+        return {**update, "messages": [said]}
+
+    def _session_id(self, step: Step, state: WorkflowState) -> str:
+        """Where the message goes.
+
+        Raises:
+            InvalidKey: the run has no session, or the template gives no key.
+        """
+        context = step.context
+        if self.session is None:
+            if context.session_id is None:
+                raise InvalidKey(
+                    f"Node {step.name!r} has no session to append to: run it in one, or give it a session.",
+                    reason="empty",
+                )
+            return context.session_id
+        resolution = resolve_key([self.session], scope_of(state))
+        if resolution.key is None:
+            reason = resolution.reason or "empty"
+            context.resources.observer.notify(
+                KeyResolutionFailed(
+                    channel=channel_of(self.session), reason=reason, candidates=1, run_id=context.run_id
+                )
+            )
+            raise InvalidKey(f"The session of node {step.name!r} is no key in this run ({reason}).", reason=reason)
+        return resolution.key

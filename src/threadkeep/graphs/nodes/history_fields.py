@@ -1,0 +1,96 @@
+"""Chat history in the graph's store: the fields that say whether, where and under which key."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Annotated
+
+from langchain_core.runnables import RunnableConfig
+from pydantic import BaseModel, Field, model_validator
+
+from threadkeep.errors import InvalidInput
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.graphs.templates import check_template, scope_of
+from threadkeep.history.keys import KEY_TEMPLATE, KeyResolution, resolve_key
+from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+
+_TELEGRAM = "results.telegram_events_parser"
+_AIBOT = "results.wecom_ai_bot_events_parser"
+_DIRECT = "results.wecom_events_parser"
+
+KEY_CANDIDATES = (
+    "{{results.resolve_history_key.session_key}}",
+    "{{configurable.history_key}}",
+    "{{inputs.history_key}}",
+    f"telegram:{{{{{_TELEGRAM}.bot_id}}}}:{{{{{_TELEGRAM}.chat_id}}}}:{{{{{_TELEGRAM}.message_thread_id}}}}",
+    f"telegram:{{{{{_TELEGRAM}.bot_id}}}}:{{{{{_TELEGRAM}.chat_id}}}}",
+    "wecom_cs:{{results.wecom_cs_sync.open_kf_id}}:{{results.wecom_cs_sync.external_userid}}",
+    f"wecom_aibot:{{{{{_AIBOT}.bot_id}}}}:{{{{{_AIBOT}.chat_type}}}}:{{{{{_AIBOT}.chat_id}}}}",
+    f"wecom_aibot:{{{{{_AIBOT}.bot_id}}}}:{{{{{_AIBOT}.chat_type}}}}:{{{{{_AIBOT}.user}}}}",
+    f"wecom_dm:{{{{{_DIRECT}.corp_id}}}}:{{{{{_DIRECT}.agent_id}}}}:{{{{{_DIRECT}.user}}}}",
+    "{{thread_id}}",
+)
+"""The key of a run's conversation, the first that can be filled in: one that is given, that of the channel, the thread.
+
+Bot or tenant, chat and topic are parts of a channel's key. A chat without a topic has none in its key; in a group of
+WeCom's bot the chat counts, alone with it the user.
+"""
+
+type Candidates = Annotated[tuple[str, ...], Field(max_length=32)]
+type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
+
+
+class HistoryFields(BaseModel):
+    """Where an agent's history is, when it is in the graph's store and not in the run's session."""
+
+    use_graph_chat_history: bool = Field(False, description="Whether earlier turns are those of the graph's store.")
+    history_namespace: Namespace = Field(("agent_chat_history",), description="Where in the store conversations are.")
+    history_key_template: str = Field(KEY_TEMPLATE, description="The key, made of what the winning candidate gave.")
+    history_key_candidates: Candidates = Field(
+        KEY_CANDIDATES, description="What may name the conversation: texts or templates, tried in their order."
+    )
+    history_meta_key_suffix: str = Field("__meta__", description="What ends the keys of a conversation's metadata.")
+    history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in one item of the store.")
+    history_value_field: str = Field("content", description="Under which name an item has a message's text.")
+    reset_command: str | None = Field(
+        None, min_length=1, description="The message that begins the conversation anew; it is not stored."
+    )
+
+    @model_validator(mode="after")
+    def _check_history(self) -> HistoryFields:
+        """Refuse what no run could use, when the node is made."""
+        try:
+            _ = self.layout
+            for template in (self.history_key_template, *self.history_key_candidates):
+                check_template(template, for_key=True)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    @property
+    def layout(self) -> GraphLayout:
+        """How conversations are laid out in the store."""
+        return GraphLayout(
+            self.history_namespace, self.history_meta_key_suffix, self.history_chunk_size, self.history_value_field
+        )
+
+    def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
+        """The key of a run's conversation; the fields stay as they are, whatever run it is."""
+        return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
+
+
+def key_scope(state: WorkflowState, context: RunContext, config: RunnableConfig) -> dict[str, object]:
+    """What the candidates of a run may name.
+
+    The thread is that of the caller, the run's session: a run's own thread is new each time.
+    """
+    given = {name: value for name, value in config.get("configurable", {}).items() if not name.startswith("__")}
+    configurable = {**given, "thread_id": context.session_id}
+    return {**scope_of(state), "configurable": configurable, "thread_id": context.session_id}
+
+
+def is_reset(command: str | None, texts: Iterable[str]) -> bool:
+    """Whether what was asked is the command to begin anew, and nothing else."""
+    return command is not None and "\n".join(texts).strip() == command.strip()

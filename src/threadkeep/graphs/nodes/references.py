@@ -1,0 +1,46 @@
+"""What options name by an import string: `package.module:name`."""
+
+from __future__ import annotations
+
+import re
+from importlib import import_module
+from typing import Annotated
+
+from pydantic import Field
+
+from threadkeep.errors import InvalidInput
+
+_REFERENCE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*")
+
+type Reference = Annotated[
+    str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", max_length=200)
+]
+"""The place of a Python object, such as `shop.tools:find_order`."""
+
+
+def import_named(reference: str) -> object:
+    """The object that an import string names.
+
+    Raises:
+        InvalidInput: it is no import string, or there is no such module or name; the sentence says which.
+    """
+    if not _REFERENCE.fullmatch(reference):
+        raise InvalidInput(f"{reference!r} is no import string; write package.module:name.")
+    module_name, _, path = reference.partition(":")
+    try:
+        thing: object = import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise InvalidInput(
+            f"{reference!r} cannot be imported: there is no module {error.name!r}. "
+            "Install its package, or run where it lies (its folder in PYTHONPATH)."
+        ) from error
+    except Exception as error:
+        raise InvalidInput(
+            f"{reference!r} cannot be imported: its module raised {type(error).__name__}; import it to see why."
+        ) from error
+    for name in path.split("."):
+        try:
+            thing = getattr(thing, name)
+        except AttributeError:
+            raise InvalidInput(f"{reference!r} cannot be imported: there is no {name!r}; correct the name.") from None
+    return thing

@@ -1,0 +1,39 @@
+"""`template`: a text made of what the run knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import Field
+
+from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+
+
+class TemplateNode(Node):
+    """A text from a template: for later nodes, or as a message that the run says."""
+
+    node_kind: ClassVar[NodeKind] = "template"
+
+    text: str = Field(min_length=1, description="The text; a template.")
+    as_message: bool = Field(False, description="Whether the run says it: an assistant message.")
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """The text."""
+        yield "text", self.text
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Render the text."""
+        step = Step.of(config, runtime)
+        text = rendered(self.text, state)
+        update = found(step, text, {"text": text})
+        if self.as_message and text.strip():
+            update["messages"] = [AIMessage(text, id=step.message_id)]
+        return update

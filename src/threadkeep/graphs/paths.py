@@ -1,0 +1,115 @@
+"""Which nodes lead to which: what can be reached, what comes before, and where ways meet. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from threadkeep.graphs.document import Continuing, Entry, WorkflowDocument
+from threadkeep.graphs.nodes import CategorizerNode, IngestPromptNode, RouterNode
+from threadkeep.graphs.nodes.base import END_NAME
+from threadkeep.graphs.yaml_source import Path
+
+
+def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
+    """Where a node may send the run, each with the place of that in its options."""
+    if isinstance(entry, Continuing):
+        if isinstance(entry.next, str):
+            yield ("next",), entry.next
+        else:
+            for place, name in enumerate(entry.next):
+                yield ("next", place), name
+    elif isinstance(entry, CategorizerNode):
+        for place, category in enumerate(entry.categories):
+            yield ("categories", place, "next"), category.next
+        yield ("default",), entry.default
+    elif isinstance(entry, RouterNode):
+        for place, rule in enumerate(entry.rules):
+            yield ("rules", place, "next"), rule.next
+        yield ("otherwise",), entry.otherwise
+    elif isinstance(entry, IngestPromptNode):
+        yield ("next",), entry.next
+        yield ("skip",), entry.skip
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The ways through a workflow: `following` has for each node those that may come next, `end` among them."""
+
+    following: Mapping[str, tuple[str, ...]]
+    start: str
+    branches: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, document: WorkflowDocument) -> Paths:
+        """The ways through a document; targets that are no nodes are left out."""
+        known = {*document.nodes, END_NAME}
+        following = {
+            name: tuple(dict.fromkeys(target for _, target in targets_of(entry) if target in known))
+            for name, entry in document.nodes.items()
+        }
+        start = document.start if document.start in document.nodes else next(iter(document.nodes))
+        branches = tuple(
+            following[name]
+            for name, entry in document.nodes.items()
+            if isinstance(entry, Continuing) and len(following[name]) > 1
+        )
+        return cls(following, str(start), branches)
+
+    def after(self, name: str) -> frozenset[str]:
+        """Everything that can come after a node; the node itself only if a way leads back."""
+        return self._reached(self.following.get(name, ()))
+
+    def before(self, name: str) -> frozenset[str]:
+        """Everything that can have come before a node."""
+        return frozenset(other for other in self.following if name in self.after(other))
+
+    def beginning_at(self, name: str) -> frozenset[str]:
+        """A node and everything that can come after it."""
+        return self._reached([name])
+
+    def reaches_end(self, name: str, *, avoiding: Iterable[str]) -> bool:
+        """Whether the run can come from a node to the end without passing some others."""
+        avoided = frozenset(avoiding)
+        return END_NAME in self._reached((one for one in self.following[name] if one not in avoided), avoided)
+
+    @property
+    def has_circle(self) -> bool:
+        """Whether some node can come after itself."""
+        return any(name in self.after(name) for name in self.following)
+
+    def beside(self) -> dict[str, frozenset[str]]:
+        """What may be carried out beside each node: what is on other ways of a branch, and not on its own."""
+        found: dict[str, frozenset[str]] = {}
+        for ways in self._ways():
+            for place, way in enumerate(ways):
+                others = frozenset[str]().union(*(other for number, other in enumerate(ways) if number != place))
+                for name in way - others:
+                    found[name] = found.get(name, frozenset()) | (others - way)
+        return found
+
+    def meetings(self) -> frozenset[str]:
+        """The nodes at which ways meet that were gone at once; none where ways lead back."""
+        found: set[str] = set()
+        for ways in self._ways() if not self.has_circle else ():
+            for place, way in enumerate(ways):
+                for other in ways[place + 1 :]:
+                    common = way & other
+                    apart = (way | other) - common
+                    found |= {name for name in common if any(name in self.following[before] for before in apart)}
+        return frozenset(found)
+
+    def _ways(self) -> Iterator[list[frozenset[str]]]:
+        """For each place where the run goes on with several nodes at once, what can come on each way."""
+        for branch in self.branches:
+            yield [self.beginning_at(target) - {END_NAME} for target in branch]
+
+    def _reached(self, names: Iterable[str], avoided: frozenset[str] = frozenset()) -> frozenset[str]:
+        found: set[str] = set()
+        waiting = list(names)
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += [one for one in self.following.get(name, ()) if one not in avoided]
+        return frozenset(found)

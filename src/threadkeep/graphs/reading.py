@@ -1,0 +1,138 @@
+"""A workflow read from YAML: the file's values checked against the published shape, each error at its line."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from threadkeep.errors import InvalidWorkflow, WorkflowProblem
+from threadkeep.graphs.document import ENTRIES, WorkflowDocument
+from threadkeep.graphs.options import RunOptions
+from threadkeep.graphs.yaml_source import Path, YamlSource
+from threadkeep.records import Json
+
+# The branch of a union that only Python's own objects can take: nothing that a file could hold.
+_NOTHING = object()
+_PYTHON_ONLY = frozenset({"is_instance_of"})
+
+
+def document_of(source: YamlSource) -> WorkflowDocument:
+    """The document that a file holds.
+
+    Raises:
+        InvalidWorkflow: it has not the shape of a workflow; everything that is wrong is in `problems`.
+    """
+    try:
+        text = json.dumps(source.value, allow_nan=False)
+    except ValueError:
+        raise InvalidWorkflow([source.problem("The numbers of a workflow are finite; correct it.", ())]) from None
+    try:
+        return WorkflowDocument.model_validate_json(text, strict=True)
+    except ValidationError as error:
+        problems: dict[Path, WorkflowProblem] = {}
+        for one in error.errors(include_url=False, include_input=False):
+            if one["type"] not in _PYTHON_ONLY:
+                path, problem = _problem_of(source, one)
+                problems.setdefault(path, problem)
+        raise InvalidWorkflow(in_order(problems.values())) from None
+
+
+def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
+    """Problems in the order of the file."""
+    return sorted(problems, key=lambda one: (one.line or 0, one.column or 0))
+
+
+def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
+    """What is wrong, and the place that it is told of once."""
+    path, rest = _path_in(source.value, error["loc"])
+    where = _name_of(path)
+    at_key = "[key]" in rest
+    match str(error["type"]):
+        case "missing":
+            name = rest[-1] if rest else "something"
+            return (*path, name), source.problem(f"{where} has no {name}; add it.", path, at_key=True)
+        case "extra_forbidden":
+            sentence, at_key = _unknown(source.value, path), True
+        case "union_tag_not_found":
+            sentence, at_key = f"{where} has no kind; add one of {_kinds()}.", True
+        case "union_tag_invalid":
+            given = error.get("ctx", {}).get("tag")
+            path = (*path, "kind")
+            sentence = f"There is no kind of node {given!r}; kinds are {_kinds()}."
+        case "literal_error" if path == ("schema",):
+            sentence = "This schema is not known here; write schema: 1, or upgrade Threadkeep."
+        case "string_pattern_mismatch":
+            sentence = f"{where} is not written as it must be: {_pattern_cure(path)}"
+        case _:
+            told = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+            sentence = f"{where} cannot be used: {told[:1].lower()}{told[1:]}."
+    return path, source.problem(sentence, path, at_key=at_key)
+
+
+def _path_in(value: Json, loc: Sequence[str | int]) -> tuple[Path, tuple[str | int, ...]]:
+    """The part of an error's place that stands in the file, and what does not: branches of unions, missing names."""
+    path: list[str | int] = []
+    rest: list[str | int] = []
+    here: object = value
+    for step in loc:
+        inner = _inner(here, step)
+        if inner is _NOTHING:
+            rest.append(step)
+        else:
+            path.append(step)
+            here = inner
+    return tuple(path), tuple(rest)
+
+
+def _inner(here: object, step: str | int) -> object:
+    """What is at a step from here; `_NOTHING` if it is no step from here."""
+    if isinstance(here, Mapping) and isinstance(step, str):
+        return here.get(step, _NOTHING)
+    return here[step] if isinstance(here, list) and isinstance(step, int) and step < len(here) else _NOTHING
+
+
+def _name_of(path: Path) -> str:
+    if not path:
+        return "The workflow"
+    if path[0] == "nodes" and len(path) > 1:
+        inner = ".".join(map(str, path[2:]))
+        return f"{inner} of node {path[1]!r}" if inner else f"Node {path[1]!r}"
+    return ".".join(map(str, path))
+
+
+def _unknown(value: Json, path: Path) -> str:
+    name, known = str(path[-1]), _known_names(value, path[:-1])
+    near = difflib.get_close_matches(name, known, n=1)
+    if near:
+        return f"There is no {name} here; did you mean {near[0]}?"
+    return f"There is no {name} here; there may be {', '.join(known)}." if known else f"{name} has no place here."
+
+
+def _known_names(value: Json, path: Path) -> list[str]:
+    """The names that may stand at a path, as far as that is told."""
+    if not path:
+        return _names(WorkflowDocument)
+    if path == ("options",):
+        return _names(RunOptions)
+    nodes = value.get("nodes") if isinstance(value, Mapping) else None
+    node = nodes.get(str(path[-1])) if len(path) == 2 and isinstance(nodes, Mapping) else None
+    kind = node.get("kind") if isinstance(node, Mapping) else None
+    return _names(ENTRIES[kind]) if isinstance(kind, str) and kind in ENTRIES else []
+
+
+def _names(model: type[BaseModel]) -> list[str]:
+    return [one.alias or name for name, one in model.model_fields.items()]
+
+
+def _kinds() -> str:
+    return ", ".join(ENTRIES)
+
+
+def _pattern_cure(path: Path) -> str:
+    if path[-1:] == ("retriever",) or "tools" in path:
+        return "write an import string, package.module:name."
+    return "a name begins with a letter and has A-Z, a-z, 0-9, _ and -, at most 64."

@@ -1,0 +1,172 @@
+"""YAML read with the place of each value, and without what YAML can hide: no tags, no aliases, no name twice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from threadkeep.errors import InvalidWorkflow, WorkflowProblem
+from threadkeep.records import Json
+
+MOST_CHARACTERS = 256_000
+_MOST_DEPTH = 24
+_MOST_NODES = 20_000
+
+type Path = tuple[str | int, ...]
+
+_SCALARS = {
+    "tag:yaml.org,2002:null": "null",
+    "tag:yaml.org,2002:bool": "bool",
+    "tag:yaml.org,2002:int": "int",
+    "tag:yaml.org,2002:float": "float",
+}
+# What these look like stays the text that was written: JSON has no dates.
+_TEXTS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line and a column, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """A file's value, and where each part of it stands; keys have places of their own."""
+
+    value: Json
+    file: str | None
+    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Place] = field(default_factory=dict)
+
+    def problem(self, sentence: str, path: Path, *, at_key: bool = False) -> WorkflowProblem:
+        """A problem at a path, or at the nearest part around it that stands in the file."""
+        place = None
+        while place is None:
+            place = (self.keys.get(path) if at_key else None) or self.values.get(path)
+            if not path:
+                break
+            path = path[:-1]
+        return WorkflowProblem(sentence, self.file, place.line if place else None, place.column if place else None)
+
+
+def read_yaml(text: str, file: str | None = None) -> YamlSource:
+    """The value of a YAML document.
+
+    Raises:
+        InvalidWorkflow: it is no YAML, or has something in it that is not read here; the problem says where.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidWorkflow([WorkflowProblem(f"A workflow has at most {MOST_CHARACTERS} characters.", file)])
+    try:
+        _check_events(text, file)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except InvalidWorkflow:
+        raise
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        what = error.problem or error.context or "this cannot be read"
+        raise _broken(f"This is no YAML: {what}.", file, mark) from None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise InvalidWorkflow(
+            [WorkflowProblem("This is no YAML that can be read; is it text in UTF-8?", file)]
+        ) from None
+    if node is None:
+        raise InvalidWorkflow(
+            [WorkflowProblem("The file is empty; write a workflow, with schema, name and nodes.", file)]
+        )
+    reader = _Reader(file)
+    value = reader.read(node, ())
+    return YamlSource(value, file, reader.values, reader.keys)
+
+
+def _check_events(text: str, file: str | None) -> None:
+    """Look at the document piece by piece, before anything is built of it."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _broken("Aliases (*name) are not read in workflows: write it out.", file, event.start_mark)
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if event.anchor is not None:
+                raise _broken("Anchors (&name) are not read in workflows: take it away.", file, event.start_mark)
+            if nodes > _MOST_NODES:
+                raise _broken(f"A workflow has at most {_MOST_NODES} values.", file, event.start_mark)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MOST_DEPTH:
+                raise _broken(f"Values nest at most {_MOST_DEPTH} deep here.", file, event.start_mark)
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+class _Reader:
+    """Makes JSON of YAML's nodes, and takes down where each stands."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self._constructor = yaml.constructor.SafeConstructor()
+        self.values: dict[Path, Place] = {}
+        self.keys: dict[Path, Place] = {}
+
+    def read(self, node: yaml.Node, path: Path) -> Json:
+        self.values[path] = _place(node.start_mark)
+        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+            return [self.read(item, (*path, place)) for place, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        raise _broken(
+            f"The tag {node.tag} is not read in workflows: write plain text, numbers, lists, maps.",
+            self._file,
+            node.start_mark,
+        )
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> Json:
+        found: dict[str, Json] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                raise _broken("A name is plain text here; write name: value.", self._file, key.start_mark)
+            # As it is written: `on`, `no` and `1` are names like others.
+            name = key.value
+            if name in found:
+                raise _broken(f"{name!r} stands here twice; take one away.", self._file, key.start_mark)
+            self.keys[(*path, name)] = _place(key.start_mark)
+            found[name] = self.read(value, (*path, name))
+        return found
+
+    def _scalar(self, node: yaml.ScalarNode) -> Json:
+        if node.tag in _TEXTS:
+            return str(node.value)
+        kind = _SCALARS.get(node.tag)
+        try:
+            match kind:
+                case "null":
+                    return None
+                case "bool":
+                    return bool(self._constructor.construct_yaml_bool(node))
+                case "int":
+                    return int(self._constructor.construct_yaml_int(node))
+                case "float":
+                    return float(self._constructor.construct_yaml_float(node))
+        except ValueError:
+            raise _broken(
+                "This is no number that can be read; quote it if it is text.", self._file, node.start_mark
+            ) from None
+        raise _broken(f"The tag {node.tag} is not read in workflows: write plain text.", self._file, node.start_mark)
+
+
+def _broken(sentence: str, file: str | None, mark: Any) -> InvalidWorkflow:
+    place = _place(mark) if mark is not None else None
+    return InvalidWorkflow(
+        [WorkflowProblem(sentence, file, place.line if place else None, place.column if place else None)]
+    )
+
+
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1)

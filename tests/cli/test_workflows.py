@@ -1,0 +1,92 @@
+"""`threadkeep workflows` and `threadkeep explain-key`: what there is, what is wrong, what it looks like, which keys."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.running import CommandLine
+
+FLOW = """\
+schema: 1
+name: bot
+description: Remembers each chat.
+nodes:
+  answer: {kind: agent, use_graph_chat_history: true, next: end}
+"""
+
+
+@pytest.fixture
+def flow(cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A workflow that the settings name."""
+    path = tmp_path / "bot.yaml"
+    path.write_text(FLOW)
+    monkeypatch.setenv("THREADKEEP_WORKFLOWS", str(path))
+    return path
+
+
+def test_workflows_are_listed_and_shown(cli: CommandLine, flow: Path) -> None:
+    """For people and for programs; by name, or by the path of a file."""
+    assert [one["name"] for one in cli("workflows", "list", "--json").json] == ["chat", "bot"]
+    assert "Remembers each chat." in cli("workflows", "list").out
+    shown = cli("workflows", "show", "bot").out
+    assert "agent" in shown
+    assert "double_texting: enqueue" in shown
+    assert cli("workflows", "show", str(flow), "--json").json["definition"]["name"] == "bot"
+    unknown = cli("workflows", "show", "bto", "--json")
+    assert (unknown.exit_code, unknown.problem["type"]) == (1, "urn:threadkeep:workflow-not-found")
+
+
+def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
+    """Everything that is wrong, with its place; exit code 1."""
+    assert cli("workflows", "validate").out == "All is well: chat, bot.\n"
+    bad = tmp_path / "bad.yaml"
+    bad.write_text(
+        FLOW.replace("next: end", "next: edn").replace("kind: agent", "tools: [no_such.module:tool], kind: agent")
+    )
+    wrong = cli("workflows", "validate", str(flow), str(bad), "--json")
+    assert wrong.exit_code == 1
+    assert [(Path(one["file"]).name, one["line"]) for one in wrong.json["problems"]] == [("bad.yaml", 5)] * 2
+    assert "no module 'no_such'" in cli("workflows", "validate", str(bad)).err
+    assert f"{bad}:5:" in cli("workflows", "validate", "--no-imports", str(bad)).err
+    assert "no_such" not in cli("workflows", "validate", "--no-imports", str(bad)).err
+
+
+def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
+    """As text on stdout, as pictures into files."""
+    assert "class answer agent" in cli("workflows", "graph", "bot").out
+    for name, begins in (("bot.svg", b"<svg"), ("bot.png", b"\x89PNG"), ("bot.mmd", b"---")):
+        assert cli("workflows", "graph", "bot", "--output", str(tmp_path / name)).exit_code == 0
+        assert (tmp_path / name).read_bytes().startswith(begins)
+    assert cli("workflows", "graph", "bot", "--format", "png").exit_code == 2
+    assert cli("workflows", "graph", "bot", "--format", "gif").exit_code == 2
+
+
+def test_a_wrong_setting_is_told_with_its_cure(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By every command that needs the workflows."""
+    monkeypatch.setenv("THREADKEEP_WORKFLOWS", str(tmp_path / "nothing.yaml"))
+    outcome = cli("workflows", "list", "--json")
+    assert (outcome.exit_code, outcome.problem["type"]) == (2, "urn:threadkeep:invalid-workflow")
+    assert "no such file" in outcome.problem["detail"]
+
+
+def test_keys_are_explained(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
+    """Which key a payload gets, by which candidate, and why each before it was refused."""
+    payload = tmp_path / "payload.json"
+    payload.write_text(json.dumps({"results": {"telegram_events_parser": {"bot_id": "b", "chat_id": -5}}}))
+    outcome = cli("explain-key", "--workflow", "bot", "--payload", str(payload), "--json")
+    [agent] = outcome.json["agents"]
+    assert (agent["node"], agent["key"]) == ("answer", "telegram:b:-5")
+    assert {one["reason"] for one in agent["refused"]} == {"unresolved_template"}
+    shown = cli("explain-key", "--workflow", str(flow), "--payload", str(payload)).out
+    assert shown.startswith("answer: telegram:b:-5\n  by telegram:{{")
+    payload.write_text('{"results": {}}')
+    assert "works in memory only" in cli("explain-key", "--workflow", "bot", "--payload", str(payload)).out
+    for text in ("[1]", "nonsense", "\xff"):
+        payload.write_bytes(text.encode("latin-1"))
+        assert cli("explain-key", "--workflow", "bot", "--payload", str(payload)).exit_code == 2
+    assert cli("explain-key", "--workflow", "bot", "--payload", str(tmp_path / "none")).exit_code == 1

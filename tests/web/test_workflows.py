@@ -1,0 +1,44 @@
+"""/api/v1/workflows: what there is, one of them, and the keys that it makes of a payload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.graphs.test_registry import KEYED
+from tests.web.services import check_problem, client_of, opened_app, settings_for
+from threadkeep.testing import ScriptedModel
+
+
+async def test_workflows_are_listed_shown_and_explained(tmp_path: Path) -> None:
+    """Those of the settings beside the built-in one."""
+    path = tmp_path / "keyed.yaml"
+    path.write_text(KEYED)
+    async with (
+        opened_app(ScriptedModel(), settings_for(tmp_path, workflows=[str(path)])) as app,
+        client_of(app) as client,
+    ):
+        listed = (await client.get("/api/v1/workflows")).json()["workflows"]
+        assert [(one["name"], one["source"]) for one in listed] == [("chat", "built-in"), ("keyed", "yaml")]
+        shown = (await client.get("/api/v1/workflows/keyed")).json()
+        assert [node["kind"] for node in shown["nodes"]].count("agent") == 2
+        assert shown["definition"]["name"] == "keyed"
+        assert "class answer,other agent" in shown["mermaid"]
+        payload = {"results": {"telegram_events_parser": {"bot_id": "b", "chat_id": 12345}}}
+        response = await client.post("/api/v1/workflows/keyed/explain-key", json={"payload": payload})
+        answer, other = response.json()["agents"]
+        assert (answer["key"], other["key"]) == ("telegram:b:12345", "telegram:12345")
+        assert other["refused"] == [{"candidate": "{{results.none.x}}", "reason": "unresolved_template"}]
+
+
+@pytest.mark.parametrize("path", ["workflows/nope", "workflows/nope/explain-key"])
+async def test_a_workflow_that_is_not_there_is_a_problem(client: httpx2.AsyncClient, path: str) -> None:
+    """With those that are."""
+    if path.endswith("explain-key"):
+        response = await client.post(f"/api/v1/{path}", json={"payload": {}})
+    else:
+        response = await client.get(f"/api/v1/{path}")
+    problem = check_problem(response, 404, "workflow-not-found")
+    assert problem["available"] == ["chat"]
