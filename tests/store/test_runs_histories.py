@@ -139,6 +139,7 @@ class History:
         assert all(run.over or run.status == "waiting" for run in self.runs.values())
 
 
+@pytest.mark.timeout(600)
 @given(steps=_steps)
 async def test_whatever_happens_turns_take_turns(
     engine_memory: Memory, clock: SettableClock, steps: list[Step]
