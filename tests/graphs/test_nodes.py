@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
 from langgraph.graph import END, START, StateGraph
+from langgraph.types import Command
 
 from tests.graphs import tools
 from tests.graphs.desk import Desk, spoken
@@ -378,6 +379,31 @@ async def test_an_event_that_asks_nothing_is_skipped(desk: Desk) -> None:
     state = await desk.use(CANDIDATE).run("propose", inputs={"event": {"message": {"text": " "}}})
     assert state["results"]["ingest"]["outcome"] == "SKIP"
     assert desk.model.calls == []
+
+
+WAITING = "schema: 1\nname: wait\nnodes:\n  answer: {kind: agent, tools: ['tests.graphs.tools:waiting'], next: end}"
+
+
+def calling(name: str, **arguments: str) -> AIMessage:
+    """A model that wants a tool."""
+    return AIMessage("", tool_calls=[{"name": name, "args": arguments, "id": f"call-{name}"}])
+
+
+async def test_an_agent_that_waits_for_a_person_goes_on_where_it_was(desk: Desk) -> None:
+    """No model call and no tool before the question is made again; the turn is stored once."""
+    desk.model = ScriptedModel([calling("plain", text="a"), calling("ask_person", question="May I?"), "Thank you."])
+    desk.use(WAITING)
+    tools.RAN.clear()
+    context = desk.context("wait", session_id="room:1")
+    state = await desk.run("wait", "Do it", context=context)
+    assert [one.value for one in state["__interrupt__"]] == [{"question": "May I?"}]
+    assert await desk.transcript("room:1") == [("user", "Do it")]
+    graph: Any = desk.compiler.compiled(desk.workflows.get("wait"))
+    config = {"configurable": {"thread_id": context.run_id}}
+    state = await graph.ainvoke(Command(resume="yes"), config, context=context)
+    assert "The person says yes." in [str(message.text) for message in desk.model.calls[-1]]
+    assert (tools.RAN, len(desk.model.calls)) == (["plain", "asked", "asked"], 3)
+    assert await desk.transcript("room:1") == [("user", "Do it"), ("assistant", "Thank you.")]
 
 
 async def test_nodes_work_in_a_graph_of_ones_own(desk: Desk) -> None:

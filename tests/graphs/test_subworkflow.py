@@ -197,6 +197,15 @@ async def test_a_child_that_fails_says_nothing_of_what_was_said(desk: Desk) -> N
     assert "CANARY" not in str(caught.value)
 
 
+async def test_a_child_that_would_wait_for_a_person_is_told_as_such(desk: Desk) -> None:
+    """In its parent's process nobody could answer it; in the service it waits."""
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "May I?"}, "id": "c1"}])
+    desk.model = ScriptedModel(["A step.", call])
+    desk.use(CHILD.replace("find_order", "ask_person"), PARENT % "")
+    with pytest.raises(ChildFailed, match="ended as waiting"):
+        await desk.run("parent", "x")
+
+
 async def test_a_child_has_its_time(desk: Desk) -> None:
     """After that it is stopped, and its parent is told."""
     gate = Gate()

@@ -6,8 +6,10 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.tools import tool
+from langgraph.types import interrupt
 
 ASKED: list[str] = []
+RAN: list[str] = []
 
 
 @tool
@@ -16,12 +18,21 @@ def find_order(number: str) -> str:
     return f"Order {number} is on its way. CANARY-TOOL-RESULT"
 
 
+@tool
+def ask_person(question: str) -> str:
+    """Ask a person, and wait for the answer."""
+    RAN.append("asked")
+    return f"The person says {interrupt({'question': question})}."
+
+
 def plain(text: str) -> str:
     """A function that is a tool as it stands."""
+    RAN.append("plain")
     return text.upper()
 
 
 both = [find_order, plain]
+waiting = [plain, ask_person]
 number = 7
 
 

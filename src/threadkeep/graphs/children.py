@@ -11,7 +11,6 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import ChildFailed
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.registry import Workflows
@@ -41,7 +40,7 @@ class InProcessChildren:
         return self._resources
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end. Raises `WorkflowNotFound`, and `ChildFailed` for one that would wait for a person."""
+        """Run a child to its end; one that would wait for a person is given up. Raises `WorkflowNotFound`."""
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         # A context of its own: LangGraph hands the parent's callbacks and streams on in the task's variables.
@@ -51,8 +50,6 @@ class InProcessChildren:
                 return await work
         except TimeoutError:
             return ChildResult(run_id, None, "", "deadline" if work.cancelled() else "failed")
-        except ChildFailed:
-            raise
         except asyncio.CancelledError:
             work.cancel()
             await asyncio.wait([work])
@@ -75,13 +72,7 @@ class InProcessChildren:
         graph = self._compiler.compiled(workflow)
         state = await graph.ainvoke(child_state(request.input), config, context=context)
         if _INTERRUPT in state:
-            raise ChildFailed(
-                f"{workflow.name!r} waits for a person, which a child in its parent's process cannot; "
-                "run it in the service.",
-                workflow=workflow.name,
-                status="waiting",
-                run_id=run_id,
-            )
+            return ChildResult(run_id, None, "", "waiting")
         return result_of(workflow, run_id, state)
 
 

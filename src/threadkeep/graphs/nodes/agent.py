@@ -122,7 +122,8 @@ class AgentNode(SpeakingNode, HistoryFields):
         """The compiled agent for a memory and a model: made once, since it holds nothing of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
-        parts = (place.memory, model, resources.turn_options, *resources.middleware)
+        # The node too: copies of a node share what is private to it.
+        parts = (self, place.memory, model, resources.turn_options, *resources.middleware)
         # By their ids, which are theirs as long as the parts are kept beside the agent.
         key = (place.kind, *map(id, parts))
         if key not in self._agents:
