@@ -19,9 +19,10 @@ from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources, RunContext, Trigger
+from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import initial_state
 from threadkeep.records import Json
+from threadkeep.records.runs import RunTrigger
 from threadkeep.testing import ScriptedModel
 
 type Said = tuple[str, str]
@@ -62,7 +63,7 @@ class Desk:
         run_id: str | None = None,
         session_id: str | None = None,
         user_id: str | None = None,
-        trigger: Trigger = "http",
+        trigger: RunTrigger = "http",
         resources: Resources | None = None,
     ) -> RunContext:
         """A run of a workflow."""
@@ -83,7 +84,7 @@ class Desk:
         context: RunContext | None = None,
         session_id: str | None = None,
         message_id: str | None = None,
-        trigger: Trigger = "http",
+        trigger: RunTrigger = "http",
         inputs: Mapping[str, Json] | None = None,
         results: Mapping[str, Json] | None = None,
         user_context: Mapping[str, Json] | None = None,

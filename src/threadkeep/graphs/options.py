@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
+
+from threadkeep.records.runs import DoubleTexting
 
 MAX_DEPTH = 3
 """How deep workflows may nest below a run where nobody says otherwise."""
-
-type DoubleTexting = Literal["enqueue", "interrupt", "reject", "coalesce"]
 
 
 class RunOptions(BaseModel):

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer
 from threadkeep.records import Json
+from threadkeep.records.runs import RunTrigger
 from threadkeep.workflow.turn_options import TurnOptions
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.language_models import BaseChatModel
 
-type Trigger = Literal["http", "cli", "webhook", "schedule", "child"]
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
-_BY_HAND: tuple[Trigger, ...] = ("http", "cli")
+_BY_HAND: tuple[RunTrigger, ...] = ("http", "cli")
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class RunContext:
     session_id: str | None = None
     user_id: str | None = None
     message_id: str | None = None
-    trigger: Trigger = "http"
+    trigger: RunTrigger = "http"
     depth: int = 0
     user_context: Mapping[str, Json] = field(default_factory=dict)
     ancestors: tuple[str, ...] = ()
