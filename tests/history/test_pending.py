@@ -240,6 +240,22 @@ async def test_a_dropped_turn_is_gone_and_told(
     assert await stored(memory) == ["wanted"]
 
 
+async def test_what_is_being_written_is_not_dropped_meanwhile(memory: Memory, outage: Outage) -> None:
+    """Who drops a turn waits for the try that is under way: dropped is what was not written, and stays so."""
+    async with outage():
+        await memory.session("room").record(says("unwanted"))
+        [entry] = memory.pending.entries
+        delivering = asyncio.ensure_future(memory.pending.deliver("room"))
+        while not entry.tries:
+            await asyncio.sleep(0)
+        dropping = asyncio.ensure_future(memory.pending.drop(entry.entry_id))
+        await asyncio.sleep(0)
+    dropped = await dropping
+    await delivering
+    assert await stored(memory) == ([] if dropped else ["unwanted"])
+    assert memory.pending.entries == ()
+
+
 async def test_a_turn_dropped_while_it_is_delivered_does_not_stop_the_delivery(
     outage: Outage, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:

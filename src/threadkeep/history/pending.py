@@ -128,13 +128,14 @@ class PendingTurns:
         return None
 
     async def drop(self, entry_id: str) -> bool:
-        """Give a turn up for good; False when it does not wait here."""
-        for entry in self._kept:
-            if entry.entry_id == entry_id:
-                await self._forget(entry)
-                self._events(entry.turn).dropped()
-                return True
-        return False
+        """Give a turn up for good; False when it does not wait here, or was written just now."""
+        async with self._delivering:  # what is being written cannot be dropped
+            entry = next((entry for entry in self._kept if entry.entry_id == entry_id), None)
+            if entry is None:
+                return False
+            await self._forget(entry)
+        self._events(entry.turn).dropped()
+        return True
 
     @asynccontextmanager
     async def withheld(self, session_id: str) -> AsyncIterator[None]:
