@@ -17,6 +17,7 @@
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── WorkflowNotFound (LookupError)    no workflow of that name is registered
     ├── ChildFailed                       a workflow that another one started gave no result
+    ├── BudgetSpent                       a run has used the tokens or the money that it may
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── Interrupted                       the service stopped before the answer was complete
     └── StoreError
@@ -173,6 +174,23 @@ class SessionBusy(ThreadkeepError):
         )
         self.session_id = session_id
         self.run_id = run_id
+
+
+class BudgetSpent(ThreadkeepError):
+    """A run, or one that it belongs to, has used what it may; the call was not made.
+
+    `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are in its unit.
+    """
+
+    def __init__(self, run_id: str, *, limit: str, used: float, allowed: float) -> None:
+        super().__init__(
+            f"Run {run_id!r} has used {used:g} of {allowed:g} ({limit}), and calls no model any more: "
+            f"raise {limit} of the workflow or of the request, then retry the run."
+        )
+        self.run_id = run_id
+        self.limit = limit
+        self.used = used
+        self.allowed = allowed
 
 
 class ModelCallFailed(ThreadkeepError):

@@ -10,6 +10,8 @@ type Channel = Literal["telegram", "wecom_cs", "wecom_aibot", "wecom_dm", "http"
 type Outcome = Literal["ok", "fallback", "conflict", "error"]
 type RetentionAction = Literal["archive", "delete"]
 type TurnStatus = Literal["complete", "interrupted", "failed"]
+type RunOutcome = Literal["done", "failed", "cancelled", "interrupted", "waiting"]
+type RunWork = Literal["engine", "heartbeat", "watch", "upkeep", "clearing_up"]
 type SummarySource = Literal["messages", "summaries"]
 type ExtraSection = Literal["facts", "snippets", "selected"]
 type ManifestLoss = Literal["crowded", "session_gone", "refused", "closing"]
@@ -268,6 +270,26 @@ class ModelFailed(Event):
     error: str
     run_id: str | None = None
     session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinished(Event):
+    """A run of a workflow ended, or waits for a person; `set_aside` if it is not tried again without one."""
+
+    status: RunOutcome
+    error: str | None = None
+    milliseconds: float
+    set_aside: bool = False
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTrouble(Event):
+    """A round of what looks after runs failed; the next one comes."""
+
+    work: RunWork
+    error: str
 
 
 @dataclass(frozen=True, kw_only=True)

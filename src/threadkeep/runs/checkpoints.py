@@ -1,0 +1,33 @@
+"""Checkpoints belong to runs, and go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from threadkeep.store.runs.records import RunRecords
+
+
+class RunCheckpoints:
+    """Removes the checkpoints of runs that are over. Any number of processes may do so at once."""
+
+    def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
+        self._records = records
+        self._saver = saver
+
+    async def remove(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints of runs, which are over.
+
+        What one that is lost to this process still writes after that is found again by nobody; it is little, and rare.
+        """
+        for run_id in run_ids:
+            await self._saver.adelete_thread(run_id)
+        await self._records.checkpoints_removed(run_ids)
+
+    async def remove_before(self, moment: datetime, *, limit: int) -> int:
+        """Remove those of runs that were over at a time, or are gone; answers of how many."""
+        run_ids = await self._records.with_checkpoints(moment, limit=limit)
+        await self.remove(run_ids)
+        return len(run_ids)

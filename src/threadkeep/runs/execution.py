@@ -1,0 +1,266 @@
+"""One run's graph, carried out from where its checkpoints end: tried again where that may help, within its limits."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal, NotRequired, TypedDict
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import AIMessageChunk
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.types import Command, Durability, Interrupt, StreamMode
+
+from threadkeep.graphs.children import result_of
+from threadkeep.graphs.compiling import Compiler
+from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.nodes.speaking import SpeakingNode
+from threadkeep.graphs.resources import Resources, RunContext
+from threadkeep.graphs.state import answer_of
+from threadkeep.records import Json
+from threadkeep.records.runs import Run
+from threadkeep.runs.failures import is_passing, kind_of, pause_before
+from threadkeep.runs.ledger import RunLedger
+from threadkeep.runs.live import LiveRun, RunPiece
+from threadkeep.runs.metering import Meter
+from threadkeep.runs.requests import begin_state, interrupts_of, map_of, names_in
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.tracing import RunTracer, ToolTrace, jsonable
+from threadkeep.workflow.conversion import opinion_of, text_of
+
+_TOOLS = "tools"
+"""How `create_agent` calls the node in which tools run: what their own models say is no part of the answer."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How carrying a run out ended; with `waiting` it is to go on when a person has answered."""
+
+    status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
+    result: Mapping[str, Json] | None = None
+    error: str | None = None
+    interrupt: Json = None
+    set_aside: bool = False
+
+
+@dataclass(frozen=True)
+class RunMeans:
+    """What all runs of a process share."""
+
+    compiler: Compiler
+    saver: BaseCheckpointSaver[str]
+    resources: Resources
+    options: RunServiceOptions
+
+
+class _Part(TypedDict):
+    """A part of a graph's stream, of whatever kind."""
+
+    type: str
+    ns: tuple[str, ...]
+    data: Any
+    interrupts: NotRequired[tuple[Interrupt, ...]]
+
+
+class Execution:
+    """One life of a run in this process. `begins` says that it has none behind it: there are no checkpoints yet."""
+
+    def __init__(
+        self,
+        run: Run,
+        workflow: Workflow,
+        means: RunMeans,
+        *,
+        tracer: RunTracer,
+        ledger: RunLedger,
+        live: LiveRun,
+        begins: bool,
+    ) -> None:
+        self._run = run
+        self._workflow = workflow
+        self._means = means
+        self._tracer = tracer
+        self._ledger = ledger
+        self._live = live
+        self._begins = begins
+        self._graph = means.compiler.compiled(workflow)
+        self._unheard = _unheard(workflow)
+        self._state: object = {}
+        self._interrupts: tuple[Interrupt, ...] = ()
+
+    async def to_its_end(self) -> Outcome:
+        """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
+        try:
+            async with asyncio.timeout(self._seconds_left()):
+                return await self._until_it_ends()
+        except TimeoutError:
+            # Those of models and tools are caught inside.
+            return Outcome("failed", error="DeadlinePassed")
+
+    async def _until_it_ends(self) -> Outcome:
+        options, tries = self._means.options, max(self._run.attempts, 1)
+        given = await self._given()
+        while True:
+            try:
+                await self._through(given)
+                return self._outcome()
+            except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
+                if self._ledger.spent is not None or not is_passing(error):
+                    return Outcome("failed", error=kind_of(self._ledger.spent or error))
+                if tries >= self._workflow.options.max_tries:
+                    return Outcome("failed", error=kind_of(error), set_aside=True)
+                tries += 1
+                self._tracer.note("retried", data={"error": kind_of(error), "try": tries})
+            pause = pause_before(
+                tries, first_seconds=options.pause_seconds, longest_seconds=options.longest_pause_seconds
+            )
+            await asyncio.sleep(pause)
+            self._begins = False
+            given = await self._given(again=True)
+
+    async def _through(self, given: object) -> None:
+        """Let the graph run until it stops by itself, and take down what is told meanwhile."""
+        modes: list[StreamMode] = ["values", "tasks", "custom"]
+        if self._live.wants_pieces:
+            modes.append("messages")
+        stream: Any = self._graph.astream(
+            given,
+            self._config(),
+            context=self._context(),
+            stream_mode=modes,
+            subgraphs=self._live.wants_pieces,
+            durability=self._durability(),
+            version="v2",
+        )
+        async for part in stream:
+            self._take(part)
+        if self._ledger.spent is not None:
+            # A node may have gone on without its model: the run has not what it was to give all the same.
+            raise self._ledger.spent
+
+    def _take(self, part: _Part) -> None:
+        data = part["data"]
+        if part["type"] == "messages":
+            self._tell(*data)
+        elif part["ns"]:
+            return
+        elif part["type"] == "values":
+            self._state, self._interrupts = data, part.get("interrupts", ())
+        elif part["type"] == "tasks":
+            self._note_task(data)
+        elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
+            self._tracer.note("agent_messages", str(data.get("node")), _map(jsonable(data.get("data"))))
+        else:
+            self._tracer.note("custom", data={"value": jsonable(data)})
+
+    def _note_task(self, task: Mapping[str, Any]) -> None:
+        if "input" in task:
+            self._tracer.note("node_started", task["name"])
+            return
+        told: dict[str, Json] = {}
+        if (error := task["error"]) is not None:
+            told["error"] = kind_of(error) if isinstance(error, BaseException) else "Exception"
+        if task["interrupts"]:
+            told["waits"] = True
+        self._tracer.note("node_finished", task["name"], told)
+
+    def _tell(self, message: object, metadata: Mapping[str, Any]) -> None:
+        if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
+            return
+        node = str(metadata.get("langgraph_checkpoint_ns", "")).partition(":")[0]
+        if node not in self._unheard and (text := text_of(message)):
+            self._live.tell(RunPiece(self._run.run_id, node or None, message.id, text))
+
+    def _outcome(self) -> Outcome:
+        if self._interrupts:
+            return Outcome("waiting", interrupt=self._asked())
+        state = self._state if isinstance(self._state, Mapping) else vars(self._state)
+        found, answer = result_of(self._workflow, self._run.run_id, state), answer_of(state)
+        result: dict[str, Json] = {"output": jsonable(found.output), "text": found.summary}
+        if answer is not None:
+            confidence, escalated = opinion_of(answer)
+            result |= {"message_id": answer.id, "confidence": confidence, "escalated": escalated}
+            self._tracer.note("message", data={"message_id": answer.id, "text": text_of(answer)})
+        return Outcome("done", result={name: value for name, value in result.items() if value is not None})
+
+    def _asked(self) -> Json:
+        """What the run asks, and how often it has asked by now."""
+        before = self._run.interrupt.get("number") if isinstance(self._run.interrupt, Mapping) else None
+        asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts]
+        return {"number": (before if isinstance(before, int) else 0) + 1, "interrupts": asked}
+
+    async def _given(self, *, again: bool = False) -> object:
+        """What the graph is called with: its input, an answer, or nothing where it goes on.
+
+        An answer is given once: if its process died after that, the graph may know it already, and would take it for
+        the answer to its next question. At the worst a person is asked again.
+        """
+        run = self._run
+        if self._begins:
+            return begin_state(run)
+        if await self._means.saver.aget_tuple({"configurable": {"thread_id": run.run_id}}) is None:
+            return begin_state(run)
+        if not run.resumed or run.attempts > 1 or again:
+            return None
+        ids = [str(one.get("id")) for one in interrupts_of(run)]
+        return Command(resume=run.resume_value if len(ids) != 1 else {ids[0]: run.resume_value})
+
+    def _config(self) -> RunnableConfig:
+        run = self._run
+        callbacks: list[BaseCallbackHandler] = [
+            Meter(self._ledger, self._means.options.prices),
+            ToolTrace(self._tracer),
+        ]
+        metadata = map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
+        return {
+            "configurable": {
+                "thread_id": run.run_id,
+                "session_id": run.session_id,
+                "user_id": run.user_id,
+                "message_metadata": metadata,
+            },
+            "callbacks": callbacks,
+            "recursion_limit": self._workflow.options.recursion_limit,
+        }
+
+    def _context(self) -> RunContext:
+        run = self._run
+        values = run.inputs[-1].values if run.inputs else {}
+        return RunContext(
+            run_id=run.run_id,
+            workflow=run.workflow,
+            resources=self._means.resources,
+            session_id=run.session_id,
+            user_id=run.user_id,
+            message_id=run.message_id,
+            trigger=run.trigger,
+            depth=run.depth,
+            user_context=map_of(values, "user_context"),
+            ancestors=names_in(values, "ancestors"),
+        )
+
+    def _durability(self) -> Durability:
+        return "sync"
+
+    def _seconds_left(self) -> float | None:
+        """How long the run may still take. A person's time to answer is not the run's."""
+        run = self._run
+        if run.deadline_at is None:
+            return None
+        if run.resumed:
+            return (run.deadline_at - run.created_at).total_seconds()
+        now = self._means.resources.memory.clock()
+        return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
+
+
+def _unheard(workflow: Workflow) -> frozenset[str]:
+    """The nodes whose models say nothing that is the run's answer."""
+    nodes = workflow.nodes.items()
+    return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
+
+
+def _map(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {"value": value}

@@ -1,0 +1,80 @@
+"""Which failures are worth another try, and how runs that ended without a result say why."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Final
+
+from threadkeep.errors import StoreUnavailable, ThreadkeepError
+
+# Providers' packages are not imported for their errors: what they mean by a name, they all mean.
+_PASSING_NAMES = frozenset(
+    {
+        "APIConnectionError",
+        "APITimeoutError",
+        "ConnectError",
+        "DeadlineExceeded",
+        "InternalServerError",
+        "OverloadedError",
+        "RateLimitError",
+        "RemoteProtocolError",
+        "ResourceExhausted",
+        "ServiceUnavailable",
+        "ServiceUnavailableError",
+        "TimeoutException",
+        "TooManyRequests",
+        "TransportError",
+    }
+)
+_PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+
+RUN_ERRORS: Final[Mapping[str, str]] = {
+    "BudgetSpent": "It used up its budget; raise max_tokens or max_cost and retry it.",
+    "DeadlinePassed": "It took longer than its deadline_seconds; raise them and retry it.",
+    "GaveUp": "The processes that carried it out died at it; see their logs, then retry it.",
+    "ParentCancelled": "The run that asked for it was to stop.",
+    "ParentOver": "The run that asked for it ended without it.",
+    "WorkflowGone": "No workflow of its name is registered where it was to go on; register it, then retry the run.",
+    "WorkflowVersionGone": (
+        "Its workflow was changed since it began, and is code that is kept nowhere; "
+        "retry it where the old version is, or start a new run."
+    ),
+}
+"""The kinds of errors that are Threadkeep's own, each with the cure; others are the names of errors' classes."""
+
+
+def kind_of(error: BaseException) -> str:
+    """What a run's record says of an error: the name of its class, since its sentence may quote people."""
+    return type(error).__name__
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error may be gone at the next try: timeouts, rate limits, connections, servers in trouble."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        seen.add(id(current))
+        if _is_passing_itself(current):
+            return True
+        if isinstance(current, ThreadkeepError):
+            return False
+        current = current.__cause__
+    return False
+
+
+def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
+    """How long to wait before a try: doubled each time, and jittered so that many do not come back at one moment."""
+    full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
+    return full * random.uniform(0.5, 1.0)
+
+
+def _is_passing_itself(error: BaseException) -> bool:
+    if isinstance(error, StoreUnavailable | TimeoutError | ConnectionError):
+        return True
+    if not isinstance(error, Exception) or isinstance(error, ThreadkeepError):
+        return False
+    code = getattr(error, "status_code", None)
+    if isinstance(code, int) and not isinstance(code, bool):
+        return code in _PASSING_CODES
+    return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)

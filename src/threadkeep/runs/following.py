@@ -1,0 +1,110 @@
+"""Runs as those see them who wait for them: their events and pieces as they come, and how they end."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from threadkeep.errors import RunNotFound
+from threadkeep.records.runs import Run, RunEvent
+from threadkeep.runs.live import LiveRun, RunPiece, changed
+from threadkeep.runs.runner import Runner
+from threadkeep.store.runs import Runs
+
+type Followed = RunEvent | RunPiece | Run
+"""What a follower is told; the last of it is the run itself, over or waiting for a person."""
+
+_FIRST_POLL_SECONDS = 0.05
+_LONGEST_POLL_SECONDS = 0.5
+_PAGE = 200
+
+
+class RunFollowing:
+    """Waits for runs, wherever they are carried out: here by being woken, elsewhere by looking again and again.
+
+    Whoever waits for a run starts it when it may begin and nobody else has.
+    """
+
+    def __init__(self, runs: Runs, runner: Runner) -> None:
+        self._runs = runs
+        self._runner = runner
+
+    async def end_of(self, run_id: str, user_id: str | None) -> Run:
+        """The run when it is over, or waits for a person.
+
+        Raises:
+            RunNotFound: there is none that the user may see, or it went with its session meanwhile.
+        """
+        live = self._runner.live.of(run_id)
+        live.waiting += 1
+        pause = _FIRST_POLL_SECONDS
+        try:
+            while True:
+                end = live.next_end
+                if not self._runner.has(run_id):
+                    run = await self.run(run_id, user_id)
+                    if has_stopped(run):
+                        return run
+                    await self._start_if_ready(run, live)
+                await changed(end, pause)
+                pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+        finally:
+            live.waiting -= 1
+
+    async def follow(self, run_id: str, after: int, user_id: str | None) -> AsyncIterator[Followed]:
+        """The events of a run that follow a number, and the pieces of its answer, until it is over, or waits.
+
+        Raises:
+            RunNotFound: there is none that the user may see, or it went with its session meanwhile.
+        """
+        live = self._runner.live.of(run_id)
+        live.wants_pieces = True
+        live.waiting += 1
+        pause = _FIRST_POLL_SECONDS
+        try:
+            # Whose answer is there already needs no pieces of it.
+            told = len(live.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
+            while True:
+                change = live.next_change
+                for piece in live.pieces[told:]:
+                    told += 1
+                    yield piece
+                run = await self.run(run_id, user_id)
+                before = after
+                while events := await self._runs.trace.events(run_id, after=after, limit=_PAGE):
+                    for event in events:
+                        after = event.number
+                        yield event
+                if has_stopped(run) and told == len(live.pieces):
+                    yield run
+                    return
+                await self._start_if_ready(run, live)
+                pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
+                await changed(change, pause)
+        finally:
+            live.waiting -= 1
+
+    async def run(self, run_id: str, user_id: str | None) -> Run:
+        """A run that a user may see.
+
+        Raises:
+            RunNotFound: there is none.
+        """
+        run = await self._runs.run(run_id)
+        if run is None or (user_id is not None and run.user_id != user_id):
+            raise RunNotFound(run_id)
+        return run
+
+    async def _start_if_ready(self, run: Run, live: LiveRun) -> None:
+        if run.status != "queued" or live.started or run.parent_run_id is not None:
+            return
+        if (
+            run.arrival is None
+            or run.session_id is None
+            or await self._runs.order.next_of(run.session_id) == run.run_id
+        ):
+            await self._runner.start(run.run_id)
+
+
+def has_stopped(run: Run) -> bool:
+    """Whether a run is over, or waits for a person."""
+    return run.over or run.status == "waiting"

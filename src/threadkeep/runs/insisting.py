@@ -1,0 +1,22 @@
+"""Work that has to be done although the database is down for a while."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from threadkeep.errors import StoreUnavailable
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+async def insist[T](work: Callable[[], Awaitable[T]]) -> T:
+    """Do work, again and again until the database answers; whoever waits for it may be cancelled."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)

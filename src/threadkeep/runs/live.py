@@ -1,0 +1,90 @@
+"""What is told of a run inside this process: that something changed, and the pieces of its answer as they come."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from weakref import WeakValueDictionary
+
+
+@dataclass(frozen=True)
+class RunPiece:
+    """A piece of what a run says, as its model says it; pieces with another `message_id` begin another message."""
+
+    run_id: str
+    node: str | None
+    message_id: str | None
+    text: str
+
+
+class LiveRun:
+    """One run that somebody here carries out, waits for or follows."""
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.pieces: list[RunPiece] = []
+        self.wants_pieces = False
+        self.started = False
+        self.waiting = 0
+        self._changed = asyncio.Event()
+        self._ended = asyncio.Event()
+
+    def tell(self, piece: RunPiece) -> None:
+        """Pass a piece on."""
+        self.pieces.append(piece)
+        self.signal()
+
+    def signal(self) -> None:
+        """Wake all who wait for a change."""
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def end(self) -> None:
+        """Wake also those who wait for the run's end."""
+        ended, self._ended = self._ended, asyncio.Event()
+        ended.set()
+        self.signal()
+
+    @property
+    def next_end(self) -> asyncio.Event:
+        """What is set when the run ends, or waits; to be taken before one looks how it stands."""
+        return self._ended
+
+    @property
+    def next_change(self) -> asyncio.Event:
+        """What is set at the next change; to be taken before one looks at what there is."""
+        return self._changed
+
+
+class LiveRuns:
+    """The runs of this process, for as long as anybody holds on to them."""
+
+    def __init__(self) -> None:
+        self._runs: WeakValueDictionary[str, LiveRun] = WeakValueDictionary()
+
+    def of(self, run_id: str) -> LiveRun:
+        """The run with an id."""
+        found = self._runs.get(run_id)
+        if found is None:
+            found = self._runs[run_id] = LiveRun(run_id)
+        return found
+
+    def signal(self, run_id: str) -> None:
+        """Wake those who wait for a change of a run."""
+        if (found := self._runs.get(run_id)) is not None:
+            found.signal()
+
+    def is_waited_for(self, run_id: str) -> bool:
+        """Whether somebody here waits for the end of a run."""
+        found = self._runs.get(run_id)
+        return found is not None and found.waiting > 0
+
+
+async def changed(change: asyncio.Event, seconds: float) -> bool:
+    """Wait for a change, so long at most; whether it came."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await change.wait()
+            return True
+    return False

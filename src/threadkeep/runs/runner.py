@@ -1,0 +1,325 @@
+"""Carries runs out: takes them up, lets their graphs run, and records how they ended, whatever happens meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.observe import RunFinished, RunTrouble
+from threadkeep.records.runs import Begun, Over, Run
+from threadkeep.runs.checkpoints import RunCheckpoints
+from threadkeep.runs.engine import Engine, Stop
+from threadkeep.runs.execution import Execution, Outcome, RunMeans
+from threadkeep.runs.insisting import insist
+from threadkeep.runs.ledger import RunLedger
+from threadkeep.runs.live import LiveRun, LiveRuns
+from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.versions import RunWorkflows, VersionGone
+
+_TAKE_OVERS = 3
+
+
+@dataclass(eq=False)
+class Carried:
+    """A run that is being carried out here; `stop` says why it is being stopped."""
+
+    run: Run
+    owner: str
+    live: LiveRun
+    tracer: RunTracer
+    begins: bool
+    task: asyncio.Task[Outcome] | None = None
+    stop: Stop | None = None
+
+    def cancel(self, stop: Stop) -> None:
+        """Stop it, once; what is lost to another process stays lost."""
+        if self.stop is None or stop == "lost":
+            self.stop = stop
+            if self.task is not None:
+                self.task.cancel()
+
+
+class Runner:
+    """The runs of this process: `carry_out` is what the engine calls, and it is the engine's listener.
+
+    A run that another process has in its name is taken over when the engine hands it over: then that one is dead, or
+    has been taken for dead, and the database lets it write nothing more of the run.
+    """
+
+    def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
+        self.owner = str(uuid7())
+        self.live = LiveRuns()
+        self.workflows = workflows
+        self._memory = memory
+        self._runs = memory.runs
+        self._checkpoints = checkpoints
+        self._carried: dict[str, Carried] = {}
+        self._expected: dict[str, Run] = {}
+        self._opened = asyncio.Event()
+        self._context = contextvars.copy_context()
+        self._engine: Engine | None = None
+        self._means: RunMeans | None = None
+
+    def open(self, engine: Engine, means: RunMeans) -> None:
+        """Begin: the engine calls before it can be known."""
+        self._engine, self._means = engine, means
+        self._opened.set()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine."""
+        if self._engine is None:
+            raise StoreClosed("Runs were asked for before their engine was open.")
+        return self._engine
+
+    @property
+    def means(self) -> RunMeans:
+        """What all runs share."""
+        if self._means is None:
+            raise StoreClosed("Runs were asked for before their engine was open.")
+        return self._means
+
+    def carried(self, run_id: str) -> Carried | None:
+        """A run that is carried out here now."""
+        return self._carried.get(run_id)
+
+    def all_carried(self) -> Iterable[Carried]:
+        """All of them."""
+        return tuple(self._carried.values())
+
+    def has(self, run_id: str) -> bool:
+        """Whether a run is carried out here, or about to be."""
+        return run_id in self._carried or run_id in self._expected
+
+    async def start_begun(self, run: Run) -> None:
+        """Have a run carried out here that was begun in this process's name.
+
+        Raises:
+            StoreError: the engine does not take it; it is given back.
+        """
+        self._expected[run.run_id] = run
+        try:
+            await self.start(run.run_id)
+        except BaseException:
+            if self._expected.pop(run.run_id, None) is not None:
+                await self._runs.give_back(run.run_id, self.owner)
+            raise
+
+    async def start(self, run_id: str) -> None:
+        """Have a run carried out here, if that is not under way."""
+        live = self.live.of(run_id)
+        if live.started:
+            return
+        live.started = True
+        try:
+            await self.engine.start(run_id)
+        except BaseException:
+            live.started = False
+            raise
+
+    async def carry_out(self, run_id: str) -> None:
+        """Carry a run out, if it may begin now; otherwise whoever is before it sees to it."""
+        await self._opened.wait()
+        live = self.live.of(run_id)
+        try:
+            run = self._expected.pop(run_id, None)
+            begins = run is not None
+            if run is None:
+                run = await insist(lambda: self._take_up(run_id))
+            if run is not None:
+                await self.carry(run, begins=begins)
+        finally:
+            live.started = False
+            live.end()
+
+    async def gave_up(self, run_id: str, attempts: int) -> None:
+        """Set a run aside that the engine does not try any more."""
+        run = await self._take_up(run_id)
+        if run is not None:
+            await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
+            await self.start_next(run)
+        self.live.of(run_id).end()
+
+    def troubled(self, error: str) -> None:
+        """Tell of what keeps the engine from its work for now."""
+        self._memory.observers.notify(RunTrouble(error=error, work="engine"))
+
+    async def carry(self, run: Run, *, begins: bool = False) -> Outcome | None:
+        """Carry a run out that is this process's; None if it is not, in the end."""
+        carried = self._enter(run, begins=begins)
+        started, outcome = time.perf_counter(), None
+        try:
+            outcome = await self._carry(carried)
+        finally:
+            del self._carried[run.run_id]
+            await carried.tracer.close()
+            carried.live.end()
+        if outcome is not None:
+            self._tell_end(run, outcome, started)
+            await self._clear_up(run, outcome)
+        return outcome
+
+    async def start_next(self, run: Run) -> None:
+        """See to the run that may begin now that another one of its session is over, or waits."""
+        if run.session_id is None or run.arrival is None:
+            return
+        following = await self._runs.order.next_of(run.session_id)
+        if following is None:
+            return
+        if self.live.is_waited_for(following):
+            await self.start(following)
+        else:
+            await self.engine.enqueue(following)
+
+    def _enter(self, run: Run, *, begins: bool) -> Carried:
+        def lost() -> None:
+            carried.cancel("lost")
+
+        live = self.live.of(run.run_id)
+        tracer = RunTracer(
+            self._runs.trace,
+            live,
+            self.owner,
+            lost=lost,
+            seconds=self.means.options.trace_seconds,
+            begins=begins,
+        )
+        carried = Carried(run, self.owner, live, tracer, begins)
+        self._carried[run.run_id] = carried
+        return carried
+
+    async def _take_up(self, run_id: str) -> Run | None:
+        """Begin a run, or take it over from a process that is dead; None if there is nothing to carry out now."""
+        for _ in range(_TAKE_OVERS):
+            taken = await self._runs.order.begin(run_id, self.owner)
+            if isinstance(taken, Begun):
+                return taken.run
+            if isinstance(taken, Over) or taken.behind != run_id or taken.run.owner is None:
+                return None
+            await self._runs.disown(taken.run.owner)
+        return None
+
+    async def _carry(self, carried: Carried) -> Outcome | None:
+        run = carried.run
+        if run.cancel_requested_at is not None:
+            return await self._end(carried, Outcome("cancelled"))
+        carried.tracer.note("status", data={"status": "running", "try": run.attempts})
+        task = carried.task = asyncio.create_task(self._execute(carried), context=self._context.copy())
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            carried.cancel(self._why_cancelled(carried))
+            await asyncio.wait([task])
+            await self._let_go(carried)
+            raise
+        if not task.cancelled():
+            return await self._end(carried, task.result())
+        if carried.stop == "lost":
+            return None
+        return await self._end(carried, Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled"))
+
+    async def _execute(self, carried: Carried) -> Outcome:
+        run = carried.run
+        try:
+            workflow = await insist(lambda: self.workflows.of(run))
+        except VersionGone as gone:
+            return Outcome("interrupted", error=gone.kind)
+        limited = await insist(lambda: self._limited(run))
+        ledger = RunLedger(self._runs.trace, carried.tracer, limited)
+        execution = Execution(
+            run,
+            workflow,
+            self.means,
+            tracer=carried.tracer,
+            ledger=ledger,
+            live=carried.live,
+            begins=carried.begins,
+        )
+        return await execution.to_its_end()
+
+    async def _limited(self, run: Run) -> list[Run]:
+        """Those with a budget, of a run and all above it."""
+        found, current = [], run
+        while True:
+            if current.budget.to_dict():
+                found.append(current)
+            if current.parent_run_id is None:
+                return found
+            above = self._carried.get(current.parent_run_id)
+            parent = above.run if above is not None else await self._runs.run(current.parent_run_id)
+            if parent is None:
+                return found
+            current = parent
+
+    def _why_cancelled(self, carried: Carried) -> Stop:
+        """Why the task that carries a run out was cancelled from outside: by the engine, or by its parent's."""
+        above = self._carried.get(carried.run.parent_run_id or "")
+        if above is not None:
+            return above.stop if above.stop in ("closing", "lost") else "cancelled"
+        return self.engine.stopping(carried.run.run_id) or "closing"
+
+    async def _let_go(self, carried: Carried) -> None:
+        """Leave a run that is stopped from outside in the state that others need.
+
+        A child stays its parent's, and one that has got an answer stays as it is: who takes it over knows that the
+        answer may have been heard.
+        """
+        run = carried.run
+        with contextlib.suppress(StoreError):
+            if carried.stop == "cancelled":
+                await self._end(carried, Outcome("cancelled"))
+                return
+            if carried.stop == "closing":
+                await carried.tracer.flush()
+            if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
+                await self._runs.give_back(run.run_id, carried.owner)
+
+    async def _end(self, carried: Carried, outcome: Outcome) -> Outcome | None:
+        """Record how a run ended; None when it is not this process's any more."""
+        told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
+        carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
+        return await insist(lambda: self._record(carried, outcome))
+
+    async def _record(self, carried: Carried, outcome: Outcome) -> Outcome | None:
+        run_id, owner = carried.run.run_id, carried.owner
+        await carried.tracer.flush()
+        if outcome.status == "waiting":
+            if await self._runs.wait(run_id, owner, outcome.interrupt):
+                return outcome
+            outcome = Outcome("cancelled")
+            carried.tracer.note("status", data={"status": "cancelled"})
+            await carried.tracer.flush()
+        assert outcome.status != "waiting"  # noqa: S101 - seen above
+        ended = await self._runs.finish(
+            run_id, owner, outcome.status, result=outcome.result, error=outcome.error, set_aside=outcome.set_aside
+        )
+        return outcome if ended else None
+
+    async def _clear_up(self, run: Run, outcome: Outcome) -> None:
+        """What is not in anybody's way: upkeep sees to it where it fails."""
+        try:
+            await self.start_next(run)
+            if outcome.status == "done":
+                await self._checkpoints.remove([run.run_id])
+        except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
+            self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="clearing_up"))
+
+    def _tell_end(self, run: Run, outcome: Outcome, started: float) -> None:
+        self._memory.observers.notify(
+            RunFinished(
+                status=outcome.status,
+                error=outcome.error,
+                milliseconds=(time.perf_counter() - started) * 1000,
+                set_aside=outcome.set_aside,
+                run_id=run.run_id,
+                session_id=run.session_id,
+            )
+        )

@@ -1,0 +1,76 @@
+"""The workflow that a run began with, here and now: also when it was edited meanwhile."""
+
+from __future__ import annotations
+
+import contextlib
+
+from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
+from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.loading import restore_workflow
+from threadkeep.graphs.registry import Workflows
+from threadkeep.records.runs import Run
+from threadkeep.store.runs.workflows import WorkflowVersions
+
+_MOST_RESTORED = 64
+
+
+class VersionGone(Exception):
+    """A run cannot go on as it began; `kind` is what its record says of that."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+class RunWorkflows:
+    """The workflows that runs are carried out with: those registered, and older versions of them."""
+
+    def __init__(self, workflows: Workflows, kept: WorkflowVersions) -> None:
+        self._workflows = workflows
+        self._kept = kept
+        self._known: set[tuple[str, str]] = set()
+        self._restored: dict[tuple[str, str], Workflow] = {}
+
+    async def newest(self, name: str) -> Workflow:
+        """The workflow that new runs begin with, kept for as long as they may need it.
+
+        Raises:
+            WorkflowNotFound: there is none of that name.
+        """
+        workflow = self._workflows.get(name)
+        if (name, workflow.version) not in self._known:
+            await self._kept.keep(name, workflow.version, workflow.definition)
+            self._known.add((name, workflow.version))
+        return workflow
+
+    async def of(self, run: Run) -> Workflow:
+        """The workflow of a run, in the version with which it began.
+
+        Raises:
+            VersionGone: it is code that has changed, or nothing of it is left.
+        """
+        current: Workflow | None = None
+        with contextlib.suppress(WorkflowNotFound):
+            current = self._workflows.get(run.workflow)
+        if current is not None and run.version in (None, current.version):
+            return current
+        if run.version is None:
+            raise VersionGone("WorkflowGone")
+        key = (run.workflow, run.version)
+        if key not in self._restored:
+            workflow = await self._restore(*key)
+            if workflow is None:
+                raise VersionGone("WorkflowGone" if current is None else "WorkflowVersionGone")
+            if len(self._restored) >= _MOST_RESTORED:
+                del self._restored[next(iter(self._restored))]
+            self._restored[key] = workflow
+        return self._restored[key]
+
+    async def _restore(self, name: str, version: str) -> Workflow | None:
+        kept = await self._kept.version(name, version)
+        if kept is None or kept.definition is None:
+            return None
+        try:
+            return restore_workflow(kept.definition)
+        except InvalidWorkflow:
+            return None

@@ -1,0 +1,29 @@
+"""A desk over an empty database, whose model numbers its replies."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from tests.recorded_events import RecordedEvents
+from tests.runs.desk import RunDesk
+from threadkeep import Memory
+from threadkeep.testing import ScriptedModel
+
+
+def numbered() -> ScriptedModel:
+    """A model that says `reply 1`, `reply 2` and so on."""
+    return ScriptedModel(f"reply {number}" for number in count(1))
+
+
+@pytest.fixture
+def desk(sqlite_memory: Memory, events: RecordedEvents) -> RunDesk:
+    """Runs on SQLite in memory."""
+    return RunDesk(sqlite_memory, numbered(), events)
+
+
+@pytest.fixture
+def every_desk(memory: Memory, events: RecordedEvents) -> RunDesk:
+    """Runs on each database in turn, with an engine in the test's process."""
+    return RunDesk(memory, numbered(), events)

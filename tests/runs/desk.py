@@ -1,0 +1,78 @@
+"""Runs as a service has them: a memory, workflows, an engine; the model is a script."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.base import BaseStore
+from langgraph.store.memory import InMemoryStore
+
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory
+from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.loading import read_workflow
+from threadkeep.graphs.registry import Workflows
+from threadkeep.graphs.resources import Resources
+from threadkeep.records.runs import RunEvent
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.requests import RunRequest, RunResult
+from threadkeep.runs.service import RunService, open_runs
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.testing import ScriptedModel
+
+IN_MEMORY = parse_address("sqlite://")
+QUICK = RunServiceOptions(
+    engine=EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0),
+    watch_seconds=0.05,
+    upkeep_seconds=3600.0,
+    pause_seconds=0.0,
+    trace_seconds=0.01,
+)
+
+
+@dataclass
+class RunDesk:
+    """What a test's runs need; `engine` is the database of the engine, which is in this process for one in memory."""
+
+    memory: Memory
+    model: ScriptedModel
+    events: RecordedEvents
+    saver: BaseCheckpointSaver[str] = field(default_factory=InMemorySaver)
+    store: BaseStore = field(default_factory=InMemoryStore)
+    engine: DatabaseAddress = IN_MEMORY
+
+    @asynccontextmanager
+    async def open(self, *workflows: str | Workflow, options: RunServiceOptions = QUICK) -> AsyncIterator[RunService]:
+        """A service with some workflows, YAML or ready."""
+        ready = [read_workflow(one) if isinstance(one, str) else one for one in workflows]
+        resources = Resources(memory=self.memory, model=lambda _: self.model, observer=self.events)
+        async with open_runs(
+            self.memory,
+            self.engine,
+            Workflows(ready),
+            resources,
+            checkpointer=self.saver,
+            store=self.store,
+            options=options,
+        ) as service:
+            yield service
+
+    async def transcript(self, session_id: str) -> list[tuple[str, str]]:
+        """What a session has, with its speakers."""
+        return [(one.role, one.content) for one in await self.memory.session(session_id).tail(100)]
+
+
+async def carried_out(service: RunService, request: RunRequest) -> RunResult:
+    """The result of a run that somebody waits for."""
+    submitted = await service.submit(request)
+    return await service.result(submitted.run_id)
+
+
+def kinds(events: Sequence[RunEvent]) -> list[str]:
+    """What happened in a run; statuses by what they are."""
+    return [f"status {event.data['status']}" if event.kind == "status" else event.kind for event in events]

@@ -1,0 +1,188 @@
+"""Runs as callers see them: asked for, waited for, followed, asked for again."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.runs.desk import RunDesk, carried_out, kinds
+from threadkeep import InvalidInput, WrongUser
+from threadkeep.errors import RunNotFound, SessionBusy, WorkflowNotFound
+from threadkeep.records.runs import Run, RunEvent, RunQuery
+from threadkeep.runs.live import RunPiece
+from threadkeep.runs.requests import RunRequest
+from threadkeep.testing import Gate, ScriptedModel
+
+AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+
+
+def asking(text: str, **more: str) -> RunRequest:
+    """A request to the desk."""
+    return RunRequest(workflow="desk", text=text, session_id="room", **more)  # type: ignore[arg-type]
+
+
+async def test_a_run_answers_its_question(every_desk: RunDesk) -> None:
+    """The turn is in the transcript once, the run is done, and its trace says what happened."""
+    async with every_desk.open(AGENT) as service:
+        result = await carried_out(service, asking("hello", message_id="m1"))
+        assert (result.status, result.text, result.output) == ("done", "reply 1", {"text": "reply 1"})
+        events = await service.trace(result.run.run_id)
+        [usage] = await service.usage(result.run.run_id)
+    assert await every_desk.transcript("room") == [("user", "hello"), ("assistant", "reply 1")]
+    assert kinds(events) == [
+        "status running",
+        "node_started",
+        "model_called",
+        "agent_messages",
+        "node_finished",
+        "message",
+        "status done",
+    ]
+    assert [event.number for event in events] == list(range(1, 8))
+    assert (usage.calls, usage.tokens > 0, result.run.version is not None) == (1, True, True)
+
+
+async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
+    """Whoever repeats a message gets the answer that it got; in another session it is another message."""
+    async with desk.open(AGENT) as service:
+        first = await carried_out(service, asking("hello", message_id="m1"))
+        again = await service.submit(asking("hello", message_id="m1"))
+        assert (again.run_id, again.outcome) == (first.run.run_id, "known")
+        assert (await service.result(again.run_id)).text == "reply 1"
+        other = RunRequest(workflow="desk", text="hello", session_id="hall", message_id="m1")
+        assert (await carried_out(service, other)).text == "reply 2"
+    assert len(desk.model.calls) == 2
+
+
+async def test_turns_of_a_session_come_in_their_order(every_desk: RunDesk) -> None:
+    """However many arrive while one goes on, of callers who wait and of those who do not."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["one", gate], "two", "three", "four"])
+    async with every_desk.open(AGENT) as service:
+        runs = [await service.submit(asking("1"))]
+        await gate.reached()
+        for text, mode in (("2", "wait"), ("3", "background"), ("4", "wait")):
+            runs.append(await service.submit(asking(text), mode="wait" if mode == "wait" else "background"))
+        assert [(await service.run(one.run_id)).status for one in runs] == ["running", "queued", "queued", "queued"]
+        waiting = [asyncio.create_task(service.result(one.run_id)) for one in reversed(runs)]
+        gate.open()
+        results = await asyncio.gather(*waiting)
+    assert [result.text for result in reversed(results)] == ["one", "two", "three", "four"]
+    assert [text for role, text in await every_desk.transcript("room") if role == "user"] == ["1", "2", "3", "4"]
+
+
+async def test_a_run_is_followed_while_it_goes_on(desk: RunDesk) -> None:
+    """Its events in their order, pieces of the answer as they come, the run at the end; and from any number again."""
+    gate = Gate()
+    desk.model = ScriptedModel([["a few ", gate, "words"]])
+    async with desk.open(AGENT) as service:
+        submitted = await service.submit(asking("hello", message_id="m1"))
+        told: list[RunEvent | RunPiece | Run] = []
+        async for one in service.follow(submitted.run_id):
+            if isinstance(one, RunPiece):
+                gate.open()
+            told.append(one)
+        pieces = [one for one in told if isinstance(one, RunPiece)]
+        events = [one for one in told if isinstance(one, RunEvent)]
+        assert "".join(piece.text for piece in pieces) == "a few words"
+        assert {(piece.node, piece.message_id is not None) for piece in pieces} == {("answer", True)}
+        assert events == await service.trace(submitted.run_id)
+        assert isinstance(told[-1], Run)
+        assert told[-1].status == "done"
+        later = [one async for one in service.follow(submitted.run_id, after=events[-2].number)]
+    assert later == [events[-1], told[-1]]
+
+
+async def test_who_follows_late_gets_the_whole_answer(desk: RunDesk) -> None:
+    """Its pieces are kept as long as the run goes on."""
+    gate = Gate()
+    desk.model = ScriptedModel([["a few ", gate, "words"]])
+    async with desk.open(AGENT) as service:
+        request = RunRequest(workflow="desk", text="hello", session_id="room", stream=True)
+        submitted = await service.submit(request)
+        await gate.reached()
+        told: list[RunEvent | RunPiece | Run] = []
+        async for one in service.follow(submitted.run_id):
+            gate.open()
+            told.append(one)
+    assert "".join(one.text for one in told if isinstance(one, RunPiece)) == "a few words"
+
+
+async def test_a_caller_that_goes_away_stops_nothing(desk: RunDesk) -> None:
+    """The run is nobody's request."""
+    gate = Gate()
+    desk.model = ScriptedModel([["well", gate]])
+    async with desk.open(AGENT) as service:
+        submitted = await service.submit(asking("hello"))
+        waiting = asyncio.create_task(service.result(submitted.run_id))
+        await gate.reached()
+        waiting.cancel()
+        gate.open()
+        assert (await service.result(submitted.run_id)).text == "well"
+
+
+async def test_a_user_goes_on_with_their_session(desk: RunDesk) -> None:
+    """Without a session id: with that of the same workflow; without a user there is a new one each time."""
+    async with desk.open(AGENT) as service:
+        mine = [await carried_out(service, RunRequest(workflow="desk", text="hi", user_id="u1")) for _ in range(2)]
+        theirs = await carried_out(service, RunRequest(workflow="desk", text="hi", user_id="u2"))
+        nobodys = [await carried_out(service, RunRequest(workflow="desk", text="hi")) for _ in range(2)]
+        alone = await carried_out(service, RunRequest(workflow="desk", text="hi", sessionless=True))
+    assert mine[0].run.session_id == mine[1].run.session_id
+    assert len({one.run.session_id for one in (mine[0], theirs, *nobodys)}) == 4
+    assert (alone.status, alone.run.session_id) == ("done", None)
+    assert [len(call) for call in desk.model.calls] == [1, 3, 1, 1, 1, 1]
+
+
+async def test_runs_are_their_users_own(desk: RunDesk) -> None:
+    """Nobody else sees them, continues their session, or gets their answers by their messages' ids."""
+    async with desk.open(AGENT) as service:
+        mine = await carried_out(service, asking("hello", user_id="u1", message_id="m1"))
+        run_id = mine.run.run_id
+        for asked in (service.run, service.result, service.cancel, service.retry, service.tree, service.trace):
+            with pytest.raises(RunNotFound):
+                await asked(run_id, user_id="u2")
+        with pytest.raises(RunNotFound):
+            await anext(service.follow(run_id, user_id="u2"))
+        for message_id in ("m1", "m2"):
+            with pytest.raises(WrongUser):
+                await service.submit(asking("hello", user_id="u2", message_id=message_id))
+        found, _ = await service.list(RunQuery(user_id="u1"))
+        assert [run.run_id for run in found] == [run_id]
+
+
+@pytest.mark.parametrize("policy", ["reject", "coalesce"])
+async def test_messages_that_come_while_a_turn_goes_on(desk: RunDesk, policy: str) -> None:
+    """They are refused, or those that wait become one turn."""
+    gate = Gate()
+    desk.model = ScriptedModel([["one", gate], "two"])
+    async with desk.open(f"{AGENT}\noptions: {{double_texting: {policy}}}") as service:
+        first = await service.submit(asking("1"))
+        await gate.reached()
+        if policy == "reject":
+            with pytest.raises(SessionBusy):
+                await service.submit(asking("2"))
+            gate.open()
+            assert (await service.result(first.run_id)).text == "one"
+            return
+        second = await service.submit(asking("2", message_id="m2"))
+        third = await service.submit(asking("3", message_id="m3"))
+        assert (third.run_id, third.outcome) == (second.run_id, "joined")
+        gate.open()
+        assert (await service.result(third.run_id)).text == "two"
+    said = await desk.transcript("room")
+    assert said == [("user", "1"), ("assistant", "one"), ("user", "2"), ("user", "3"), ("assistant", "two")]
+
+
+async def test_what_cannot_be_asked_for(desk: RunDesk) -> None:
+    """A workflow that is not there, and requests that contradict themselves."""
+    async with desk.open(AGENT) as service:
+        with pytest.raises(WorkflowNotFound):
+            await service.submit(RunRequest(workflow="other", text="hi"))
+        with pytest.raises(RunNotFound):
+            await service.result("nothing")
+    with pytest.raises(InvalidInput):
+        RunRequest(workflow="desk", sessionless=True, session_id="room")
+    with pytest.raises(InvalidInput):
+        RunRequest(workflow="desk", deadline_seconds=0)
