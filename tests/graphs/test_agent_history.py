@@ -155,20 +155,22 @@ async def test_each_channel_has_its_key(desk: Desk, results: Mapping[str, Json],
 
 
 @pytest.mark.parametrize(
-    ("results", "reason"),
+    ("results", "channel"),
     [
-        (telegram(chat_id=7), "unresolved_template"),
-        ({"wecom_cs_sync": {"open_kf_id": "kf-001", "external_userid": ""}}, "unresolved_template"),
+        (telegram(chat_id=7), "telegram"),
+        ({"wecom_cs_sync": {"open_kf_id": "kf-001", "external_userid": ""}}, "wecom_cs"),
+        ({}, "other"),
     ],
 )
-async def test_without_a_key_the_agent_works_in_memory(desk: Desk, results: Mapping[str, Json], reason: str) -> None:
+async def test_without_a_key_the_agent_works_in_memory(desk: Desk, results: Mapping[str, Json], channel: str) -> None:
     """Nothing is read or written, and it is told of. A chat without its bot would be shared by all bots."""
     desk.use(BOT % "")
     await desk.run("bot", "Hi", results=results, trigger="webhook", session_id="room:1")
     state = await desk.run("bot", "Hi", results=results, trigger="webhook", session_id="room:1")
     assert spoken(desk.model.calls[1]) == [("human", "Hi")]
     assert await keys_in(desk.store) == []
-    assert [event.reason for event in desk.events.of(KeyResolutionFailed)] == [reason] * 2
+    failures = [(event.channel, event.reason) for event in desk.events.of(KeyResolutionFailed)]
+    assert failures == [(channel, "unresolved_template")] * 2
     assert state["results"]["answer"]["text"] == "reply 2"
 
 

@@ -34,22 +34,23 @@ _QUESTION, _ANSWER = "record_question", "record_answer"
 class TurnPlan:
     """Which nodes are the end of the turn, and what has to be stored beside them.
 
-    A node stores what it says as the answer if nothing that comes after it or beside it speaks, too. Where the run can
+    A node stores what it says as the answer if it is carried out once, and nothing that comes after it or beside it
+    speaks, too. Where the run can
     end with something else said, the answer is stored at the very end; where the run does not begin with a node that
-    stores the question, that is stored first. At `meetings` the run waits for all ways that lead there.
+    stores the question, that is stored first. At `meetings` the run waits for all nodes that lead there.
     """
 
     start: str
     answering: frozenset[str]
     records_question: bool
     records_answer: bool
-    meetings: frozenset[str]
+    meetings: Mapping[str, tuple[str, ...]]
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> TurnPlan:
         """The plan of a document that was checked."""
         paths = Paths.of(document)
-        beside = paths.beside()
+        beside, repeated = paths.beside(), paths.repeated()
         speaking = frozenset(name for name, entry in document.nodes.items() if _speaks(entry))
         answering = frozenset(
             name
@@ -57,6 +58,7 @@ class TurnPlan:
             if isinstance(entry, SpeakingNode)
             and entry.answers
             and _stores_question(entry)
+            and name not in repeated
             and not speaking & (paths.after(name) | beside.get(name, frozenset()))
         )
         return cls(
@@ -75,10 +77,13 @@ def build_graph(document: WorkflowDocument) -> Graph:
     ends = _ANSWER if plan.records_answer else END_NAME
     for name, entry in document.nodes.items():
         node = _ready(name, entry, document, plan, ends)
-        add_node(builder, name, node, defer=name in plan.meetings)
+        add_node(builder, name, node)
         if isinstance(node, Continuing):
-            for target in (node.next,) if isinstance(node.next, str) else node.next:
-                builder.add_edge(name, END if target == END_NAME else target)
+            for target in (node.next,) if isinstance(node.next, str) else dict.fromkeys(node.next):
+                if target not in plan.meetings:
+                    builder.add_edge(name, END if target == END_NAME else target)
+    for target, names in plan.meetings.items():
+        builder.add_edge(list(names), target)
     _add_ends(builder, document, plan)
     return builder
 
@@ -100,7 +105,8 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
         builder.add_edge(START, _QUESTION)
     builder.add_edge(_QUESTION if plan.records_question else START, plan.start)
     if plan.records_answer:
-        add_node(builder, _ANSWER, RecordAnswerNode(reset_commands=resets), defer=not Paths.of(document).has_circle)
+        # When nothing else is left to do: a way may end while others go on.
+        add_node(builder, _ANSWER, RecordAnswerNode(reset_commands=resets), defer=True)
         builder.add_edge(_ANSWER, END)
 
 

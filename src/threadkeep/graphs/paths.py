@@ -34,11 +34,16 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
 
 @dataclass(frozen=True)
 class Paths:
-    """The ways through a workflow: `following` has for each node those that may come next, `end` among them."""
+    """The ways through a workflow: `following` has for each node those that may come next, `end` among them.
+
+    `branches` are the places where the run goes on with several nodes at once; `choosing` nodes send it one of their
+    ways.
+    """
 
     following: Mapping[str, tuple[str, ...]]
     start: str
     branches: tuple[tuple[str, ...], ...] = ()
+    choosing: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, document: WorkflowDocument) -> Paths:
@@ -54,7 +59,8 @@ class Paths:
             for name, entry in document.nodes.items()
             if isinstance(entry, Continuing) and len(following[name]) > 1
         )
-        return cls(following, str(start), branches)
+        choosing = frozenset(name for name, entry in document.nodes.items() if not isinstance(entry, Continuing))
+        return cls(following, str(start), branches, choosing)
 
     def after(self, name: str) -> frozenset[str]:
         """Everything that can come after a node; the node itself only if a way leads back."""
@@ -88,15 +94,47 @@ class Paths:
                     found[name] = found.get(name, frozenset()) | (others - way)
         return found
 
-    def meetings(self) -> frozenset[str]:
-        """The nodes at which ways meet that were gone at once; none where ways lead back."""
+    def meetings(self) -> dict[str, tuple[str, ...]]:
+        """The nodes at which ways meet that every run goes at once, each with those that lead to it.
+
+        Where a rule chooses on such a way nobody can wait for it; where ways lead back there is nothing to wait for.
+        """
+        certain = self._certain()
+        leading: dict[str, list[str]] = {}
+        for name, targets in self.following.items():
+            for target in targets if not self.has_circle else ():
+                leading.setdefault(target, []).append(name)
+        return {
+            target: tuple(names)
+            for target, names in leading.items()
+            if target != END_NAME
+            and len(names) > 1
+            and all(one in certain and one not in self.choosing for one in names)
+        }
+
+    def repeated(self) -> frozenset[str]:
+        """The nodes that a run may carry out several times: where ways meet without waiting, and what follows."""
+        waited = self.meetings()
         found: set[str] = set()
-        for ways in self._ways() if not self.has_circle else ():
+        for branch, ways in zip(self.branches, self._ways(), strict=True):
             for place, way in enumerate(ways):
                 for other in ways[place + 1 :]:
                     common = way & other
                     apart = (way | other) - common
-                    found |= {name for name in common if any(name in self.following[before] for before in apart)}
+                    led_to = {*branch, *(target for name in apart for target in self.following[name])}
+                    if common & led_to - waited.keys():
+                        found |= common
+        return frozenset(found)
+
+    def _certain(self) -> frozenset[str]:
+        """The nodes that every run comes to."""
+        found: set[str] = set()
+        waiting = [self.start]
+        while waiting:
+            name = waiting.pop()
+            if name not in found:
+                found.add(name)
+                waiting += self.following.get(name, ()) if name not in self.choosing else ()
         return frozenset(found)
 
     def _ways(self) -> Iterator[list[frozenset[str]]]:

@@ -33,7 +33,6 @@ from threadkeep.graphs.nodes.references import Reference, import_named
 from threadkeep.graphs.nodes.speaking import SpeakingNode, said
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.history.keys import channel_of
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.workflow.answering import ModelDeadline
 from threadkeep.workflow.conversion import text_of
@@ -88,7 +87,8 @@ class AgentNode(SpeakingNode, HistoryFields):
         runtime.stream_writer(
             {"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}}
         )
-        return said(step, _final(loop))
+        # An answer that was stored before takes its old place among what was said, and nothing is new.
+        return said(step, _final(loop or result["messages"]))
 
     def tool_objects(self) -> list[Tool]:
         """The tools.
@@ -109,7 +109,7 @@ class AgentNode(SpeakingNode, HistoryFields):
         if resolution.key is None:
             context.resources.observer.notify(
                 KeyResolutionFailed(
-                    channel=channel_of(context.session_id or ""),
+                    channel=self.channel_in(state),
                     reason=resolution.reason or "empty",
                     candidates=len(self.history_key_candidates),
                     run_id=context.run_id,

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field, model_validator
 from threadkeep.errors import InvalidInput
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.graphs.templates import check_template, scope_of
-from threadkeep.history.keys import KEY_TEMPLATE, KeyResolution, resolve_key
+from threadkeep.graphs.templates import check_template, nodes_named, scope_of
+from threadkeep.history.keys import KEY_TEMPLATE, KeyResolution, channel_of, resolve_key
+from threadkeep.observe import Channel
 from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 
@@ -75,6 +76,14 @@ class HistoryFields(BaseModel):
         return GraphLayout(
             self.history_namespace, self.history_meta_key_suffix, self.history_chunk_size, self.history_value_field
         )
+
+    def channel_in(self, state: WorkflowState) -> Channel:
+        """The channel of a run that gave no key: that of the first candidate whose parser has found anything."""
+        results = state.get("results") or {}
+        for candidate in self.history_key_candidates:
+            if any(results.get(name) for name in nodes_named(candidate)) and channel_of(candidate) != "other":
+                return channel_of(candidate)
+        return "other"
 
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
         """The key of a run's conversation; the fields stay as they are, whatever run it is."""
