@@ -13,6 +13,7 @@ import yaml
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.graphs.document import build_schema, published_schema
 from threadkeep.graphs.loading import load_yaml, read_workflow, restore_workflow
+from threadkeep.graphs.yaml_source import read_yaml
 
 GOOD = """\
 schema: 1
@@ -138,6 +139,31 @@ def test_the_schema_and_the_reader_agree() -> None:
     for text, _, words, by_schema in WRONG:
         if by_schema:
             assert not validator.is_valid(yaml.safe_load(text)), words
+
+
+@pytest.mark.parametrize(
+    ("written", "value"),
+    [
+        ("no", "no"),
+        ("on", "on"),
+        ("True", True),
+        ("12:30", "12:30"),
+        ("1_000", "1_000"),
+        ("0x1F", "0x1F"),
+        ("2026-01-01", "2026-01-01"),
+        ("-7", -7),
+        ("1.5e3", 1500.0),
+        ("'7'", "7"),
+        ("~", None),
+        ("9" * 4000, "9" * 4000),
+    ],
+)
+def test_values_are_what_was_written(written: str, value: object) -> None:
+    """As YAML 1.2 has it, and JSON: no words for truth but true and false, no times, no other ways to write numbers."""
+    read = read_yaml(f"value: {written}").value
+    assert isinstance(read, dict)
+    assert read["value"] == value
+    assert type(read["value"]) is type(value)
 
 
 def test_a_file_is_a_workflow(tmp_path: Path) -> None:

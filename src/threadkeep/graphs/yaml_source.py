@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,14 +17,11 @@ _MOST_NODES = 20_000
 
 type Path = tuple[str | int, ...]
 
-_SCALARS = {
-    "tag:yaml.org,2002:null": "null",
-    "tag:yaml.org,2002:bool": "bool",
-    "tag:yaml.org,2002:int": "int",
-    "tag:yaml.org,2002:float": "float",
-}
-# What these look like stays the text that was written: JSON has no dates.
-_TEXTS = frozenset({"tag:yaml.org,2002:str", "tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value"})
+# As in YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are the text that was written.
+_TRUTHS = {"true": True, "false": False}
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
+_PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp", "value"))
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,6 @@ class _Reader:
 
     def __init__(self, file: str | None) -> None:
         self._file = file
-        self._constructor = yaml.constructor.SafeConstructor()
         self.values: dict[Path, Place] = {}
         self.keys: dict[Path, Place] = {}
 
@@ -141,23 +138,20 @@ class _Reader:
         return found
 
     def _scalar(self, node: yaml.ScalarNode) -> Json:
-        if node.tag in _TEXTS:
-            return str(node.value)
-        kind = _SCALARS.get(node.tag)
-        try:
-            match kind:
-                case "null":
-                    return None
-                case "bool":
-                    return bool(self._constructor.construct_yaml_bool(node))
-                case "int":
-                    return int(self._constructor.construct_yaml_int(node))
-                case "float":
-                    return float(self._constructor.construct_yaml_float(node))
-        except ValueError:
-            raise _broken(
-                "This is no number that can be read; quote it if it is text.", self._file, node.start_mark
-            ) from None
+        text = str(node.value)
+        match node.tag:
+            case "tag:yaml.org,2002:null":
+                return None
+            case "tag:yaml.org,2002:bool" if text.lower() in _TRUTHS:
+                return _TRUTHS[text.lower()]
+            case "tag:yaml.org,2002:int" if _WHOLE.fullmatch(text):
+                return int(text)
+            case "tag:yaml.org,2002:float" | "tag:yaml.org,2002:str" if node.style is None and _FRACTION.fullmatch(
+                text
+            ):
+                return float(text)
+            case tag if tag in _PLAIN:
+                return text
         raise _broken(f"The tag {node.tag} is not read in workflows: write plain text.", self._file, node.start_mark)
 
 
