@@ -89,7 +89,7 @@ class Execution:
         self._graph = means.compiler.compiled(workflow)
         self._unheard = _unheard(workflow)
         self._state: object = {}
-        self._interrupts: tuple[Interrupt, ...] = ()
+        self._interrupts: dict[str, Interrupt] = {}
 
     async def to_its_end(self) -> Outcome:
         """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
@@ -123,6 +123,7 @@ class Execution:
 
     async def _through(self, given: object) -> None:
         """Let the graph run until it stops by itself, and take down what is told meanwhile."""
+        self._interrupts = {}
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self._live.wants_pieces:
             modes.append("messages")
@@ -148,7 +149,8 @@ class Execution:
         elif part["ns"]:
             return
         elif part["type"] == "values":
-            self._state, self._interrupts = data, part.get("interrupts", ())
+            self._state = data
+            self._interrupts |= {one.id: one for one in part.get("interrupts", ())}
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
@@ -189,7 +191,7 @@ class Execution:
     def _asked(self) -> Json:
         """What the run asks, and how often it has asked by now."""
         before = self._run.interrupt.get("number") if isinstance(self._run.interrupt, Mapping) else None
-        asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts]
+        asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
         return {"number": (before if isinstance(before, int) else 0) + 1, "interrupts": asked}
 
     async def _given(self, *, again: bool = False) -> object:

@@ -1,0 +1,253 @@
+"""What becomes of runs: stopped, waiting for a person, tried again, set aside, gone on with elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
+from langgraph.types import interrupt
+
+from tests.runs.desk import QUICK, RunDesk, carried_out, kinds
+from threadkeep import InvalidInput
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.records.runs import RunQuery
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import Mode
+from threadkeep.testing import Gate, ScriptedModel
+
+AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+HELLO = RunRequest(workflow="desk", text="hello", session_id="room", message_id="m1")
+LEAVING = replace(QUICK, engine=EngineOptions(close_seconds=0.0))
+
+
+def asking_twice(name: str = "form") -> Workflow:
+    """A graph that asks a person two questions, one after the other, in one node."""
+
+    async def ask(state: WorkflowState) -> WorkflowState:
+        first = interrupt({"ask": "name"})
+        second = interrupt({"ask": "age"})
+        return {"messages": [AIMessage(f"{first} is {second}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", END)
+    return python_workflow(name, builder)
+
+
+async def test_a_run_is_cancelled(every_desk: RunDesk) -> None:
+    """What was said so far is kept as interrupted, the next turn begins, and the run may be tried again."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["half an ", gate, "answer"], "two", "whole"])
+    async with every_desk.open(AGENT) as service:
+        first = await service.submit(replace(HELLO, stream=True))
+        second = await service.submit(RunRequest(workflow="desk", text="next", session_id="room"))
+        third = await service.submit(RunRequest(workflow="desk", text="never", session_id="room"))
+        await gate.reached()
+        assert await service.cancel(third.run_id) == [third.run_id]
+        assert await service.cancel(first.run_id) == [first.run_id]
+        assert (await service.result(first.run_id)).status == "cancelled"
+        assert (await service.result(third.run_id)).status == "cancelled"
+        assert (await service.result(second.run_id)).text == "two"
+        assert await service.cancel(first.run_id) == []
+        assert kinds(await service.trace(first.run_id))[-1] == "status cancelled"
+        assert [one.status for one in await every_desk.memory.session("room").tail(2)] == ["complete", "complete"]
+        await service.retry(first.run_id)
+        assert (await service.result(first.run_id)).status == "done"
+    said = await every_desk.transcript("room")
+    assert said[:2] == [("user", "hello"), ("assistant", "half an ")]
+    assert [text for _, text in said].count("hello") == 1
+
+
+async def test_a_new_message_may_end_the_turn_that_goes_on(desk: RunDesk) -> None:
+    """With the policy interrupt, the turn before it is cancelled, with the reason on its run."""
+    gate = Gate()
+    desk.model = ScriptedModel([["half", gate], "two"])
+    async with desk.open(f"{AGENT}\noptions: {{double_texting: interrupt}}") as service:
+        first = await service.submit(HELLO)
+        await gate.reached()
+        second = await service.submit(RunRequest(workflow="desk", text="no, this", session_id="room"))
+        assert (await service.result(second.run_id)).text == "two"
+        cancelled = await service.run(first.run_id)
+    assert (cancelled.status, cancelled.cancel_reason) == ("cancelled", "interrupted_by_message")
+
+
+async def test_a_run_waits_for_a_person(every_desk: RunDesk) -> None:
+    """Question by question; others of the session go on meanwhile."""
+    async with every_desk.open(AGENT, asking_twice()) as service:
+        form = await service.submit(RunRequest(workflow="form", text="register me", session_id="room"))
+        asked = await service.result(form.run_id)
+        assert (asked.status, [one["value"] for one in asked.interrupts]) == ("waiting", [{"ask": "name"}])
+        assert (await carried_out(service, HELLO)).status == "done"
+        await service.resume(form.run_id, "Ann")
+        asked = await service.result(form.run_id)
+        assert (asked.status, [one["value"] for one in asked.interrupts]) == ("waiting", [{"ask": "age"}])
+        with pytest.raises(InvalidInput):
+            await service.retry(form.run_id)
+        await service.resume(form.run_id, 30, mode="background")
+        assert (await service.result(form.run_id)).text == "Ann is 30"
+        with pytest.raises(InvalidInput):
+            await service.resume(form.run_id, "again")
+        statuses = [kind for kind in kinds(await service.trace(form.run_id)) if kind.startswith("status")]
+    assert statuses == ["status running", "status waiting"] * 2 + ["status running", "status done"]
+
+
+async def test_several_questions_at_once(desk: RunDesk) -> None:
+    """They are answered together, each by its id."""
+
+    def asker(name: str) -> Any:
+        async def ask(state: WorkflowState) -> WorkflowState:
+            return {"results": {name: interrupt(name)}}
+
+        return ask
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    for name in ("name", "age"):
+        builder.add_node(name, asker(name))
+        builder.add_edge(START, name)
+        builder.add_edge(name, END)
+    async with desk.open(python_workflow("form", builder)) as service:
+        asked = await carried_out(service, RunRequest(workflow="form", text="register me"))
+        with pytest.raises(InvalidInput):
+            await service.resume(asked.run.run_id, "Ann")
+        answers = {str(one["id"]): f"my {one['value']}" for one in asked.interrupts}
+        await service.resume(asked.run.run_id, {**answers})
+        assert (await service.result(asked.run.run_id)).status == "done"
+        events = await service.trace(asked.run.run_id)
+    assert sorted(answers.values()) == ["my age", "my name"]
+    finished = [event.node for event in events if event.kind == "node_finished" and event.data == {}]
+    assert sorted(map(str, finished)) == ["age", "name"]
+
+
+async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> None:
+    """From where the run was: the question is stored once, and the caller sees nothing of it."""
+    every_desk.model = ScriptedModel([TimeoutError(), ConnectionError(), "at last"])
+    async with every_desk.open(AGENT) as service:
+        result = await carried_out(service, HELLO)
+        events = await service.trace(result.run.run_id)
+    assert result.text == "at last"
+    assert [event.data for event in events if event.kind == "retried"] == [
+        {"error": "TimeoutError", "try": 2},
+        {"error": "ConnectionError", "try": 3},
+    ]
+    assert await every_desk.transcript("room") == [("user", "hello"), ("assistant", "at last")]
+
+
+async def test_what_fails_again_and_again_is_set_aside(desk: RunDesk) -> None:
+    """After the workflow's tries, until a person has it tried again; the next turn of the session begins."""
+    desk.model = ScriptedModel([*[TimeoutError()] * 2, "two", "at last"])
+    async with desk.open(f"{AGENT}\noptions: {{max_tries: 2}}") as service:
+        result = await carried_out(service, HELLO)
+        assert (result.status, result.run.error, result.run.set_aside) == ("failed", "TimeoutError", True)
+        assert (await carried_out(service, RunRequest(workflow="desk", text="more", session_id="room"))).text == "two"
+        again = await service.submit(HELLO)
+        assert (await service.result(again.run_id)).status == "failed"
+        found, _ = await service.list(RunQuery(set_aside=True))
+        assert [run.run_id for run in found] == [result.run.run_id]
+        await service.retry(result.run.run_id)
+        assert (await service.result(result.run.run_id)).text == "at last"
+
+
+async def test_another_failure_ends_the_run_at_once(desk: RunDesk) -> None:
+    """Its kind is told, and not what it said; the same message again is another try."""
+    desk.model = ScriptedModel([ValueError("secret words"), "better"])
+    async with desk.open(AGENT) as service:
+        result = await carried_out(service, HELLO)
+        events = await service.trace(result.run.run_id)
+        assert (result.status, result.run.error, result.run.set_aside) == ("failed", "ValueError", False)
+        assert "secret" not in repr((events, desk.events.all, result))
+        again = await carried_out(service, HELLO)
+    assert (again.run.run_id, again.text) == (result.run.run_id, "better")
+    assert await desk.transcript("room") == [("user", "hello"), ("assistant", "better")]
+
+
+async def test_a_run_has_a_deadline(desk: RunDesk) -> None:
+    """What takes longer fails by it."""
+    desk.model = ScriptedModel([["never", Gate()]])
+    async with desk.open(AGENT) as service:
+        result = await carried_out(service, replace(HELLO, deadline_seconds=0.05))
+    assert (result.status, result.run.error) == ("failed", "DeadlinePassed")
+
+
+async def test_a_service_that_closes_leaves_its_runs_to_the_next(every_desk: RunDesk) -> None:
+    """Which goes on from the checkpoint: nodes that are done are not run again."""
+    done: list[str] = []
+    there, gate = asyncio.Event(), asyncio.Event()
+
+    async def first(state: WorkflowState) -> WorkflowState:
+        done.append("first")
+        return {}
+
+    async def second(state: WorkflowState) -> WorkflowState:
+        done.append("second")
+        there.set()
+        await gate.wait()
+        return {"messages": [AIMessage("well")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_sequence([("first", first), ("second", second)])
+    builder.add_edge(START, "first")
+    workflow = python_workflow("two", builder)
+    async with every_desk.open(workflow, options=LEAVING) as service:
+        run_id = (await service.submit(RunRequest(workflow="two", text="go", session_id="room"))).run_id
+        await there.wait()
+    run = await every_desk.memory.runs.run(run_id)
+    assert run is not None
+    assert (run.status, run.owner) == ("queued", None)
+    gate.set()
+    async with every_desk.open(workflow) as service:
+        assert (await service.result(run_id)).text == "well"
+    assert done == ["first", "second", "second"]
+
+
+@pytest.mark.parametrize("source", ["yaml", "python"])
+async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, source: Literal["yaml", "python"]) -> None:
+    """YAML is kept with the run; where code has changed, the run stands still, and says why."""
+    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.graphs.tools:ask_person'], next: end}"
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
+    desk.model = ScriptedModel([call, "thanks"])
+    old = text if source == "yaml" else asking_twice()
+    async with desk.open(old) as service:
+        asked = await carried_out(service, RunRequest(workflow="form", text="go", session_id="room"))
+        assert asked.status == "waiting"
+    new = text + "\noptions: {max_tries: 7}" if source == "yaml" else replace(asking_twice(), version="other")
+    async with desk.open(new) as service:
+        await service.resume(asked.run.run_id, "yes")
+        result = await service.result(asked.run.run_id)
+        assert result.run.version == asked.run.version
+    if source == "yaml":
+        assert result.text == "thanks"
+    else:
+        assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")
+
+
+@pytest.mark.parametrize("way", ["wait", "background"])
+async def test_every_graph_has_its_store_and_its_thread(every_desk: RunDesk, way: Mode) -> None:
+    """Whoever asks for the run: it writes to the store, and its checkpoints go when it is over."""
+
+    # LangGraph knows no type of a node that takes both a config and a runtime.
+    async def use(state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]) -> WorkflowState:
+        assert runtime.store is not None
+        thread = config["configurable"]["thread_id"]
+        await runtime.store.aput(("seen",), thread, {"here": True})
+        checkpoint = await every_desk.saver.aget_tuple({"configurable": {"thread_id": thread}})
+        return {"messages": [AIMessage(f"{thread} {checkpoint is not None}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    node: Any = use
+    builder.add_node("use", node)
+    builder.add_edge(START, "use")
+    async with every_desk.open(python_workflow("one", builder)) as service:
+        run_id = (await service.submit(RunRequest(workflow="one", text="go"), mode=way)).run_id
+        assert (await service.result(run_id)).text == f"{run_id} True"
+    assert await every_desk.store.aget(("seen",), run_id) is not None
+    assert await every_desk.saver.aget_tuple({"configurable": {"thread_id": run_id}}) is None
