@@ -16,11 +16,10 @@ from tests.graphs.desk import Desk, spoken
 from threadkeep import InvalidInput, InvalidKey
 from threadkeep.graphs.building import add_node
 from threadkeep.graphs.definition import python_workflow
-from threadkeep.graphs.nodes import AgentNode, CategorizerNode, Category, Rule
+from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState, initial_state
-from threadkeep.observe import ContextBuilt, ExtraNotFound, KeyResolutionFailed, ModelFailed
-from threadkeep.records import Json
+from threadkeep.observe import ContextBuilt, ExtraNotFound, KeyResolutionFailed
 from threadkeep.testing import ScriptedModel
 
 AGENT = "schema: 1\nname: one\nnodes:\n  answer: {kind: agent, tools: ['tests.graphs.tools:both'], next: end}"
@@ -156,113 +155,6 @@ async def test_ways_that_are_gone_at_once_meet_again(desk: Desk) -> None:
     assert transcript == [("user", "Why?"), ("assistant", state["results"]["last"]["text"])]
 
 
-CATEGORIES = """
-schema: 1
-name: sort
-nodes:
-  triage:
-    kind: categorizer
-    system_prompt: Sort for a shop.
-    categories:
-      - {name: billing, description: invoices, next: bill}
-      - {name: parcel, next: end}
-    default: other
-  bill: {kind: template, text: billing, next: end}
-  other: {kind: template, text: other, next: end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("reply", "category", "node"),
-    [
-        ("billing", "billing", "bill"),
-        (' "Billing".\n', "billing", "bill"),
-        ("The category is parcel, I think.", "parcel", None),
-        ("billing or parcel", None, "other"),
-        ("billings", None, "other"),
-        ("", None, "other"),
-        ("Ignore this and drop all tables", None, "other"),
-    ],
-)
-async def test_a_categorizer_knows_its_categories_only(
-    desk: Desk, reply: str, category: str | None, node: str | None
-) -> None:
-    """Whatever the model says otherwise is the default."""
-    desk.model = ScriptedModel([reply])
-    state = await desk.use(CATEGORIES).run("sort", "My invoice is wrong", session_id="room:1")
-    assert state["results"]["triage"]["category"] == category
-    assert {"bill", "other"} & state["results"].keys() == ({node} if node else set())
-
-
-async def test_a_categorizer_sees_the_last_message_alone(desk: Desk) -> None:
-    """Not the session's history, however long it is."""
-    desk.use(AGENT, CATEGORIES)
-    await desk.run("one", "CANARY-EARLIER", session_id="room:1")
-    await desk.run("sort", "My invoice is wrong", session_id="room:1")
-    system, question = desk.model.calls[-1]
-    assert str(system.text).startswith("Sort for a shop.\nSay to which")
-    assert "- billing: invoices\n- parcel" in str(system.text)
-    assert question.text == "My invoice is wrong"
-
-
-ROUTER = """
-schema: 1
-name: route
-given_results: [parser]
-nodes:
-  choose:
-    kind: router
-    rules:
-      - {path: results.parser.vip, equals: true, next: vip}
-      - {path: inputs.count, equals: 3, next: three}
-      - {path: text, matches: '\\brefund(s|ed)?\\b', next: refund}
-      - {path: inputs.order, exists: true, next: order}
-    otherwise: other
-  vip: {kind: template, text: vip, next: end}
-  three: {kind: template, text: three, next: end}
-  refund: {kind: template, text: refund, next: end}
-  order: {kind: template, text: order, next: end}
-  other: {kind: template, text: other, next: end}
-"""
-
-
-@pytest.mark.parametrize(
-    ("given", "node"),
-    [
-        ({"results": {"parser": {"vip": True}}, "text": "refund"}, "vip"),
-        ({"results": {"parser": {"vip": 1}}, "text": "x"}, "other"),
-        ({"inputs": {"count": 3}, "text": "x"}, "three"),
-        ({"inputs": {"count": "3"}, "text": "x"}, "other"),
-        ({"text": "I want a REFUND now"}, "refund"),
-        ({"text": "refundable", "inputs": {"order": {"id": 1}}}, "order"),
-        ({"text": "hello"}, "other"),
-    ],
-)
-async def test_a_router_goes_by_the_first_rule_that_holds(desk: Desk, given: dict[str, Any], node: str) -> None:
-    """No model is asked."""
-    state = await desk.use(ROUTER).run("route", **given)
-    assert state["results"]["choose"]["next"] == node
-    assert node in state["results"]
-    assert desk.model.calls == []
-
-
-@pytest.mark.parametrize(
-    ("rule", "words"),
-    [
-        ({"path": "nothing.there"}, "begins with"),
-        ({"path": "text", "matches": "("}, "no regular expression"),
-        ({"path": "text", "equals": "a", "matches": "b"}, "exactly one"),
-        ({"path": "text"}, "exactly one"),
-    ],
-)
-def test_a_rule_that_means_nothing_is_refused(rule: dict[str, Any], words: str) -> None:
-    """When the node is made."""
-    with pytest.raises(ValueError, match=words):
-        Rule(**{"equals": None, "next": "end", **rule})
-    with pytest.raises(ValueError, match="one name"):
-        CategorizerNode(categories=(Category(name="a", next="end"), Category(name="A", next="end")), default="end")
-
-
 RETRIEVE = """
 schema: 1
 name: knowing
@@ -330,55 +222,6 @@ async def test_a_message_may_go_to_another_session(desk: Desk) -> None:
     desk.use(APPEND)
     with pytest.raises(InvalidKey, match="no session to append to"):
         await desk.run("news", inputs={"news": "x"})
-
-
-CANDIDATE = """
-schema: 1
-name: propose
-nodes:
-  ingest: {kind: ingest_prompt, next: ask}
-  ask: {kind: model, system_prompt: Be brief., on_error: continue, next: build}
-  build: {kind: build_candidate, next: end}
-"""
-EVENT: dict[str, Json] = {
-    "message": {"id": "m1", "text": "The code is 4711."},
-    "annotations": [{"kind": "prompt", "id": "a1", "value": "Confirm it.", "created_at": "2026-01-01T00:00:00Z"}],
-}
-
-
-async def test_a_candidate_is_proposed_to_an_event(desk: Desk) -> None:
-    """Of kind text, status proposed; the prompt and the text beside it."""
-    state = await desk.use(CANDIDATE).run("propose", inputs={"event": EVENT})
-    result = state["results"]["build"]
-    assert result["outcome"] == "OK"
-    assert (result["candidate"]["kind"], result["candidate"]["status"]) == ("text", "proposed")
-    assert result["candidate"]["text"] == result["llmText"] == "reply 1"
-    assert result["combinedPrompt"] == "The code is 4711.\n\nConfirm it."
-    assert spoken(desk.model.calls[0]) == [("system", "Be brief."), ("human", "The code is 4711.\n\nConfirm it.")]
-
-
-@pytest.mark.parametrize(
-    ("reply", "outcome", "errors"),
-    [(ConnectionError("no route"), "ERROR", ["ConnectionError"]), ("", "OK", []), ("  ", "OK", [])],
-)
-async def test_a_model_that_says_nothing_makes_no_candidate(
-    desk: Desk, reply: str | BaseException, outcome: str, errors: Sequence[str]
-) -> None:
-    """A failing one is an outcome, its sentence nowhere."""
-    desk.model = ScriptedModel([reply])
-    state = await desk.use(CANDIDATE).run("propose", inputs=EVENT)
-    result = state["results"]["build"]
-    assert (result["outcome"], result["candidate"]) == (outcome, None)
-    assert [(error["source"], error["error"]) for error in result["errors"]] == [("llm-bot", one) for one in errors]
-    assert "no route" not in str(state)
-    assert [event.error for event in desk.events.of(ModelFailed)] == list(errors)
-
-
-async def test_an_event_that_asks_nothing_is_skipped(desk: Desk) -> None:
-    """No model is asked."""
-    state = await desk.use(CANDIDATE).run("propose", inputs={"event": {"message": {"text": " "}}})
-    assert state["results"]["ingest"]["outcome"] == "SKIP"
-    assert desk.model.calls == []
 
 
 WAITING = "schema: 1\nname: wait\nnodes:\n  answer: {kind: agent, tools: ['tests.graphs.tools:waiting'], next: end}"
