@@ -23,8 +23,6 @@ class TokenCounter(Protocol):
 
 _MOST_CHARACTERS = 10  # a token: hardly any writing has more, but repetitions may look as if they had
 
-_MOST_REMEMBERED = 16_384
-
 
 def chars4(text: str) -> int:
     """Four characters a token: the rule of thumb for English, far too low for Chinese (`len(text) // 4`)."""
@@ -45,21 +43,7 @@ def estimate_cl100k(text: str) -> int:
     return _estimate(text, "cl100k")
 
 
-# What was counted lately, by hash and length: the same messages are in call after call. No text is kept for it.
-_counted: dict[tuple[int, int, Encoding], int] = {}
-
-
 def _estimate(text: str, encoding: Encoding) -> int:
-    key = (hash(text), len(text), encoding)
-    if (known := _counted.get(key)) is not None:
-        return known
-    if len(_counted) >= _MOST_REMEMBERED:
-        _counted.clear()
-    _counted[key] = tokens = _estimated(text, encoding)
-    return tokens
-
-
-def _estimated(text: str, encoding: Encoding) -> int:
     if not text:
         return 0
     costs = token_costs(encoding)

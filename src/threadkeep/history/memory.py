@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol, get_args
 from weakref import WeakSet
 
+from threadkeep.context.remembered import RememberedCounts
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
 from threadkeep.history.compressor import Compressor
@@ -117,6 +118,7 @@ class Memory:
         self.token_factors = tables.token_factors
         self.learned_factors = learned_factors
         self.counter = counter
+        self.remembered_counts = RememberedCounts()
         self.embeddings = tables.embeddings
         self.older_turns = OlderTurns(transcripts, tables.embeddings, observers)
         self.pending = pending

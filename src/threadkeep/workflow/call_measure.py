@@ -12,6 +12,7 @@ from threadkeep.context.budget import input_budget
 from threadkeep.context.calibration import ScaledCounter
 from threadkeep.context.exact_tokens import ExactCounter
 from threadkeep.context.manifest import ReportedUsage
+from threadkeep.context.remembered import plain_counter
 from threadkeep.context.tokens import TokenCounter, counter_for, estimate
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.memory import Memory
@@ -80,13 +81,12 @@ class Measuring:
                 f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
                 "tools, or a model with a larger context window."
             )
-        base = counter.counter if isinstance(counter, ScaledCounter) else counter
         return CallMeasure(
             model=facts.name,
             counter=counter,
             budget=min(options.max_tokens or room, room),
             tools=tools,
-            as_stored=base is memory.counter,
+            as_stored=plain_counter(counter) is memory.counter,
             learns=learns and not isinstance(counter, ExactCounter),
             provider=facts.provider,
         )
@@ -94,7 +94,7 @@ class Measuring:
     async def _best_counter(self, model: str | None) -> TokenCounter:
         if model not in self._counters:
             factor = await self._memory.learned_factors.of(model) if model else None
-            self._counters[model] = counter_for(model, factor=factor)
+            self._counters[model] = self._memory.remembered_counts.remembering(counter_for(model, factor=factor))
         return self._counters[model]
 
     def _tools_text(self, tools: Sequence[object]) -> str:

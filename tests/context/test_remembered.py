@@ -1,0 +1,47 @@
+"""Counters that remember: the same counts, sooner."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.context.calibration import ScaledCounter, TokenFactor, scaled
+from threadkeep.context.remembered import RememberedCounts, RememberingCounter, plain_counter
+from threadkeep.context.tokens import chars4, estimate, name_of
+
+COUNTS = RememberedCounts()
+
+
+@given(st.lists(st.text(max_size=30)))
+def test_the_counts_are_the_counters_own(texts: list[str]) -> None:
+    """Of any texts, in any order, as often as one likes; under its name."""
+    counter = scaled(estimate, TokenFactor("m", 1.25))
+    remembering = COUNTS.remembering(counter)
+    assert [remembering(text) for text in texts * 2] == [counter(text) for text in texts * 2]
+    assert name_of(remembering) == name_of(counter)
+    assert name_of(COUNTS.remembering(estimate)) == "estimate"
+    assert isinstance(remembering, ScaledCounter)
+    assert plain_counter(remembering) is estimate
+
+
+def test_what_was_counted_lately_is_not_counted_again() -> None:
+    """As many texts as there is room for; then it begins anew."""
+    counted: list[str] = []
+
+    def counting(text: str) -> int:
+        counted.append(text)
+        return chars4(text)
+
+    remembering = RememberingCounter(counting, most=2)
+    assert [remembering(text) for text in ("aaaa", "bbbbbbbb", "aaaa", "bbbbbbbb", "cccc", "cccc", "aaaa")]
+    assert counted == ["aaaa", "bbbbbbbb", "cccc", "aaaa"]
+
+
+def test_one_counter_remembers_for_all() -> None:
+    """Whatever was learned of models: the estimate below is the same."""
+    counts = RememberedCounts()
+    assert counts.remembering(estimate) is counts.remembering(estimate)
+    one, other = (counts.remembering(scaled(estimate, TokenFactor("m", value))) for value in (1.1, 1.2))
+    assert isinstance(one, ScaledCounter)
+    assert isinstance(other, ScaledCounter)
+    assert one.counter is other.counter
