@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, StateGraph
 from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
+from langgraph.types import interrupt
 
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory
-from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources
+from threadkeep.graphs.resources import Resources, RunContext
+from threadkeep.graphs.state import WorkflowState
 from threadkeep.records.runs import RunEvent
 from threadkeep.runs.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest, RunResult
@@ -33,6 +38,7 @@ QUICK = RunServiceOptions(
     pause_seconds=0.0,
     trace_seconds=0.01,
 )
+LEAVING = replace(QUICK, engine=EngineOptions(close_seconds=0.0))
 
 
 @dataclass
@@ -76,3 +82,18 @@ async def carried_out(service: RunService, request: RunRequest) -> RunResult:
 def kinds(events: Sequence[RunEvent]) -> list[str]:
     """What happened in a run; statuses by what they are."""
     return [f"status {event.data['status']}" if event.kind == "status" else event.kind for event in events]
+
+
+def asking_twice(name: str = "form") -> Workflow:
+    """A graph that asks a person two questions, one after the other, in one node."""
+
+    async def ask(state: WorkflowState) -> WorkflowState:
+        first = interrupt({"ask": "name"})
+        second = interrupt({"ask": "age"})
+        return {"messages": [AIMessage(f"{first} is {second}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("ask", ask)
+    builder.add_edge(START, "ask")
+    builder.add_edge("ask", END)
+    return python_workflow(name, builder)

@@ -13,35 +13,18 @@ from langgraph.graph import END, START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
-from tests.runs.desk import QUICK, RunDesk, carried_out, kinds
+from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
-from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.definition import python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.records.runs import RunQuery
-from threadkeep.runs.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import Mode
 from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 HELLO = RunRequest(workflow="desk", text="hello", session_id="room", message_id="m1")
-LEAVING = replace(QUICK, engine=EngineOptions(close_seconds=0.0))
-
-
-def asking_twice(name: str = "form") -> Workflow:
-    """A graph that asks a person two questions, one after the other, in one node."""
-
-    async def ask(state: WorkflowState) -> WorkflowState:
-        first = interrupt({"ask": "name"})
-        second = interrupt({"ask": "age"})
-        return {"messages": [AIMessage(f"{first} is {second}")]}
-
-    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-    builder.add_node("ask", ask)
-    builder.add_edge(START, "ask")
-    builder.add_edge("ask", END)
-    return python_workflow(name, builder)
 
 
 async def test_a_run_is_cancelled(every_desk: RunDesk) -> None:

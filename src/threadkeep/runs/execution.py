@@ -248,11 +248,12 @@ class Execution:
         return "sync"
 
     def _seconds_left(self) -> float | None:
-        """How long the run may still take. A person's time to answer is not the run's."""
+        """How long the run may still take. A person's time, to answer or to have it tried again, is not the run's."""
         run = self._run
         if run.deadline_at is None:
             return None
-        if run.resumed:
+        tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
+        if run.resumed or tried_anew:
             return (run.deadline_at - run.created_at).total_seconds()
         now = self._means.resources.memory.clock()
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)

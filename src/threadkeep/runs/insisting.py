@@ -1,9 +1,9 @@
-"""Work that has to be done although the database is down for a while."""
+"""Work that has to be done: although the database is down for a while, although its caller is cancelled."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 
 from threadkeep.errors import StoreUnavailable
 
@@ -20,3 +20,14 @@ async def insist[T](work: Callable[[], Awaitable[T]]) -> T:
         except StoreUnavailable:
             await asyncio.sleep(pause)
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+async def undisturbed[T](work: Coroutine[object, object, T]) -> T:
+    """Do work to its end; a caller who is cancelled once meanwhile stays for it, and is cancelled after it."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise
+    return task.result()

@@ -7,7 +7,6 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from langchain_core.utils.uuid import uuid7
 
@@ -15,36 +14,18 @@ from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunFinished, RunTrouble
 from threadkeep.records.runs import Begun, Over, Run
+from threadkeep.runs.carried import Carried
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.engine import Engine, Stop
 from threadkeep.runs.execution import Execution, Outcome, RunMeans
-from threadkeep.runs.insisting import insist
+from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.ledger import RunLedger
-from threadkeep.runs.live import LiveRun, LiveRuns
+from threadkeep.runs.live import LiveRuns
+from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.versions import RunWorkflows, VersionGone
 
 _TAKE_OVERS = 3
-
-
-@dataclass(eq=False)
-class Carried:
-    """A run that is being carried out here; `stop` says why it is being stopped."""
-
-    run: Run
-    owner: str
-    live: LiveRun
-    tracer: RunTracer
-    begins: bool
-    task: asyncio.Task[Outcome] | None = None
-    stop: Stop | None = None
-
-    def cancel(self, stop: Stop) -> None:
-        """Stop it, once; what is lost to another process stays lost."""
-        if self.stop is None or stop == "lost":
-            self.stop = stop
-            if self.task is not None:
-                self.task.cancel()
 
 
 class Runner:
@@ -133,19 +114,30 @@ class Runner:
             run = self._expected.pop(run_id, None)
             begins = run is not None
             if run is None:
-                run = await insist(lambda: self._take_up(run_id))
+                run = await insist(lambda: self.take_up(run_id))
             if run is not None:
                 await self.carry(run, begins=begins)
         finally:
             live.started = False
             live.end()
 
+    async def take_up(self, run_id: str) -> Run | None:
+        """Begin a run, or take it over from a process that is dead; None if there is nothing to carry out now."""
+        for _ in range(_TAKE_OVERS):
+            taken = await self._runs.order.begin(run_id, self.owner)
+            if isinstance(taken, Begun):
+                return taken.run
+            if isinstance(taken, Over) or taken.behind != run_id or taken.run.owner is None:
+                return None
+            await self._runs.disown(taken.run.owner)
+        return None
+
     async def gave_up(self, run_id: str, attempts: int) -> None:
         """Set a run aside that the engine does not try any more."""
-        run = await self._take_up(run_id)
+        run = await self.take_up(run_id)
         if run is not None:
             await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
-            await self.start_next(run)
+            await self._clear_up(run, Outcome("failed"))
         self.live.of(run_id).end()
 
     def troubled(self, error: str) -> None:
@@ -196,17 +188,6 @@ class Runner:
         self._carried[run.run_id] = carried
         return carried
 
-    async def _take_up(self, run_id: str) -> Run | None:
-        """Begin a run, or take it over from a process that is dead; None if there is nothing to carry out now."""
-        for _ in range(_TAKE_OVERS):
-            taken = await self._runs.order.begin(run_id, self.owner)
-            if isinstance(taken, Begun):
-                return taken.run
-            if isinstance(taken, Over) or taken.behind != run_id or taken.run.owner is None:
-                return None
-            await self._runs.disown(taken.run.owner)
-        return None
-
     async def _carry(self, carried: Carried) -> Outcome | None:
         run = carried.run
         if run.cancel_requested_at is not None:
@@ -220,11 +201,12 @@ class Runner:
             await asyncio.wait([task])
             await self._let_go(carried)
             raise
-        if not task.cancelled():
-            return await self._end(carried, task.result())
         if carried.stop == "lost":
             return None
-        return await self._end(carried, Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled"))
+        if not task.cancelled():
+            return await undisturbed(self._end(carried, task.result()))
+        ending = Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled")
+        return await undisturbed(self._end(carried, ending))
 
     async def _execute(self, carried: Carried) -> Outcome:
         run = carried.run
@@ -233,13 +215,13 @@ class Runner:
         except VersionGone as gone:
             return Outcome("interrupted", error=gone.kind)
         limited = await insist(lambda: self._limited(run))
-        ledger = RunLedger(self._runs.trace, carried.tracer, limited)
+        carried.ledger = RunLedger(self._runs.trace, carried.tracer, limited)
         execution = Execution(
             run,
             workflow,
             self.means,
             tracer=carried.tracer,
-            ledger=ledger,
+            ledger=carried.ledger,
             live=carried.live,
             begins=carried.begins,
         )
@@ -275,8 +257,8 @@ class Runner:
         run = carried.run
         with contextlib.suppress(StoreError):
             if carried.stop == "cancelled":
-                await self._end(carried, Outcome("cancelled"))
-                return
+                carried.tracer.note("status", data={"status": "cancelled"})
+                await self._record(carried, Outcome("cancelled"))
             if carried.stop == "closing":
                 await carried.tracer.flush()
             if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
@@ -307,6 +289,8 @@ class Runner:
         """What is not in anybody's way: upkeep sees to it where it fails."""
         try:
             await self.start_next(run)
+            if run.attempts > 1 and outcome.status != "waiting":
+                await end_orphans(self._runs, run.run_id)
             if outcome.status == "done":
                 await self._checkpoints.remove([run.run_id])
         except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this

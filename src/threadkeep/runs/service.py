@@ -22,6 +22,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunBudget, RunCursor, RunEvent, RunQuery, TokenUsage
 from threadkeep.runs.checkpoints import RunCheckpoints
+from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
 from threadkeep.runs.opening import open_engine
@@ -265,7 +266,8 @@ async def open_runs(
         open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
     ):
         compiler = Compiler(checkpointer=checkpointer, store=store)
-        runner.open(engine, RunMeans(compiler, checkpointer, replace(resources), options))
+        given = replace(resources, children=RunChildren(memory, runner))
+        runner.open(engine, RunMeans(compiler, checkpointer, given, options))
         yield RunService(memory, runner, upkeep)
 
 

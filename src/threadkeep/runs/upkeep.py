@@ -13,6 +13,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTrouble, RunWork
 from threadkeep.records.runs import Run
 from threadkeep.runs.checkpoints import RunCheckpoints
+from threadkeep.runs.orphans import end_orphan
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
 
@@ -84,10 +85,7 @@ class RunUpkeep:
         if run.parent_run_id is not None:
             parent = await self._runs.run(run.parent_run_id)
             if parent is None or parent.over:
-                if run.owner is not None:
-                    await self._runs.finish(run.run_id, run.owner, "cancelled", error="ParentOver")
-                else:
-                    await self._runs.request_cancel(run.run_id)
+                await end_orphan(self._runs, run)
             return
         now = time.monotonic()
         if now - self._enqueued.get(run.run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS) < _ENQUEUED_AGAIN_AFTER_SECONDS:

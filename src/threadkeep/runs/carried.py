@@ -1,0 +1,37 @@
+"""One run while it is carried out in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from threadkeep.records.runs import Run
+from threadkeep.runs.engine import Stop
+from threadkeep.runs.execution import Outcome
+from threadkeep.runs.ledger import RunLedger
+from threadkeep.runs.live import LiveRun
+from threadkeep.runs.tracing import RunTracer
+
+
+@dataclass(eq=False)
+class Carried:
+    """A run that is being carried out here; `stop` says why it is being stopped.
+
+    `begins` says that it has no life behind it.
+    """
+
+    run: Run
+    owner: str
+    live: LiveRun
+    tracer: RunTracer
+    begins: bool
+    task: asyncio.Task[Outcome] | None = None
+    stop: Stop | None = None
+    ledger: RunLedger | None = None
+
+    def cancel(self, stop: Stop) -> None:
+        """Stop it, once; what is lost to another process stays lost."""
+        if self.stop is None or stop == "lost":
+            self.stop = stop
+            if self.task is not None:
+                self.task.cancel()

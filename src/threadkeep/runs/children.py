@@ -1,0 +1,153 @@
+"""Children as runs of their own: in the process of their parent, and gone on with wherever that goes on."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Final
+from uuid import NAMESPACE_OID, uuid5
+
+from langgraph.config import get_config
+from langgraph.types import interrupt
+
+from threadkeep.errors import ChildFailed
+from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.resources import ChildRequest, ChildResult, ChildStatus
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json
+from threadkeep.records.runs import NewRun, Run, RunBudget
+from threadkeep.runs.carried import Carried
+from threadkeep.runs.requests import RunResult, map_of
+from threadkeep.runs.runner import Runner
+
+_DEADLINE: Final = "DeadlinePassed"
+
+
+class RunChildren:
+    """Runs children for the nodes of runs that are carried out here.
+
+    A child is stored with its parent, and nothing of the parent but its request reaches it. Whoever goes on with the
+    parent goes on with the child: nobody else carries it out. A child that waits for a person makes its parent wait.
+    """
+
+    def __init__(self, memory: Memory, runner: Runner) -> None:
+        self._memory = memory
+        self._runs = memory.runs
+        self._runner = runner
+
+    async def run(self, request: ChildRequest, /) -> ChildResult:
+        """Run a child to its end.
+
+        Raises:
+            WorkflowNotFound: no workflow of that name is registered.
+            ChildFailed: its parent is not carried out here.
+            BudgetSpent: the child has used what was left to its parent.
+        """
+        workflow = await self._runner.workflows.newest(request.workflow)
+        parent = self._runner.carried(request.parent_run_id)
+        if parent is None:
+            raise ChildFailed(
+                f"{request.workflow!r} was asked for by a run that is not carried out here; start that one first.",
+                workflow=request.workflow,
+                status="refused",
+            )
+        run, begins = await self._there(request, workflow, parent)
+        while not run.over:
+            run, begins = await self._go_on(run, begins=begins), False
+        parent.tracer.note("child_finished", request.node_id, {"run_id": run.run_id, "status": run.status})
+        if run.error == "BudgetSpent" and parent.ledger is not None:
+            await parent.ledger.check()
+        return _result_of(run)
+
+    async def _there(self, request: ChildRequest, workflow: Workflow, parent: Carried) -> tuple[Run, bool]:
+        """The child, and whether it begins; one that failed when its parent did is tried again with it."""
+        run_id = _child_id(request)
+        run = await self._runs.run(run_id)
+        if run is None:
+            run = (await self._runs.order.add(self._new(run_id, request, workflow, parent), owner=parent.owner)).run
+            told: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
+            parent.tracer.note("child_started", request.node_id, told)
+            return run, run.status == "running"
+        if run.over and run.status != "done" and await self._runs.retry(run_id):
+            run = await self._seen(run)
+        return run, False
+
+    async def _go_on(self, run: Run, *, begins: bool) -> Run:
+        """Bring a child one step nearer to its end."""
+        if run.status == "waiting":
+            await self._runs.resume(run.run_id, _answer_to(run))
+            return await self._seen(run)
+        taken = run if begins else await self._runner.take_up(run.run_id)
+        if taken is not None:
+            await self._runner.carry(taken, begins=begins)
+        return await self._seen(run)
+
+    async def _seen(self, run: Run) -> Run:
+        found = await self._runs.run(run.run_id)
+        if found is None:
+            raise ChildFailed(
+                f"The run of {run.workflow!r} went with its session.",
+                workflow=run.workflow,
+                status="cancelled",
+                run_id=run.run_id,
+            )
+        return found
+
+    def _new(self, run_id: str, request: ChildRequest, workflow: Workflow, parent: Carried) -> NewRun:
+        given = dict(request.input)
+        values: dict[str, Json] = {
+            "text": given.get("text"),
+            "inputs": given,
+            "user_context": map_of(given, "user_context"),
+            "ancestors": list(request.ancestors),
+        }
+        limits = (request.deadline_seconds, workflow.options.deadline_seconds)
+        seconds = min((one for one in limits if one is not None), default=None)
+        return NewRun(
+            run_id=run_id,
+            workflow=workflow.name,
+            version=workflow.version,
+            input={name: value for name, value in values.items() if value},
+            session_id=f"child:{run_id}" if request.with_session else None,
+            user_id=parent.run.user_id,
+            parent_run_id=request.parent_run_id,
+            node_id=request.node_id,
+            trigger="child",
+            budget=RunBudget(workflow.options.max_tokens, workflow.options.max_cost),
+            deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
+        )
+
+
+def _child_id(request: ChildRequest) -> str:
+    """The same for each time that a step of the parent is carried out; another for the same node in another step."""
+    task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
+    return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
+
+
+def _answer_to(run: Run) -> Json:
+    """What a person has answered to a child that waits; the first time the parent stops here, to wait as well.
+
+    A node that is carried out again hears all answers again, in their order: the last is the one to this question.
+    """
+    number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
+    asked: dict[str, Json] = {
+        "run_id": run.run_id,
+        "workflow": run.workflow,
+        "interrupts": [dict(one) for one in RunResult.of(run).interrupts],
+    }
+    answer: Json = None
+    for _ in range(number if isinstance(number, int) else 1):
+        answer = interrupt(asked)
+    return answer
+
+
+def _result_of(run: Run) -> ChildResult:
+    result = RunResult.of(run)
+    status: ChildStatus = "failed"
+    match run.status:
+        case "done" | "cancelled" | "interrupted" as ended:
+            status = ended
+        case _ if run.error == _DEADLINE:
+            status = "deadline"
+    if status == "done":
+        return ChildResult(run.run_id, result.output, result.text, "done")
+    return ChildResult(run.run_id, None, "", status)

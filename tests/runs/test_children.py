@@ -1,0 +1,202 @@
+"""Children as runs of their own: their border, their ends, and who stops, asks and goes on with whom."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import START, StateGraph
+from langgraph.runtime import Runtime
+
+from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
+from threadkeep import Memory
+from threadkeep.graphs.definition import python_workflow
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.records.runs import Run
+from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import RunService
+from threadkeep.testing import Gate, ScriptedModel
+
+CHILD = "schema: 1\nname: helper\nnodes:\n  think: {kind: agent, next: end}"
+PARENT = """\
+schema: 1
+name: parent
+nodes:
+  ask: {kind: agent, next: help}
+  help: {kind: subworkflow, workflow: helper, next: end%s}
+"""
+ASKED = RunRequest(workflow="parent", text="CANARY question", session_id="room", message_id="m1")
+
+
+async def tree_of(service: RunService, run_id: str) -> tuple[Run, Run]:
+    """A run and its only child."""
+    parent, child = await service.tree(run_id)
+    return parent, child
+
+
+async def test_a_child_is_a_run_of_its_own(every_desk: RunDesk) -> None:
+    """With its parent, its depth and its own usage; the parent gets its output, and no usage is counted twice."""
+    every_desk.model = ScriptedModel(["secret draft", "from the child"])
+    async with every_desk.open(CHILD, PARENT % "") as service:
+        result = await carried_out(service, ASKED)
+        parent, child = await tree_of(service, result.run.run_id)
+        [whole] = await service.usage(parent.run_id)
+        [own] = await service.usage(parent.run_id, with_children=False)
+        [below] = await service.usage(child.run_id)
+        trace = await service.trace(parent.run_id)
+    assert result.text == "from the child"
+    assert (child.parent_run_id, child.node_id, child.depth, child.trigger) == (parent.run_id, "help", 1, "child")
+    assert (child.session_id, child.status, child.version is not None) == (None, "done", True)
+    assert (own.calls, below.calls, whole.calls) == (1, 1, 2)
+    assert whole.tokens == own.tokens + below.tokens
+    assert [kind for kind in kinds(trace) if kind.startswith("child")] == ["child_started", "child_finished"]
+    assert await every_desk.transcript("room") == [("user", "CANARY question"), ("assistant", "from the child")]
+
+
+async def test_nothing_crosses_the_border(desk: RunDesk) -> None:
+    """What the parent was told reaches no call of the child, and the child's trace not the parent's."""
+    desk.model = ScriptedModel(["what the child is given", "CANARY of the child"])
+    parent = PARENT % "" + "  last: {kind: template, text: over, as_message: true, next: end}\n"
+    parent = parent.replace("workflow: helper, next: end", "workflow: helper, next: last")
+    async with desk.open(CHILD, parent) as service:
+        result = await carried_out(service, ASKED)
+        trace = await service.trace(result.run.run_id)
+    assert [message.text for message in desk.model.calls[1]] == ["what the child is given"]
+    assert "CANARY question" not in repr(desk.model.calls[1])
+    told = [event for event in trace if event.node == "help"]
+    assert "CANARY of the child" not in repr([event for event in told if event.kind != "node_finished"])
+
+
+@pytest.mark.parametrize(("failure", "status"), [(ValueError(), "failed"), (Gate(), "deadline")])
+async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, failure: Exception | Gate, status: str) -> None:
+    """The parent fails by it, or goes on with its status; tried again, the child is tried again."""
+    desk.model = ScriptedModel(["draft", [failure], "draft", [failure], "at last"])
+    limit = ", deadline_seconds: 0.05" if status == "deadline" else ""
+    async with desk.open(CHILD, PARENT % f"{limit}, on_failure: continue") as service:
+        result = await carried_out(service, ASKED)
+        parent, child = await tree_of(service, result.run.run_id)
+        assert (result.status, child.status) == ("done", "failed")
+    async with desk.open(CHILD, PARENT % limit) as service:
+        result = await carried_out(service, replace(ASKED, message_id="m2"))
+        assert (result.status, result.run.error) == ("failed", "ChildFailed")
+        await service.retry(result.run.run_id)
+        assert (await service.result(result.run.run_id)).text == "at last"
+        parent, child = await tree_of(service, result.run.run_id)
+    assert (parent.status, child.status) == ("done", "done")
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+async def test_cancel_goes_down_the_tree(every_desk: RunDesk, *, elsewhere: bool) -> None:
+    """Also when another process asks for it; nothing is left at work."""
+    gate = Gate()
+    every_desk.model = ScriptedModel(["draft", ["half", gate]])
+    async with every_desk.open(CHILD, PARENT % "") as service:
+        run_id = (await service.submit(ASKED)).run_id
+        await gate.reached()
+        if elsewhere:
+            await every_desk.memory.runs.request_cancel(run_id)
+        else:
+            await service.cancel(run_id)
+        async with asyncio.timeout(2):
+            assert (await service.result(run_id)).status == "cancelled"
+        assert await statuses(every_desk.memory, run_id) == ["cancelled", "cancelled"]
+
+
+async def test_a_child_that_is_cancelled_alone(desk: RunDesk) -> None:
+    """Its parent is told."""
+    gate = Gate()
+    desk.model = ScriptedModel(["draft", ["half", gate]])
+    async with desk.open(CHILD, PARENT % "") as service:
+        run_id = (await service.submit(ASKED)).run_id
+        await gate.reached()
+        _, child = await tree_of(service, run_id)
+        await service.cancel(child.run_id)
+        result = await service.result(run_id)
+        parent, child = await tree_of(service, run_id)
+    assert (parent.status, result.run.error, child.status) == ("failed", "ChildFailed", "cancelled")
+
+
+async def test_a_child_that_asks_a_person(every_desk: RunDesk) -> None:
+    """Its parent waits with it; what is answered to either reaches the child, question by question."""
+    every_desk.model = ScriptedModel(["draft"])
+    parent = (PARENT % "").replace("helper", "form")
+    async with every_desk.open(asking_twice(), parent) as service:
+        result = await carried_out(service, ASKED)
+        above, child = await tree_of(service, result.run.run_id)
+        assert (result.status, above.status, child.status) == ("waiting", "waiting", "waiting")
+        asked = result.interrupts[0]["value"]
+        assert isinstance(asked, Mapping)
+        assert (asked["run_id"], asked["workflow"]) == (child.run_id, "form")
+        await service.resume(result.run.run_id, "Ann")
+        result = await service.result(result.run.run_id)
+        assert result.status == "waiting"
+        await service.resume(child.run_id, 30)
+        assert (await service.result(result.run.run_id)).text == "Ann is 30"
+        assert [run.status for run in await service.tree(child.run_id)] == ["done", "done"]
+    assert len(every_desk.model.calls) == 1
+
+
+async def test_who_goes_on_with_the_parent_goes_on_with_the_child(every_desk: RunDesk) -> None:
+    """The child is the same run, and nothing that it has done is done again."""
+    gate, done, memory = asyncio.Event(), list[str](), every_desk.memory
+
+    async def first(state: WorkflowState) -> WorkflowState:
+        done.append("first")
+        return {}
+
+    async def second(state: WorkflowState) -> WorkflowState:
+        done.append("second")
+        there.set()
+        await gate.wait()
+        return {"messages": [AIMessage("well")]}
+
+    there = asyncio.Event()
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_sequence([("first", first), ("second", second)])
+    builder.add_edge(START, "first")
+    helper = python_workflow("helper", builder)
+    every_desk.model = ScriptedModel(["draft"])
+    async with every_desk.open(helper, PARENT % "", options=LEAVING) as service:
+        run_id = (await service.submit(ASKED)).run_id
+        await there.wait()
+    assert await statuses(memory, run_id) == ["queued", "running"]
+    gate.set()
+    async with every_desk.open(helper, PARENT % "") as service:
+        assert (await service.result(run_id)).text == "well"
+    assert await statuses(memory, run_id) == ["done", "done"]
+    assert done == ["first", "second", "second"]
+
+
+async def statuses(memory: Memory, run_id: str) -> list[str]:
+    """How the runs of a tree stand."""
+    return [run.status for run in await memory.runs.records.tree(run_id)]
+
+
+async def test_the_graph_of_a_child_has_its_store_and_its_thread(desk: RunDesk) -> None:
+    """As that of any run; its checkpoints go when it is over."""
+
+    # LangGraph knows no type of a node that takes both a config and a runtime.
+    async def use(state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]) -> WorkflowState:
+        assert runtime.store is not None
+        thread = config["configurable"]["thread_id"]
+        await runtime.store.aput(("seen",), thread, {"here": True})
+        checkpoint = await desk.saver.aget_tuple({"configurable": {"thread_id": thread}})
+        return {"messages": [AIMessage(f"{thread} {checkpoint is not None}")]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    node: Any = use
+    builder.add_node("use", node)
+    builder.add_edge(START, "use")
+    desk.model = ScriptedModel(["draft"])
+    async with desk.open(python_workflow("helper", builder), PARENT % "") as service:
+        result = await carried_out(service, ASKED)
+        _, child = await tree_of(service, result.run.run_id)
+    assert result.text == f"{child.run_id} True"
+    assert await desk.store.aget(("seen",), child.run_id) is not None
+    assert await desk.saver.aget_tuple({"configurable": {"thread_id": child.run_id}}) is None
