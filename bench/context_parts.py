@@ -36,6 +36,7 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
             turn = next(texts)
             await session.append([Message("user", turn.user), Message("assistant", turn.assistant)])
         found = Recollection(())
+        counter = memory.remembered_counts.remembering(estimate)
 
         async def read() -> None:
             nonlocal found
@@ -43,7 +44,7 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
 
         async def lay_out() -> None:
             question = HumanMessage("And now?", id="now")
-            call = Call([question], [question], _SYSTEM, estimate, 4_000, 20)
+            call = Call([question], [question], _SYSTEM, counter, 4_000, 20)
             assembler = Assembler(found, ContextPlan())
             assembler.build(assembler.draft(call))
 
