@@ -44,7 +44,7 @@ def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> No
     assert cli("workflows", "validate").out == "All is well: chat, bot.\n"
     bad = tmp_path / "bad.yaml"
     bad.write_text(
-        FLOW.replace("next: end", "next: edn").replace("kind: agent", "tools: [no_such.module:tool], kind: agent")
+        FLOW.replace("next: end", "next: nowhere").replace("kind: agent", "tools: [no_such.module:tool], kind: agent")
     )
     wrong = cli("workflows", "validate", str(flow), str(bad), "--json")
     assert wrong.exit_code == 1
