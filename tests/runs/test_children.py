@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import repeat
 from typing import Any
 
 import pytest
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
@@ -73,18 +74,25 @@ async def test_nothing_crosses_the_border(desk: RunDesk) -> None:
     assert "CANARY of the child" not in repr([event for event in told if event.kind != "node_finished"])
 
 
-@pytest.mark.parametrize(("failure", "status"), [(ValueError(), "failed"), (Gate(), "deadline")])
-async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, failure: Exception | Gate, status: str) -> None:
+@pytest.mark.parametrize("status", ["failed", "deadline"])
+async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, status: str) -> None:
     """The parent fails by it, or goes on with its status; tried again, the child is tried again."""
-    desk.model = ScriptedModel(["draft", [failure], "draft", [failure], "at last"])
-    limit = ", deadline_seconds: 0.05" if status == "deadline" else ""
+    failure: list[ValueError | Gate | str] = [ValueError() if status == "failed" else Gate()]
+
+    def reply(messages: Sequence[BaseMessage]) -> Sequence[ValueError | Gate | str]:
+        return ["draft"] if "CANARY" in str(messages[-1].text) else tuple(failure)
+
+    desk.model = ScriptedModel(repeat(reply))
+    limit = ", deadline_seconds: 0.1" if status == "deadline" else ""
     async with desk.open(CHILD, PARENT % f"{limit}, on_failure: continue") as service:
         result = await carried_out(service, ASKED)
         parent, child = await tree_of(service, result.run.run_id)
         assert (result.status, child.status) == ("done", "failed")
+        assert (child.error == "DeadlinePassed") == (status == "deadline")
     async with desk.open(CHILD, PARENT % limit) as service:
         result = await carried_out(service, replace(ASKED, message_id="m2"))
         assert (result.status, result.run.error) == ("failed", "ChildFailed")
+        failure[:] = ["at last"]
         await service.retry(result.run.run_id)
         assert (await service.result(result.run.run_id)).text == "at last"
         parent, child = await tree_of(service, result.run.run_id)
