@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from threadkeep.errors import BudgetSpent
 from threadkeep.records.runs import Run, TokenUsage
@@ -18,12 +18,15 @@ class RunLedger:
     each let through before the others are counted. A model without a price costs nothing.
     """
 
-    def __init__(self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run]) -> None:
-        """`limited` are those with a budget, of the run and all above it."""
+    def __init__(
+        self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
+    ) -> None:
+        """`limited` are those with a budget, of the run and all above it; `flush_tree` stores what their tree took."""
         self.spent: BudgetSpent | None = None
         self._trace = trace
         self._tracer = tracer
         self._limited = limited
+        self._flush_tree = flush_tree
 
     async def check(self) -> None:
         """Let a call through.
@@ -33,7 +36,7 @@ class RunLedger:
         """
         if not self._limited:
             return
-        await self._tracer.flush()
+        await self._flush_tree()
         for run in self._limited:
             usage = await self._trace.usage(run.run_id)
             tokens, cost = sum(used.tokens for used in usage), sum(used.cost or 0.0 for used in usage)

@@ -34,9 +34,8 @@ class Ledger(Protocol):
 class Meter(AsyncCallbackHandler):
     """A callback of a run: `config={"callbacks": [Meter(ledger, prices)]}`. A call is counted once, in its own run."""
 
-    # What `check` raises has to stop the call, and a call is taken down before its node goes on.
+    # What `check` raises has to stop the call. Not inline: LangChain forgets the handlers after one that raises there.
     raise_error = True
-    run_inline = True
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
         self._ledger = ledger

@@ -80,6 +80,11 @@ class Runner:
         """Whether a run is carried out here, or about to be."""
         return run_id in self._carried or run_id in self._expected
 
+    def holds(self, run_id: str) -> bool:
+        """Whether this process still has a run for certain."""
+        carried = self._carried.get(run_id)
+        return carried is not None and carried.stop is None and self.engine.holds(carried.run.root_run_id)
+
     async def start_begun(self, run: Run) -> None:
         """Have a run carried out here that was begun in this process's name.
 
@@ -215,7 +220,13 @@ class Runner:
         except VersionGone as gone:
             return Outcome("interrupted", error=gone.kind)
         limited = await insist(lambda: self._limited(run))
-        carried.ledger = RunLedger(self._runs.trace, carried.tracer, limited)
+
+        async def flush_tree() -> None:
+            for each in self.all_carried():
+                if each.run.root_run_id == run.root_run_id:
+                    await each.tracer.flush()
+
+        carried.ledger = RunLedger(self._runs.trace, carried.tracer, limited, flush_tree)
         execution = Execution(
             run,
             workflow,

@@ -25,6 +25,7 @@ from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
+from threadkeep.runs.once_only import OnceOnly
 from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
 from threadkeep.runs.runner import Runner
@@ -266,7 +267,8 @@ async def open_runs(
         open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
     ):
         compiler = Compiler(checkpointer=checkpointer, store=store)
-        given = replace(resources, children=RunChildren(memory, runner))
+        once_only = OnceOnly(memory.runs.trace, runner.holds)
+        given = replace(resources, children=RunChildren(memory, runner), middleware=(*resources.middleware, once_only))
         runner.open(engine, RunMeans(compiler, checkpointer, given, options))
         yield RunService(memory, runner, upkeep)
 

@@ -1,0 +1,157 @@
+"""Tools that may not be run twice: after a crash a person decides, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from langchain.agents.middleware import AgentMiddleware, AgentState
+from langchain.agents.middleware.types import ToolCallRequest
+from langchain_core.messages import ToolMessage, messages_from_dict
+from langchain_core.tools import BaseTool
+from langgraph.config import get_config
+from langgraph.errors import GraphBubbleUp
+from langgraph.types import Command, interrupt
+
+from threadkeep.errors import StoreUnavailable
+from threadkeep.graphs.resources import RunContext
+from threadkeep.records import Json
+from threadkeep.records.runs import ToolCall
+from threadkeep.runs.tracing import jsonable
+from threadkeep.store.runs.trace import RunTrace
+
+type ToolResult = ToolMessage | Command[Any]
+
+AGAIN: Final = "again"
+SKIP: Final = "skip"
+_MARK: Final = "idempotent"
+_ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
+"""What a part of a call gave that ended with a question to a person: with the answer, another part begins."""
+
+_SKIPPED = "This tool was begun before, and nobody knows how that ended; a person decided not to run it again."
+_UNKNOWN = "This tool was run to its end before; what it gave was not kept."
+
+
+def not_idempotent[T](tool: T) -> T:
+    """Mark a tool, or a function that becomes one, as one that may not be run twice without a person.
+
+    The same as the metadata `{"idempotent": False}` of a LangChain tool.
+    """
+    if isinstance(tool, BaseTool):
+        tool.metadata = {**(tool.metadata or {}), _MARK: False}
+    else:
+        setattr(tool, _MARK, False)
+    return tool
+
+
+def is_idempotent(tool: BaseTool) -> bool:
+    """Whether a tool may be run again when nobody knows how its call ended."""
+    functions: list[object] = [getattr(tool, name, None) for name in ("func", "coroutine")]
+    marks: list[object] = [(tool.metadata or {}).get(_MARK), *(getattr(each, _MARK, None) for each in functions)]
+    return not any(mark is False for mark in marks)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A call of a tool, or what of it comes after a person was `asked` so often."""
+
+    id: str
+    call: ToolCall
+    asked: int
+
+    def answer_to(self, question: dict[str, Json]) -> Json:
+        """What a person says. A step that is carried out again hears all answers again: the last is this one's."""
+        answer: Json = None
+        for _ in range(self.asked + 1):
+            answer = interrupt(question)
+        return answer
+
+
+class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Runs each call of a marked tool once in its run, in whatever process.
+
+    A call that was begun, and of which nobody knows how it ended, is asked of a person, who answers `again`, `skip`, or
+    what it gave. `holds` says whether this process still has a run for certain.
+    """
+
+    def __init__(self, trace: RunTrace, holds: Callable[[str], bool]) -> None:
+        super().__init__()
+        self._trace = trace
+        self._holds = holds
+
+    async def awrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
+    ) -> ToolResult:
+        """Run the tool, unless that was done or begun before."""
+        context: object = request.runtime.context
+        if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
+            return await handler(request)
+        part = await self._begin(context.run_id, request)
+        if part.call.status == "finished":
+            return _again(part.call.result, request)
+        if part.call.status == "begun_before":
+            answer = part.answer_to(_question(request))
+            if answer != AGAIN:
+                given = _message(_SKIPPED if answer == SKIP else answer, request)
+                await self._trace.finish_tool(context.run_id, part.id, jsonable(given))
+                return given
+            await self._trace.finish_tool(context.run_id, part.id, dict(_ASKED))
+            part = await self._begin(context.run_id, request)
+        return await self._run(context.run_id, part.id, request, handler)
+
+    async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
+        """Take the call down, or the part of it that comes after what a person was asked."""
+        if not self._holds(run_id):
+            raise StoreUnavailable("This process cannot tell now whether it still has the run; it is tried again.")
+        step = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
+        asked = 0
+        while True:
+            call_id = f"{step}/{request.tool_call['id']}/{asked}"
+            call = await self._trace.begin_tool(run_id, call_id, _name(request))
+            if call.result != _ASKED:
+                return _Part(call_id, call, asked)
+            asked += 1
+
+    async def _run(
+        self,
+        run_id: str,
+        call_id: str,
+        request: ToolCallRequest,
+        handler: Callable[[ToolCallRequest], Awaitable[ToolResult]],
+    ) -> ToolResult:
+        try:
+            result = await handler(request)
+        except GraphBubbleUp:
+            await self._trace.finish_tool(run_id, call_id, dict(_ASKED))
+            raise
+        kept = jsonable(result) if isinstance(result, ToolMessage) else None
+        await self._trace.finish_tool(run_id, call_id, kept)
+        return result
+
+
+def _name(request: ToolCallRequest) -> str:
+    return str(request.tool_call["name"])
+
+
+def _question(request: ToolCallRequest) -> dict[str, Json]:
+    return {
+        "kind": "tool_begun_before",
+        "tool": _name(request),
+        "args": jsonable(request.tool_call["args"]),
+        "answers": [AGAIN, SKIP, "what it gave"],
+    }
+
+
+def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
+    """What a call gave before."""
+    if isinstance(result, Mapping):
+        [message] = messages_from_dict([dict(result)])
+        if isinstance(message, ToolMessage):
+            return message
+    return _message(_UNKNOWN, request)
+
+
+def _message(answer: Json, request: ToolCallRequest) -> ToolMessage:
+    text = answer if isinstance(answer, str) else str(answer)
+    return ToolMessage(text, name=_name(request), tool_call_id=str(request.tool_call["id"]))

@@ -1,0 +1,172 @@
+"""What runs may take, and what they may not do twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+
+from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.nodes import AgentNode
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.records.runs import RunBudget
+from threadkeep.runs.once_only import is_idempotent, not_idempotent
+from threadkeep.runs.prices import read_prices
+from threadkeep.runs.requests import RunRequest
+from threadkeep.testing import ScriptedModel
+
+STEPS = """\
+schema: 1
+name: %s
+options: {%s}
+nodes:
+  first: {kind: model, answers: false, next: second}
+  second: {kind: %s, next: end}
+"""
+MANY = AIMessage("many", usage_metadata={"input_tokens": 60, "output_tokens": 40, "total_tokens": 100})
+PAID: list[str] = []
+
+
+@not_idempotent
+@tool
+def pay(amount: int) -> str:
+    """Pay an amount."""
+    PAID.append(str(amount))
+    if amount == 13:
+        raise TimeoutError
+    return f"paid {amount}"
+
+
+@not_idempotent
+@tool
+def pay_when_sure(amount: int) -> str:
+    """Pay an amount when a person is sure."""
+    sure = interrupt("sure?")
+    PAID.append(f"{amount} {sure}")
+    return f"paid {amount}"
+
+
+def paying() -> Workflow:
+    """An agent that can pay."""
+    builder: StateGraph[WorkflowState, RunContext, WorkflowState, WorkflowState] = StateGraph(
+        WorkflowState, context_schema=RunContext
+    )
+    node: object = AgentNode(tools=(pay, pay_when_sure))
+    builder.add_node("till", node)  # type: ignore[call-overload]
+    builder.add_edge(START, "till")
+    return python_workflow("till", builder)
+
+
+def calling(name: str, amount: int) -> AIMessage:
+    """A model that calls a tool."""
+    return AIMessage("", tool_calls=[{"name": name, "args": {"amount": amount}, "id": "c1"}])
+
+
+@pytest.fixture(autouse=True)
+def nothing_paid() -> None:
+    """Every test begins with an empty till."""
+    PAID.clear()
+
+
+@pytest.mark.parametrize(
+    ("limit", "budget", "calls"),
+    [
+        ("max_tokens: 100", RunBudget(), 1),
+        ("max_tokens: 1000", RunBudget(max_tokens=100), 1),
+        ("max_cost: 1", RunBudget(max_cost=1.5), 1),
+        ("max_cost: 1", RunBudget(max_tokens=101), 1),
+        ("max_tokens: 101", RunBudget(max_cost=200), 2),
+    ],
+)
+async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget: RunBudget, calls: int) -> None:
+    """The tighter of the workflow's and the request's; the call that is too much is not made."""
+    every_desk.model = ScriptedModel([MANY, MANY])
+    options = replace(QUICK, prices=read_prices(["unnamed=20000/0"]))
+    async with every_desk.open(STEPS % ("costly", limit, "model"), options=options) as service:
+        result = await carried_out(service, RunRequest(workflow="costly", text="go", budget=budget))
+        [usage] = await service.usage(result.run.run_id)
+    assert (result.status, result.run.error) == (("done", None) if calls == 2 else ("failed", "BudgetSpent"))
+    assert (len(every_desk.model.calls), usage.tokens, usage.cost) == (calls, 100 * calls, 1.2 * calls)
+
+
+async def test_a_child_spends_what_its_parent_has(desk: RunDesk) -> None:
+    """The whole tree counts, each call once; the parent ends by its budget, and not as one whose child failed."""
+    child = STEPS % ("helper", "", "model")
+    parent = (STEPS % ("costly", "max_tokens: 250", "subworkflow")).replace("next: end", "workflow: helper, next: end")
+    desk.model = ScriptedModel([MANY, MANY, MANY, MANY])
+    async with desk.open(child, parent) as service:
+        result = await carried_out(service, RunRequest(workflow="costly", text="go"))
+        assert (result.status, result.run.error) == ("done", None)
+        parent = parent.replace("250", "200").replace("costly", "poor")
+    async with desk.open(child, parent) as service:
+        desk.model = ScriptedModel([MANY, MANY, MANY, MANY])
+        result = await carried_out(service, RunRequest(workflow="poor", text="go"))
+        _, below = await service.tree(result.run.run_id)
+    assert (result.status, result.run.error, below.error) == ("failed", "BudgetSpent", "BudgetSpent")
+
+
+def test_how_tools_are_marked() -> None:
+    """By their metadata, or by the decorator on a tool or on its function."""
+
+    @not_idempotent
+    def function(text: str) -> str:
+        """Do something."""
+        return text
+
+    @tool
+    def harmless(text: str) -> str:
+        """Do something."""
+        return text
+
+    assert [is_idempotent(one) for one in (pay, tool(function), harmless)] == [False, False, True]
+
+
+@pytest.mark.parametrize(("answer", "paid"), [("again", 2), ("skip", 1), ("13 went out", 1)])
+async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, answer: str, paid: int) -> None:
+    """When nobody knows how its call ended, the run waits, and the person says what to do."""
+    every_desk.model = ScriptedModel([calling("pay", 13), "thank you"])
+    async with every_desk.open(paying()) as service:
+        asked = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
+        assert (asked.status, PAID) == ("waiting", ["13"])
+        [question] = asked.interrupts
+        assert question["value"] == {
+            "kind": "tool_begun_before",
+            "tool": "pay",
+            "args": {"amount": 13},
+            "answers": ["again", "skip", "what it gave"],
+        }
+        await service.resume(asked.run.run_id, answer)
+        result = await service.result(asked.run.run_id)
+        if answer == "again":
+            assert result.status == "waiting"
+            await service.resume(result.run.run_id, "skip")
+            result = await service.result(asked.run.run_id)
+    assert (result.text, len(PAID)) == ("thank you", paid)
+    told = str(every_desk.model.calls[-1][-1].text)
+    assert told == answer if answer.startswith("13") else told.startswith("This tool was begun before")
+
+
+async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:
+    """It is run when it has its answer, once, and nobody is asked about that."""
+    desk.model = ScriptedModel([calling("pay_when_sure", 7), "thank you"])
+    async with desk.open(paying()) as service:
+        asked = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
+        assert [one["value"] for one in asked.interrupts] == ["sure?"]
+        await service.resume(asked.run.run_id, "yes")
+        assert (await service.result(asked.run.run_id)).text == "thank you"
+    assert PAID == ["7 yes"]
+
+
+async def test_what_a_tool_gave_is_not_asked_for_again(desk: RunDesk) -> None:
+    """A call that was finished gives what it gave, also where the run goes on in another process."""
+    desk.model = ScriptedModel([calling("pay", 5), TimeoutError(), "thank you"])
+    async with desk.open(paying(), options=LEAVING) as service:
+        result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
+        again = await carried_out(service, RunRequest(workflow="till", text="more", session_id="room"))
+    assert (result.text, PAID, again.status) == ("thank you", ["5"], "failed")
