@@ -24,6 +24,7 @@ PROCESSES.set_forkserver_preload(
         "threadkeep.app",
         "threadkeep.history.opening",
         "threadkeep.runs.dbos_engine",
+        "threadkeep.runs.service",
         "threadkeep.settings",
         "threadkeep.store.postgres",
         "threadkeep.store.sqlite",

@@ -1,0 +1,146 @@
+"""Processes that carry runs of workflows out, and note what nodes and tools do where a kill cannot take it away."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.graph import END, START, StateGraph
+
+from tests.runs.workers import Notes
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.loading import read_workflow
+from threadkeep.graphs.nodes import AgentNode
+from threadkeep.graphs.registry import Workflows
+from threadkeep.graphs.resources import Resources, RunContext
+from threadkeep.graphs.state import WorkflowState, last_text
+from threadkeep.observe import Observers
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.once_only import not_idempotent
+from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import RunService, open_runs
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer, open_graph_store
+from threadkeep.testing import ScriptedModel
+
+# Shorter on a busy machine would take the living for dead.
+SOON = RunServiceOptions(engine=EngineOptions(concurrency=4, poll_seconds=0.1, dead_seconds=1.5, close_seconds=0.0))
+ASKING = RunServiceOptions(engine=EngineOptions(works=False, close_seconds=0.0))
+
+PARENT = """\
+schema: 1
+name: parent
+nodes:
+  help: {kind: subworkflow, workflow: steps, next: end}
+"""
+
+
+@dataclass(frozen=True)
+class Desk:
+    """What a process has: a database, notes, and what it asks for itself, with callers who wait."""
+
+    url: str
+    notes: Notes
+    seconds: float = 0.05
+    sessions: tuple[str, ...] = ()
+
+    def note(self, what: str, about: str) -> None:
+        """Write down what this process does."""
+        self.notes.add(what, about)
+
+    def workflows(self) -> Workflows:
+        """Two steps of which the second takes its time, a parent of these, and an agent that pays."""
+        return Workflows([self._steps(), read_workflow(PARENT), self._till()])
+
+    def _steps(self) -> Workflow:
+        async def first(state: WorkflowState) -> WorkflowState:
+            self.note("first", last_text(state))
+            return {}
+
+        async def second(state: WorkflowState) -> WorkflowState:
+            text = last_text(state)
+            self.note("second", text)
+            await asyncio.sleep(self.seconds)
+            self.note("over", text)
+            return {}
+
+        builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+        answer: Any = AgentNode()
+        builder.add_sequence([("first", first), ("second", second), ("answer", answer)])
+        builder.add_edge(START, "first")
+        builder.add_edge("answer", END)
+        return python_workflow("steps", builder, version="1")
+
+    def _till(self) -> Workflow:
+        builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+        node: Any = AgentNode(tools=(self._pay(),))
+        builder.add_node("till", node)
+        builder.add_edge(START, "till")
+        return python_workflow("till", builder, version="1")
+
+    def _pay(self) -> BaseTool:
+        @not_idempotent
+        @tool
+        async def pay(amount: int) -> str:
+            """Pay an amount."""
+            self.note("paid", str(amount))
+            await asyncio.sleep(self.seconds)
+            return "paid"
+
+        return pay
+
+
+def _reply(messages: Sequence[BaseMessage]) -> AIMessage:
+    newest = messages[-1]
+    if newest.text.startswith("pay"):
+        return AIMessage("", tool_calls=[{"name": "pay", "args": {"amount": 7}, "id": f"call{os.urandom(4).hex()}"}])
+    return AIMessage(f"re: {newest.text}")
+
+
+class _Endless:
+    """Replies without an end."""
+
+    def __iter__(self) -> _Endless:
+        return self
+
+    def __next__(self) -> Any:
+        return _reply
+
+
+@asynccontextmanager
+async def opened(desk: Desk, options: RunServiceOptions) -> AsyncIterator[tuple[Memory, RunService]]:
+    """The service of a process."""
+    address, store = parse_address(desk.url), StoreOptions()
+    async with (
+        open_memory(desk.url, options=MemoryOptions(background=False)) as memory,
+        open_checkpointer(address, store) as saver,
+        open_graph_store(address, store) as graph_store,
+    ):
+        model = ScriptedModel(_Endless())
+        resources = Resources(memory=memory, model=lambda _: model, observer=Observers())
+        async with open_runs(
+            memory, address, desk.workflows(), resources, checkpointer=saver, store=graph_store, options=options
+        ) as service:
+            yield memory, service
+
+
+def work(desk: Desk) -> None:
+    """Carry runs out for ever."""
+    asyncio.run(_work(desk))
+
+
+async def _work(desk: Desk) -> None:
+    async with opened(desk, SOON) as (_, service):
+        asked = [RunRequest(workflow="steps", text=each, session_id=each, message_id="m") for each in desk.sessions]
+        waiting = [service.result((await service.submit(request)).run_id) for request in asked]
+        desk.note("ready", "")
+        await asyncio.gather(asyncio.Event().wait(), *waiting)

@@ -1,0 +1,117 @@
+"""Processes that are killed in the middle of graphs: every run ends, and what was done or said is so once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.children import Child
+from tests.runs.run_workers import ASKING, Desk, opened, work
+from tests.runs.workers import Notes
+from threadkeep.runs.requests import RunRequest
+
+pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+
+_PATIENCE_SECONDS = 40.0
+_POLL_SECONDS = 0.02
+
+
+@pytest.fixture
+def notes(tmp_path: Path) -> Notes:
+    """What all processes of a test note."""
+    return Notes(tmp_path / "notes")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Return when something has come true."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, what
+        await asyncio.sleep(_POLL_SECONDS)
+
+
+@contextmanager
+def working(*desks: Desk) -> Iterator[list[Child[None]]]:
+    """A process for each desk."""
+    children: list[Child[None]] = [Child(work, desk) for desk in desks]
+    try:
+        yield children
+    finally:
+        for child in children:
+            child.kill()
+
+
+async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, notes: Notes) -> None:
+    """Runs of callers who wait, of queues, and children: all end, each question and answer is stored once."""
+    mine, queued, parents = ([f"{kind}{number}" for number in range(4)] for kind in ("waited", "queued", "parent"))
+    first, second = Desk(shared_url, notes, 0.4, tuple(mine)), Desk(shared_url, notes, 0.4)
+    async with opened(Desk(shared_url, notes), ASKING) as (memory, service):
+        runs = {}
+        for text in (*queued, *parents):
+            workflow = "parent" if text in parents else "steps"
+            request = RunRequest(workflow=workflow, text=text, session_id=text, message_id="m")
+            runs[text] = (await service.submit(request, mode="background")).run_id
+        with working(first, second) as children:
+            await until(lambda: len(notes.of("second")) >= 6, "nodes to be at work in both")
+            children[0].kill()
+            await until(lambda: notes.of("over") >= set(mine + queued + parents), "all nodes to be done")
+            for text in mine:
+                again = RunRequest(workflow="steps", text=text, session_id=text, message_id="m")
+                runs[text] = (await service.submit(again)).run_id
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                results = {text: await service.result(run_id) for text, run_id in runs.items()}
+        assert {text: result.status for text, result in results.items()} == dict.fromkeys(runs, "done")
+        for text, run_id in runs.items():
+            said = [(one.role, one.content) for one in await memory.session(text).tail(10)]
+            assert said == [("user", text), ("assistant", f"re: {text}")]
+            assert {run.status for run in await service.tree(run_id)} == {"done"}
+    # A node that was done is not run again; one that was at work is.
+    assert set(Counter(note.run_id for note in notes.read() if note.what == "first").values()) <= {1, 2}
+    assert len([note for note in notes.read() if note.what == "second"]) > len(runs)
+
+
+async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: Notes) -> None:
+    """The process dies in the tool: another asks a person, and pays nothing."""
+    async with opened(Desk(shared_url, notes), ASKING) as (_, service):
+        request = RunRequest(workflow="till", text="pay", session_id="till")
+        with working(Desk(shared_url, notes, 60.0)) as children:
+            run_id = (await service.submit(request, mode="background")).run_id
+            await until(lambda: notes.of("paid") == {"7"}, "the tool to begin")
+            children[0].kill()
+            with working(Desk(shared_url, notes, 60.0)):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    result = await service.result(run_id)
+                assert (result.status, len(result.interrupts)) == ("waiting", 1)
+                await service.resume(run_id, "it went out", mode="background")
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    result = await service.result(run_id)
+    assert (result.text, [note.what for note in notes.read()].count("paid")) == ("re: it went out", 1)
+
+
+async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: Notes) -> None:
+    """Within two seconds; and when its process is dead, nothing of it goes on."""
+    async with opened(Desk(shared_url, notes), ASKING) as (_, service):
+        with working(Desk(shared_url, notes, 60.0)) as children:
+            run_id = (await service.submit(RunRequest(workflow="parent", text="go"), mode="background")).run_id
+            await until(lambda: bool(notes.of("second")), "the child to be at work")
+            asked = time.monotonic()
+            await service.cancel(run_id)
+            assert (await service.result(run_id)).status == "cancelled"
+            assert {run.status for run in await service.tree(run_id)} == {"cancelled"}
+            assert time.monotonic() - asked < 2
+            run_id = (await service.submit(RunRequest(workflow="parent", text="more"), mode="background")).run_id
+            await until(lambda: "more" in notes.of("second"), "the child to be at work")
+            children[0].kill()
+            await service.cancel(run_id)
+            with working(Desk(shared_url, notes, 60.0)):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    assert (await service.result(run_id)).status == "cancelled"
+                    while {run.status for run in await service.tree(run_id)} != {"cancelled"}:  # noqa: ASYNC110
+                        await asyncio.sleep(_POLL_SECONDS)
+    assert [note.what for note in notes.read()].count("second") == 2
