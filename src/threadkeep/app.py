@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from threadkeep.history.compression import Compression
     from threadkeep.history.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
+    from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.settings import Settings
     from threadkeep.workflow.chat import Chat
     from threadkeep.workflow.chat_options import ChatOptions
@@ -28,12 +31,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class App:
-    """Everything that a face needs: the settings, the memory, the chat on top, the workflows, and what is measured."""
+    """Everything that a face needs: the settings, the memory, the chat on top, workflows and runs, what is measured."""
 
     settings: Settings
     memory: Memory
     chat: Chat
     workflows: Workflows
+    runs: RunsOnDemand
     metrics: PrometheusObserver | None
 
 
@@ -62,10 +66,55 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
         chat = Chat(memory, ChatAgent(memory, model, options))
+        runs = runs_of(settings, memory, workflows, model, options)
         try:
-            yield App(settings, memory, chat, workflows, metrics)
+            yield App(settings, memory, chat, workflows, runs, metrics)
         finally:
-            await chat.close(settings.shutdown_timeout)
+            await asyncio.gather(chat.close(settings.shutdown_timeout), runs.close())
+
+
+def runs_of(
+    settings: Settings, memory: Memory, workflows: Workflows, model: BaseChatModel, options: ChatOptions
+) -> RunsOnDemand:
+    """The runs of a memory's database, as the settings say; `model` is what nodes call that name none."""
+    from threadkeep.graphs.resources import Resources
+    from threadkeep.runs.engine import EngineOptions
+    from threadkeep.runs.on_demand import RunsOnDemand
+    from threadkeep.runs.prices import read_prices
+    from threadkeep.runs.service import RunService, open_runs
+    from threadkeep.runs.service_options import RunServiceOptions
+    from threadkeep.workflow.models import make_model
+    from threadkeep.workflow.recalled_turns import RecalledTurns
+
+    named = cache(partial(make_model, variable="model"))
+    sources = () if options.recall == "off" else (RecalledTurns(memory, scope=options.recall),)
+    resources = Resources(
+        memory=memory,
+        model=lambda name: model if name is None else named(name),
+        observer=memory.observers,
+        turn_options=options.turn_options(sources),
+    )
+    engine = EngineOptions(concurrency=settings.run_concurrency, close_seconds=settings.shutdown_timeout)
+    run_options = RunServiceOptions(prices=read_prices(settings.prices), engine=engine)
+
+    @asynccontextmanager
+    async def opening() -> AsyncIterator[RunService]:
+        async with (
+            create_checkpointer(settings) as checkpointer,
+            create_graph_store(settings) as store,
+            open_runs(
+                memory,
+                settings.database,
+                workflows,
+                resources,
+                checkpointer=checkpointer,
+                store=store,
+                options=run_options,
+            ) as service,
+        ):
+            yield service
+
+    return RunsOnDemand(opening)
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:

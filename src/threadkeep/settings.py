@@ -70,6 +70,11 @@ class Settings(BaseSettings):
         default_factory=list,
         description="Comma-separated: a YAML file, a folder of them, or name=package.module:graph.",
     )
+    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process carries out at a time.")
+    prices: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="What models cost, comma-separated: model=input/output (or /cached), for a million tokens.",
+    )
 
     history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
     history_max_messages: int = Field(20, ge=0, description="Earlier messages in a model call at most; 0 means none.")
@@ -168,9 +173,9 @@ class Settings(BaseSettings):
             raise ValueError("write an absolute path, without ~")
         return value
 
-    @field_validator("workflows", mode="before")
+    @field_validator("workflows", "prices", mode="before")
     @classmethod
-    def _parse_workflows(cls, value: object) -> object:
+    def _parse_list(cls, value: object) -> object:
         return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
 
     @field_validator("api_keys", mode="before")

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
-from threadkeep.app import App, chat_options, load_workflows
+from threadkeep.app import App, chat_options, load_workflows, runs_of
 from threadkeep.history.opening import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
@@ -47,11 +47,13 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
     metrics = PrometheusObserver(backend=settings.database.backend)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
-        chat = Chat(memory, ChatAgent(memory, model, chat_options(settings)))
+        options, workflows = chat_options(settings), load_workflows(settings)
+        chat = Chat(memory, ChatAgent(memory, model, options))
+        runs = runs_of(settings, memory, workflows, model, options)
         try:
-            yield App(settings, memory, chat, load_workflows(settings), metrics)
+            yield App(settings, memory, chat, workflows, runs, metrics)
         finally:
-            await chat.close(0)
+            await asyncio.gather(chat.close(0), runs.close())
 
 
 def client_of(app: App) -> httpx2.AsyncClient:

@@ -48,6 +48,19 @@ def manifest_place(cursor: str) -> tuple[datetime, str, int]:
         return _moment(created_at), run_id, call
 
 
+def run_place(cursor: str) -> tuple[datetime, str]:
+    """The place in the list of runs that a cursor names.
+
+    Raises:
+        InvalidInput: nobody ever got this cursor.
+    """
+    with _refusing():
+        created_at, run_id = _parts(cursor)
+        if not isinstance(run_id, str) or not run_id.isprintable():
+            raise ValueError("no run")
+        return _moment(created_at), run_id
+
+
 def _parts(cursor: str) -> list[Any]:
     text = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
     return list(json.loads(text))

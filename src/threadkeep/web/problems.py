@@ -20,6 +20,8 @@ from threadkeep.errors import (
     InvalidInput,
     InvalidKey,
     ModelCallFailed,
+    RunNotFound,
+    SessionBusy,
     SessionNotFound,
     StoreError,
     ThreadkeepError,
@@ -43,6 +45,7 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
     404: "There is no such thing, or not for this user.",
+    409: "Another turn of the session goes on, and the workflow takes no message meanwhile.",
     413: "The body is too large.",
     422: "The request cannot be used as it is.",
     502: "The model did not answer; the message is stored.",
@@ -63,6 +66,18 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         404,
         "workflow-not-found",
         "There is no such workflow; `available` names those there are.",
+    ),
+    (
+        (RunNotFound,),
+        404,
+        "run-not-found",
+        "There is no such run, or not for this user; GET /api/v1/runs lists what there is.",
+    ),
+    (
+        (SessionBusy,),
+        409,
+        "session-busy",
+        "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when that is over.",
     ),
     ((ModelCallFailed,), 502, "model-failed", None),
     (

@@ -13,7 +13,7 @@ from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.settings import Settings
 from threadkeep.version import __version__
 from threadkeep.web.access import Access
-from threadkeep.web.api import chat, health, manifests, retention, search, sessions, workflows
+from threadkeep.web.api import chat, health, manifests, retention, runs, search, sessions, workflows
 from threadkeep.web.headers import SafeHeaders
 from threadkeep.web.limits import BodyLimit
 from threadkeep.web.problems import Problem, answer_errors_with_problems
@@ -51,7 +51,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.heartbeat_seconds = heartbeat_seconds
     # The middleware below decides; these tell readers of /docs what it wants.
     shown = [Depends(HTTPBearer(auto_error=False)), Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
-    for subject in (chat, sessions, manifests, retention, search, workflows):
+    for subject in (chat, sessions, manifests, retention, search, workflows, runs):
         service.include_router(subject.router, dependencies=shown if keys else [])
     service.include_router(health.router)
     answer_errors_with_problems(service)

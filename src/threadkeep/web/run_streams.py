@@ -1,0 +1,76 @@
+"""A run as server-sent events: each stored event with its number as the id, pieces of the answer, and the end.
+
+Whoever comes back with `Last-Event-ID` goes on after that event. The last event is `end` with the run, or `error`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+from fastapi.sse import format_sse_event
+from pydantic import BaseModel
+
+from threadkeep.errors import ThreadkeepError
+from threadkeep.records.runs import Run, RunEvent
+from threadkeep.runs.following import Followed
+from threadkeep.runs.live import RunPiece
+from threadkeep.runs.service import RunService
+from threadkeep.store.codec import clean_text
+from threadkeep.web.problems import problem_of
+from threadkeep.web.run_schemas import RunBody, RunEventBody
+from threadkeep.web.streams import EventStream, with_silences
+
+EXAMPLE = (
+    'event: status\nid: 1\ndata: {"number": 1, "kind": "status", "data": {"status": "running"}}\n\n'
+    'event: token\ndata: {"node": "answer", "text": "It comes "}\n\n'
+    'event: end\ndata: {"run_id": "0199…", "status": "done", "text": "It comes tomorrow."}\n\n'
+)
+
+_logger = logging.getLogger("threadkeep.web")
+_HEARTBEAT = format_sse_event(comment="still here")
+
+
+async def open_run_stream(
+    runs: RunService, run_id: str, *, after: int, user_id: str | None, heartbeat_seconds: float
+) -> EventStream:
+    """The stream of a run that is there. Raises what stops it before its first event: that can still be a status."""
+    followed = with_silences(runs.follow(run_id, after=after, user_id=user_id), heartbeat_seconds)
+    first = await anext(followed)
+    return EventStream(_encoded(runs, first, followed))
+
+
+async def _encoded(
+    runs: RunService, first: Followed | None, rest: AsyncGenerator[Followed | None]
+) -> AsyncGenerator[bytes]:
+    async with aclosing(rest):
+        try:
+            async for told in _after(first, rest):
+                match told:
+                    case None:
+                        yield _HEARTBEAT
+                    case RunPiece():
+                        piece = {"node": told.node, "message_id": told.message_id, "text": told.text}
+                        yield format_sse_event(event="token", data_str=clean_text(json.dumps(piece)))
+                    case RunEvent():
+                        yield _event(told.kind, RunEventBody.of(told), str(told.number))
+                    case Run():
+                        usage = await runs.usage(told.run_id)
+                        yield _event("end", RunBody.whole(told, usage))
+        except Exception as error:
+            if not isinstance(error, ThreadkeepError):
+                _logger.exception("a stream of a run failed")
+            problem = problem_of(error).model_dump_json(exclude_none=True)
+            yield format_sse_event(event="error", data_str=problem)
+
+
+async def _after(first: Followed | None, rest: AsyncIterator[Followed | None]) -> AsyncIterator[Followed | None]:
+    yield first
+    async for told in rest:
+        yield told
+
+
+def _event(name: str, body: BaseModel, number: str | None = None) -> bytes:
+    return format_sse_event(event=name, id=number, data_str=clean_text(body.model_dump_json()))

@@ -1,0 +1,196 @@
+"""/api/v1/workflows/{name}/runs and /api/v1/runs: asked for, read as they happen, stopped, answered, tried again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from tests.web.services import check_problem, client_of, opened_app, settings_for, until
+from threadkeep.app import App
+from threadkeep.testing import Gate, ScriptedModel
+
+FLOW = """
+schema: 1
+name: bot
+nodes:
+  answer: {kind: agent, system_prompt: Be kind., next: end}
+"""
+PARENT = """
+schema: 1
+name: parent
+nodes:
+  ask: {kind: subworkflow, workflow: bot, next: end}
+"""
+RUNS = "/api/v1/workflows/bot/runs"
+
+
+@asynccontextmanager
+async def service(
+    folder: Path, model: ScriptedModel, **overrides: object
+) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
+    """A service with the workflows `bot` and `parent` over a model."""
+    names = []
+    for name, text in (("bot", FLOW), ("parent", PARENT)):
+        (folder / f"{name}.yaml").write_text(text)
+        names.append(str(folder / f"{name}.yaml"))
+    settings = settings_for(folder, workflows=names, prices=["scripted=1/2"], **overrides)
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        yield app, client
+
+
+def events_of(text: str) -> list[tuple[str, str | None, Any]]:
+    """The name, id and data of each server-sent event."""
+    found = []
+    for block in filter(None, text.split("\n\n")):
+        fields = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if fields:
+            found.append((fields["event"], fields.get("id"), json.loads(fields["data"])))
+    return found
+
+
+@pytest.mark.parametrize("database", ["sqlite://", "file"])
+async def test_a_run_is_waited_for(tmp_path: Path, database: str) -> None:
+    """Its answer, its usage and its session; the same message again is the same run; the turn is stored once."""
+    url = database if database == "sqlite://" else f"sqlite:///{tmp_path}/threadkeep.db"
+    async with service(tmp_path, ScriptedModel(["Hello."]), database_url=url) as (app, client):
+        body = {"message": "Hi", "session_id": "room", "user_id": "ann", "message_id": "m1"}
+        first = await client.post(RUNS, json=body)
+        assert first.status_code == 200
+        run = first.json()
+        assert (run["status"], run["text"], run["session_id"], run["trigger"]) == ("done", "Hello.", "room", "http")
+        assert run["usage"]["models"][0]["calls"] == 1
+        assert run["usage"]["output_tokens"] == 1
+        assert (await client.post(RUNS, json=body)).json()["run_id"] == run["run_id"]
+        said = await app.memory.session("room").tail(10)
+        assert [(message.role, message.content) for message in said] == [("user", "Hi"), ("assistant", "Hello.")]
+        assert (await client.get(f"/api/v1/runs/{run['run_id']}")).json() == run
+        trace = (await client.get(f"/api/v1/runs/{run['run_id']}/trace")).json()
+        assert [event["number"] for event in trace["events"]] == list(range(1, len(trace["events"]) + 1))
+        assert "answer" in {event["node"] for event in trace["events"]}
+
+
+async def test_the_users_session_goes_on(tmp_path: Path) -> None:
+    """Without a session id: the one that the user last had with the workflow."""
+    async with service(tmp_path, ScriptedModel(["One.", "Two.", "Three."])) as (_, client):
+        first = (await client.post(RUNS, json={"message": "Hi", "user_id": "ann"})).json()
+        again = (await client.post(RUNS, json={"message": "And?", "user_id": "ann"})).json()
+        other = (await client.post(RUNS, json={"message": "Hi", "user_id": "bob"})).json()
+        assert first["session_id"] == again["session_id"] != other["session_id"]
+
+
+async def test_a_run_goes_on_in_the_background(tmp_path: Path) -> None:
+    """202 at once; it is in the list, and done in the end."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([["Well, ", gate, "yes."]])) as (_, client):
+        response = await client.post(RUNS, json={"message": "Hi", "user_id": "ann", "mode": "background"})
+        assert response.status_code == 202
+        run_id = response.json()["run_id"]
+        await gate.reached()
+        [listed] = (await client.get("/api/v1/runs", params={"status": "running"})).json()["runs"]
+        assert listed["run_id"] == run_id
+        gate.open()
+
+        async def done() -> bool:
+            return bool((await client.get(f"/api/v1/runs/{run_id}")).json()["status"] == "done")
+
+        await until(done)
+        check_problem(await client.get(f"/api/v1/runs/{run_id}", params={"user_id": "bob"}), 404, "run-not-found")
+
+
+async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: Path) -> None:
+    """Events with their numbers, the pieces of the answer, the end; `Last-Event-ID` leaves out what is known."""
+    async with service(tmp_path, ScriptedModel(["a few words"])) as (_, client):
+        told = events_of((await client.post(RUNS, json={"message": "Hi", "mode": "stream"})).text)
+        assert "".join(data["text"] for name, _, data in told if name == "token") == "a few words"
+        assert (told[-1][0], told[-1][2]["status"], told[-1][2]["text"]) == ("end", "done", "a few words")
+        numbers = [int(number) for _, number, _ in told if number is not None]
+        assert numbers == list(range(1, len(numbers) + 1))
+        path = f"/api/v1/runs/{told[-1][2]['run_id']}/events"
+        rest = events_of((await client.get(path, headers={"Last-Event-ID": "2"})).text)
+        assert [number for _, number, _ in rest if number] == [str(number) for number in numbers[2:]]
+        assert rest[-1][0] == "end"
+
+
+async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
+    """Cancelled it is over; tried again it answers; what is done is not tried again."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([["Well, ", gate], "Yes."])) as (_, client):
+        run_id = (await client.post(RUNS, json={"message": "Hi", "mode": "background"})).json()["run_id"]
+        await gate.reached()
+        stopped = await client.post(f"/api/v1/runs/{run_id}/cancel")
+        assert stopped.json() == {"run_ids": [run_id]}
+
+        async def cancelled() -> bool:
+            return bool((await client.get(f"/api/v1/runs/{run_id}")).json()["status"] == "cancelled")
+
+        await until(cancelled)
+        again = await client.post(f"/api/v1/runs/{run_id}/retry", json={})
+        assert (again.json()["status"], again.json()["text"]) == ("done", "Yes.")
+        check_problem(await client.post(f"/api/v1/runs/{run_id}/retry", json={}), 422, "invalid-request")
+        check_problem(await client.post(f"/api/v1/runs/{run_id}/resume", json={"value": 1}), 422, "invalid-request")
+
+
+async def test_a_parent_and_its_child_are_a_tree(tmp_path: Path) -> None:
+    """The parent's usage has the child's, once."""
+    async with service(tmp_path, ScriptedModel(["Four words of it."])) as (_, client):
+        parent = (await client.post("/api/v1/workflows/parent/runs", json={"message": "Hi"})).json()
+        assert (parent["status"], parent["text"]) == ("done", "Four words of it.")
+        assert parent["usage"]["output_tokens"] == 4
+        tree = (await client.get(f"/api/v1/runs/{parent['run_id']}/tree")).json()
+        assert [(run["workflow"], run["depth"], run["node_id"]) for run in tree["runs"]] == [
+            ("parent", 0, None),
+            ("bot", 1, "ask"),
+        ]
+        children = await client.get("/api/v1/runs", params={"parent_run_id": parent["run_id"]})
+        assert [run["workflow"] for run in children.json()["runs"]] == ["bot"]
+
+
+async def test_runs_are_paged(tmp_path: Path) -> None:
+    """The newest first, each once."""
+    async with service(tmp_path, ScriptedModel(["ok"] * 5)) as (_, client):
+        made = [(await client.post(RUNS, json={"message": "Hi"})).json()["run_id"] for _ in range(5)]
+        found: list[str] = []
+        cursor: str | None = ""
+        while cursor is not None:
+            params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+            page = (await client.get("/api/v1/runs", params=params)).json()
+            found += [run["run_id"] for run in page["runs"]]
+            cursor = page["next_cursor"]
+        assert found == made[::-1]
+
+
+async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
+    """The run says so, with the kind of error and none of its words; the question is kept."""
+    async with service(tmp_path, ScriptedModel([ValueError("secret words")])) as (app, client):
+        run = (await client.post(RUNS, json={"message": "Hi", "session_id": "room"})).json()
+        assert run["status"] == "failed"
+        assert "secret words" not in json.dumps(run)
+        assert [message.content for message in await app.memory.session("room").tail(5)] == ["Hi"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "kind"),
+    [
+        ("workflows/nope/runs", {"message": "Hi"}, 404, "workflow-not-found"),
+        ("workflows/bot/runs", {"message": "Hi", "session_id": "a b"}, 422, "invalid-session-id"),
+        ("workflows/bot/runs", {"message": "Hi", "session_id": ""}, 422, "invalid-session-id"),
+        ("workflows/bot/runs", {"message": "Hi", "sessionless": True, "message_id": "1"}, 422, "invalid-request"),
+        ("workflows/bot/runs", {"message": "Hi", "budget": {"max_tokens": 0}}, 422, "invalid-request"),
+        ("workflows/bot/runs", {"mode": "later"}, 422, "invalid-request"),
+        ("runs/nope/cancel", {}, 404, "run-not-found"),
+        ("runs/nope/resume", {"value": 1}, 404, "run-not-found"),
+    ],
+)
+async def test_what_cannot_be_done_is_a_problem(
+    tmp_path: Path, path: str, body: dict[str, object], status: int, kind: str
+) -> None:
+    """With its kind, and nothing is run."""
+    async with service(tmp_path, ScriptedModel()) as (_, client):
+        check_problem(await client.post(f"/api/v1/{path}", json=body), status, kind)
+        assert (await client.get("/api/v1/runs")).json()["runs"] == []
