@@ -100,6 +100,8 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "LOG_LEVEL": ("debug", "DEBUG"),
         "LOG_JSON": ("1", True),
         "WORKFLOWS": ("flow.yaml, bot=shop:graph", ["flow.yaml", "bot=shop:graph"]),
+        "RUN_CONCURRENCY": ("3", 3),
+        "PRICES": ("gpt-5-mini=0.25/2, gpt-5=1.25/10", ["gpt-5-mini=0.25/2", "gpt-5=1.25/10"]),
     }
     assert {name.lower() for name in variables} == set(Settings.model_fields)
     for name, (value, _) in variables.items():

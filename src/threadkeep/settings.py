@@ -16,6 +16,7 @@ from threadkeep.history.memory import MemoryOptions
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.records import Retention, RetentionLimits
+from threadkeep.runs.prices import read_prices
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 from threadkeep.store.keeping import Keeping
@@ -177,6 +178,12 @@ class Settings(BaseSettings):
     @classmethod
     def _parse_list(cls, value: object) -> object:
         return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
+
+    @field_validator("prices")
+    @classmethod
+    def _check_prices(cls, value: list[str]) -> list[str]:
+        read_prices(value)
+        return value
 
     @field_validator("api_keys", mode="before")
     @classmethod

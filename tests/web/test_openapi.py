@@ -69,11 +69,13 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
         yield schemathesis.openapi.from_url(f"{address}/openapi.json")
 
 
+# The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.
+@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
 def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
     """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""
     operations = [found.ok() for found in document.get_all_operations() if isinstance(found, Ok)]
-    assert len(operations) == 20
+    assert len(operations) == 29
     for operation in operations:
         if mode is GenerationMode.POSITIVE or any(operation.iter_parameters()) or operation.body:
             _try(operation.as_strategy(generation_mode=mode))

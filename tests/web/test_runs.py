@@ -158,7 +158,7 @@ async def test_runs_are_paged(tmp_path: Path) -> None:
         found: list[str] = []
         cursor: str | None = ""
         while cursor is not None:
-            params = {"limit": 2, **({"cursor": cursor} if cursor else {})}
+            params: dict[str, str | int] = {"limit": 2, **({"cursor": cursor} if cursor else {})}
             page = (await client.get("/api/v1/runs", params=params)).json()
             found += [run["run_id"] for run in page["runs"]]
             cursor = page["next_cursor"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import sys
 from typing import Any, TextIO
 
@@ -9,6 +11,7 @@ from fastapi import Depends, FastAPI
 from fastapi.security import APIKeyHeader, HTTPBearer
 
 from threadkeep.app import App, open_app
+from threadkeep.errors import ThreadkeepError
 from threadkeep.observe.log import LogObserver, configure_logging
 from threadkeep.settings import Settings
 from threadkeep.version import __version__
@@ -20,6 +23,8 @@ from threadkeep.web.problems import Problem, answer_errors_with_problems
 from threadkeep.web.server import Server, bind
 
 HEARTBEAT_SECONDS = 15.0
+
+_logger = logging.getLogger("threadkeep.web")
 
 _DESCRIPTION = """
 A chat that remembers. Every conversation is a **session**, kept for good; each call of the model sees the newest part
@@ -80,7 +85,17 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
             server = Server(
                 create_service(app), app.chat, shutdown_seconds=settings.shutdown_timeout, on_start=announce
             )
+            working = asyncio.create_task(_work(app), name="threadkeep-worker")
             await server.serve(sockets=[listening])
+            working.cancel()
+
+
+async def _work(app: App) -> None:
+    """Carry queued runs out, and those that other processes left; what keeps a service from that keeps no chat."""
+    try:
+        await app.runs.service()
+    except ThreadkeepError as error:
+        _logger.error("queued runs are not carried out by this process: %s", error)
 
 
 def announcement(settings: Settings, host: str, port: int) -> str:
