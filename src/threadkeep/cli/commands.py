@@ -17,6 +17,7 @@ from threadkeep.cli import (
     migrate,
     pending,
     prune,
+    runs,
     serve,
     sessions,
     transfer,
@@ -45,6 +46,7 @@ application.command("chat")(chat.chat)
 application.add_typer(sessions.commands, name="sessions")
 application.add_typer(context.commands, name="context")
 application.add_typer(workflows.commands, name="workflows")
+application.add_typer(runs.commands, name="runs")
 application.command("explain-key")(explain_key.explain_keys)
 application.command("doctor")(doctor.doctor)
 application.command("migrate")(migrate.migrate_schema)

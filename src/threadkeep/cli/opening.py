@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
+    from threadkeep.settings import Settings
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
@@ -31,22 +32,30 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
 async def opened_memory() -> AsyncIterator[Memory]:
     """The memory that the settings name, for a command that is soon done: nothing goes on in the background.
 
-    Of a session that is not there the error says in which database.
+    Of a session or a run that is not there the error says in which database.
 
     Raises:
         InvalidSettings: the settings cannot be used.
         StoreUnavailable: the database does not answer.
     """
     # pydantic and the store take most of a second: `--help` does without them.
-    from threadkeep.errors import SessionNotFound
     from threadkeep.history.opening import open_memory
     from threadkeep.settings import load_settings
 
     settings = load_settings()
     url = settings.database_url.get_secret_value()
     async with open_memory(url, options=settings.memory_options(background=False)) as memory:
-        try:
+        with naming_the_database(settings):
             yield memory
-        except SessionNotFound as error:
-            error.add_note(f"Here is {settings.database}; THREADKEEP_DATABASE_URL chooses another.")
-            raise
+
+
+@contextmanager
+def naming_the_database(settings: Settings) -> Iterator[None]:
+    """Say in which database a session or a run is not, where one is missed inside the block."""
+    from threadkeep.errors import RunNotFound, SessionNotFound
+
+    try:
+        yield
+    except (RunNotFound, SessionNotFound) as error:
+        error.add_note(f"Here is {settings.database}; THREADKEEP_DATABASE_URL chooses another.")
+        raise

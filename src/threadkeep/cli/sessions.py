@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from threadkeep.cli.cursors import Cursor, read_cursor, write_cursor
 from threadkeep.cli.opening import opened_memory, run
 from threadkeep.cli.options import AsJson, Confirmed, SessionIdArgument, UserId
 from threadkeep.cli.problems import WrongUse
@@ -24,8 +25,6 @@ commands = typer.Typer(
 _WORDS = 40
 _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magenta"}
 
-type Cursor = tuple[datetime, str]
-
 
 @commands.command("list")
 def list_sessions(
@@ -41,14 +40,14 @@ def list_sessions(
     """List sessions, newest activity first."""
     from threadkeep.store.transcripts import SessionQuery
 
-    wanted = SessionQuery(user, query, active, limit, None if cursor is None else _cursor_of(cursor))
+    wanted = SessionQuery(user, query, active, limit, None if cursor is None else read_cursor(cursor))
 
     async def listing() -> tuple[Sequence[SessionInfo], Cursor | None]:
         async with opened_memory() as memory:
             return await memory.sessions_page(wanted)
 
     infos, following = run(listing())
-    text = None if following is None else f"{following[0].isoformat()}~{following[1]}"
+    text = None if following is None else write_cursor(following)
     terminal = Terminal(as_json=as_json)
     if as_json:
         terminal.json({"sessions": [_session_values(info) for info in infos], "next_cursor": text})
@@ -175,17 +174,6 @@ def _ask_before_deleting(terminal: Terminal, sessions: Sequence[str]) -> None:
     if not terminal.interactive:
         raise WrongUse("Deleting is for good: say --yes to do it without being asked.")
     typer.confirm(f"Delete {', '.join(sessions)} with all messages, for good?", abort=True, err=True)
-
-
-def _cursor_of(text: str) -> Cursor:
-    moment, separator, session_id = text.partition("~")
-    try:
-        updated_at = datetime.fromisoformat(moment)
-    except ValueError:
-        updated_at = None
-    if not separator or updated_at is None or updated_at.tzinfo is None:
-        raise WrongUse("This is no cursor; take the one that the last list gave.")
-    return updated_at, session_id
 
 
 def _session_values(info: SessionInfo) -> dict[str, object]:

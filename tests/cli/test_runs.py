@@ -1,0 +1,131 @@
+"""`threadkeep runs`: what is listed, shown, drawn and stopped without anybody who carries runs out."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.history.memory import Memory
+from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
+from threadkeep.web.run_schemas import RunBody, RunEventBody, RunSummary
+
+OWNER = "somebody"
+
+
+async def fill(memory: Memory) -> None:
+    """A run that is done, with a child; one that waits; one that another process carries out; one in the queue."""
+    runs = memory.runs
+    parent = NewRun(run_id="r-parent", workflow="desk", input={"text": "Hi"}, session_id="room:1", user_id="ann")
+    await runs.order.add(parent, owner=OWNER)
+    child = NewRun(run_id="r-child", workflow="shelf", input={}, parent_run_id="r-parent", node_id="ask")
+    await runs.order.add(child, owner=OWNER)
+    used = [TokenUsage("scripted", input_tokens=5, output_tokens=3)]
+    await runs.trace.append("r-child", [], usage=used, owner=OWNER)
+    await runs.finish("r-child", OWNER, "done")
+    happened = [
+        TraceEvent("status", data={"status": "running", "try": 1}),
+        TraceEvent("tool_called", "answer", {"tool": "look_up", "call": "c1", "args": {"shelf": 2}}),
+        TraceEvent("message", data={"message_id": "m1", "text": "On shelf two.\n" * 30 + "\x1b[2J"}),
+    ]
+    await runs.trace.append("r-parent", happened, usage=used, owner=OWNER)
+    await runs.finish("r-parent", OWNER, "done", result={"output": {"shelf": 2}, "text": "On shelf two."})
+    await runs.order.add(NewRun(run_id="r-asks", workflow="desk", input={}), owner=OWNER)
+    await runs.wait("r-asks", OWNER, {"number": 1, "interrupts": [{"id": "q1", "value": {"ask": "Which shelf?"}}]})
+    await runs.order.add(NewRun(run_id="r-works", workflow="desk", input={}), owner=OWNER)
+    await runs.order.add(NewRun(run_id="r-queued", workflow="desk", input={}))
+
+
+@pytest.fixture
+def filled(cli: CommandLine) -> CommandLine:
+    """A command line over a database with some runs."""
+    cli.remember(fill)
+    return cli
+
+
+def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
+    """By status, workflow, session and user; a page at a time, the newest first, as over HTTP."""
+    assert [one["run_id"] for one in filled("runs", "list", "--json").json["runs"]][-1] == "r-parent"
+    for options, found in (
+        (["--status", "waiting"], ["r-asks"]),
+        (["--workflow", "shelf"], ["r-child"]),
+        (["--session", "room:1"], ["r-parent"]),
+        (["--user", "ann", "--status", "done"], ["r-parent"]),
+    ):
+        listed = filled("runs", "list", *options, "--json").json["runs"]
+        assert [one["run_id"] for one in listed] == found
+        assert set(listed[0]) == set(RunSummary.model_fields)
+    page = filled("runs", "list", "--limit", "2", "--json").json
+    rest = filled("runs", "list", "--cursor", page["next_cursor"], "--json").json
+    assert len(page["runs"] + rest["runs"]) == 5
+    shown = filled("runs", "list", "--limit", "4")
+    assert re.search(r"r-works +desk +running", shown.out)
+    assert "threadkeep runs list --cursor " in shown.err
+    assert filled("runs", "list", "--workflow", "none").err == "There are no such runs.\n"
+    for wrong in (["--status", "lost"], ["--cursor", "nonsense"]):
+        assert filled("runs", "list", *wrong).exit_code == 2
+
+
+def test_a_run_is_shown(filled: CommandLine) -> None:
+    """What it said, and what it took with its child; what one that waits asks, and how it is answered."""
+    whole = filled("runs", "show", "r-parent", "--json").json
+    assert set(whole) == set(RunBody.model_fields)
+    assert (whole["text"], whole["output"], whole["usage"]["input_tokens"]) == ("On shelf two.", {"shelf": 2}, 10)
+    shown = filled("runs", "show", "r-parent").out
+    assert "On shelf two." in shown
+    assert "scripted: 2 calls, 10 tokens in, 6 out" in shown
+    asking = filled("runs", "show", "r-asks")
+    assert "Which shelf?" in asking.out
+    assert "threadkeep runs resume r-asks VALUE" in asking.err
+    assert filled("runs", "show", "r-asks", "--json").json["questions"] == [
+        {"id": "q1", "value": {"ask": "Which shelf?"}}
+    ]
+
+
+def test_a_tree_is_drawn(filled: CommandLine) -> None:
+    """From whichever of its runs it is asked for; each run has its own tokens."""
+    tree = filled("runs", "tree", "r-child", "--json").json
+    assert tree["root_run_id"] == "r-parent"
+    assert [(one["run_id"], one["tokens"]) for one in tree["runs"]] == [("r-parent", 8), ("r-child", 8)]
+    first, second, last = filled("runs", "tree", "r-child").out.splitlines()
+    assert re.match(r"done desk  .*8 tokens, r-parent", first)
+    assert re.match(r"\W+ done shelf at ask  .*8 tokens, r-child", second)
+    assert last == "2 runs, 16 tokens"
+
+
+def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
+    """Cut to the width, with nothing that steers a terminal; it goes on after a number."""
+    trace = filled("runs", "trace", "r-parent", "--json").json
+    assert [event["number"] for event in trace["events"]] == [1, 2, 3]
+    assert set(trace["events"][0]) == set(RunEventBody.model_fields)
+    shown = filled("runs", "trace", "r-parent").out
+    assert "\x1b" not in shown
+    lines = shown.splitlines()
+    assert len(lines) == 3
+    assert all(len(line) <= 160 for line in lines)
+    assert re.match(r'2 +\d\.\d+ s  tool_called +answer  tool=look_up args={"shelf": 2}$', lines[1])
+    assert lines[2].endswith("…")
+    page = filled("runs", "trace", "r-parent", "--after", "1", "--limit", "1")
+    assert page.out.startswith("2 ")
+    assert "--after 2" in page.err
+    assert "Nothing happened" in filled("runs", "trace", "r-queued").err
+
+
+def test_runs_are_stopped_in_the_database(filled: CommandLine) -> None:
+    """One in the queue at once, one at work by the process that has it; what is over stays as it is."""
+    assert filled("runs", "cancel", "r-queued").out == "r-queued is cancelled.\n"
+    assert "within two seconds" in filled("runs", "cancel", "r-works").out
+    assert filled("runs", "show", "r-works", "--json").json["cancel_requested_at"] is not None
+    assert filled("runs", "cancel", "r-asks", "--json").json == {"run_ids": ["r-asks"]}
+    assert "Nothing is left to stop" in filled("runs", "cancel", "r-parent").err
+
+
+@pytest.mark.parametrize("verb", ["show", "tree", "trace", "cancel"])
+def test_a_run_that_is_not_there_is_one_sentence(cli: CommandLine, verb: str) -> None:
+    """With the database that was asked; another user's is not there either."""
+    missing = cli("runs", verb, "nope", "--json")
+    assert (missing.exit_code, missing.problem["type"]) == (1, "urn:threadkeep:run-not-found")
+    assert "THREADKEEP_DATABASE_URL" in missing.problem["detail"]
+    cli.remember(fill)
+    assert cli("runs", verb, "r-parent", "--user", "bob").exit_code == 1
