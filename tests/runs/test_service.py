@@ -15,6 +15,7 @@ from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+STREAMED = RunRequest(workflow="desk", text="hello", session_id="room", stream=True)
 
 
 def asking(text: str, **more: str) -> RunRequest:
@@ -77,7 +78,7 @@ async def test_a_run_is_followed_while_it_goes_on(desk: RunDesk) -> None:
     gate = Gate()
     desk.model = ScriptedModel([["a few ", gate, "words"]])
     async with desk.open(AGENT) as service:
-        submitted = await service.submit(asking("hello", message_id="m1"))
+        submitted = await service.submit(STREAMED)
         told: list[RunEvent | RunPiece | Run] = []
         async for one in service.follow(submitted.run_id):
             if isinstance(one, RunPiece):
@@ -99,8 +100,7 @@ async def test_who_follows_late_gets_the_whole_answer(desk: RunDesk) -> None:
     gate = Gate()
     desk.model = ScriptedModel([["a few ", gate, "words"]])
     async with desk.open(AGENT) as service:
-        request = RunRequest(workflow="desk", text="hello", session_id="room", stream=True)
-        submitted = await service.submit(request)
+        submitted = await service.submit(STREAMED)
         await gate.reached()
         told: list[RunEvent | RunPiece | Run] = []
         async for one in service.follow(submitted.run_id):

@@ -29,5 +29,7 @@ async def undisturbed[T](work: Coroutine[object, object, T]) -> T:
         await asyncio.wait([task])
     except asyncio.CancelledError:
         await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # nobody asks for it any more
         raise
     return task.result()

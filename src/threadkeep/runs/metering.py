@@ -36,6 +36,8 @@ class Meter(AsyncCallbackHandler):
 
     # What `check` raises has to stop the call. Not inline: LangChain forgets the handlers after one that raises there.
     raise_error = True
+    # What it does not listen to is not worth a coroutine for each step of a graph.
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, ledger: Ledger, prices: Prices) -> None:
         self._ledger = ledger

@@ -25,6 +25,7 @@ from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
+from threadkeep.runs.insisting import undisturbed
 from threadkeep.runs.once_only import OnceOnly
 from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
@@ -62,9 +63,9 @@ class RunService:
         new = await self._new(request, workflow)
         live = self._runner.live.of(new.run_id)
         live.wants_pieces = request.stream
-        owner = self._runner.owner if mode == "wait" else None
-        added = await self._runs.order.add(new, policy=workflow.options.double_texting, owner=owner)
-        await self._set_going(added, request, mode)
+        added = await undisturbed(self._add(new, workflow, mode))
+        if added.outcome == "known":
+            await self._try_again(added.run, request, mode)
         if workflow.options.double_texting == "interrupt":
             self._upkeep.look_now()
         run = added.run
@@ -204,18 +205,22 @@ class RunService:
             return new
         return await self._runs.sessions.active_session(request.user_id, request.workflow, otherwise=new)
 
-    async def _set_going(self, added: Added, request: RunRequest, mode: Mode) -> None:
-        run = added.run
-        if added.outcome == "known":
-            if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
-                raise WrongUser(run.session_id)
-            if run.status in ("failed", "interrupted") and not run.set_aside and await self._runs.retry(run.run_id):
-                await self._go_on(run.run_id, mode)
-        elif added.outcome == "new":
-            if run.status == "running":
-                await self._runner.start_begun(run)
-            elif mode == "background":
-                await self._runner.engine.enqueue(run.run_id)
+    async def _add(self, new: NewRun, workflow: Workflow, mode: Mode) -> Added:
+        """Store a run, and have it carried out; whoever asks is not to be cancelled between the two."""
+        owner = self._runner.owner if mode == "wait" else None
+        added = await self._runs.order.add(new, policy=workflow.options.double_texting, owner=owner)
+        if added.outcome == "new" and added.run.status == "running":
+            await self._runner.start_begun(added.run)
+        elif added.outcome == "new" and mode == "background":
+            await self._runner.engine.enqueue(new.run_id)
+        return added
+
+    async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> None:
+        """Have a run that did not succeed tried again, since its message was sent again."""
+        if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
+            raise WrongUser(run.session_id)
+        if run.status in ("failed", "interrupted") and not run.set_aside and await self._runs.retry(run.run_id):
+            await self._go_on(run.run_id, mode)
 
     async def _go_on(self, run_id: str, mode: Mode) -> None:
         if mode == "wait":

@@ -127,6 +127,8 @@ class ToolTrace(AsyncCallbackHandler):
     """A callback of a run that notes the calls of tools, with what they were given and what they gave."""
 
     run_inline = True
+    # What it does not listen to is not worth a coroutine for each step of a graph.
+    ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, tracer: RunTracer) -> None:
         self._tracer = tracer

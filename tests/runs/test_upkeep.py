@@ -1,0 +1,96 @@
+"""What goes on by itself: forgotten runs begin, those of the dead go on, and nothing of what is over stays behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+
+from tests.runs.desk import QUICK, RunDesk, carried_out
+from threadkeep.errors import StoreUnavailable
+from threadkeep.observe import RunTrouble
+from threadkeep.records.runs import NewRun
+from threadkeep.runs.requests import RunRequest
+from threadkeep.testing import ScriptedModel, SettableClock
+
+AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+BUSY = replace(QUICK, upkeep_seconds=0.02, forgotten_seconds=0.0)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Return when something has come true."""
+    async with asyncio.timeout(10):
+        while not await condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
+
+
+async def test_runs_that_nobody_carries_out(every_desk: RunDesk, clock: SettableClock) -> None:
+    """One that was never begun, and one whose process is dead, are carried out; a living one's is left alone."""
+    order = every_desk.memory.runs.order
+    for name, owner in (("forgotten", None), ("dead", "dead")):
+        new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=name, message_id="m")
+        await order.add(new, owner=owner)
+    clock.advance(60)
+    await order.add(NewRun(run_id="alive", workflow="desk", input={"text": "hi"}), owner="other")
+    async with every_desk.open(AGENT, options=BUSY) as service:
+        results = [await service.result(run_id) for run_id in ("forgotten", "dead")]
+        assert [(result.status, result.run.attempts) for result in results] == [("done", 1), ("done", 2)]
+        assert (await service.run("alive")).status == "running"
+    assert await every_desk.transcript("dead") == [("user", "dead"), ("assistant", "reply 2")]
+
+
+async def test_children_of_the_dead(desk: RunDesk, clock: SettableClock) -> None:
+    """They are their parent's; where that is over, they are, too."""
+    order, runs = desk.memory.runs.order, desk.memory.runs
+    for name in ("over", "queued"):
+        await order.add(NewRun(run_id=name, workflow="none", input={}), owner="dead")
+        await order.add(NewRun(run_id=f"child of {name}", workflow="none", input={}, parent_run_id=name), owner="dead")
+    await runs.finish("over", "dead", "failed")
+    clock.advance(60)
+    async with desk.open(AGENT, options=BUSY) as service:
+
+        async def both_ended() -> bool:
+            children = [await service.run(f"child of {name}") for name in ("over", "queued")]
+            return all(child.over for child in children)
+
+        await eventually(both_ended)
+        child = await service.run("child of over")
+        assert (child.status, child.error) == ("cancelled", "ParentOver")
+        parent = await service.run("queued")
+    assert (parent.status, parent.error) == ("interrupted", "WorkflowGone")
+
+
+async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableClock) -> None:
+    """At once when a run is done; later where it may be tried again."""
+    desk.model = ScriptedModel(["well", ValueError()])
+    async with desk.open(AGENT, options=BUSY) as service:
+        runs = [(await carried_out(service, RunRequest(workflow="desk", text="hi"))).run for _ in range(2)]
+        assert [run.status for run in runs] == ["done", "failed"]
+
+        async def kept() -> list[bool]:
+            threads = [{"configurable": {"thread_id": run.run_id}} for run in runs]
+            return [await desk.saver.aget_tuple(one) is not None for one in threads]  # type: ignore[arg-type]
+
+        async def only_the_failed() -> bool:
+            return await kept() == [False, True]
+
+        await eventually(only_the_failed)
+        clock.advance(90_000)
+
+        async def none() -> bool:
+            return await kept() == [False, False]
+
+        await eventually(none)
+
+
+async def test_a_round_that_fails_is_told_of(desk: RunDesk) -> None:
+    """And the next one comes."""
+
+    async def down(**_: object) -> list[str]:
+        raise StoreUnavailable("down")
+
+    async with desk.open(AGENT, options=BUSY):
+        order = desk.memory.runs.order
+        order.ready = down  # type: ignore[method-assign]
+        await desk.events.until(lambda: len(desk.events.of(RunTrouble)) >= 2)
+    assert {(event.work, event.error) for event in desk.events.of(RunTrouble)} == {("upkeep", "StoreUnavailable")}
