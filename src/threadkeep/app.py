@@ -42,10 +42,11 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) -> AsyncIterator[App]:
+async def open_app(settings: Settings, *, observers: Sequence[Observer] = (), works: bool = True) -> AsyncIterator[App]:
     """Open the memory that the settings name, with a chat over the model that they name.
 
-    At the end running turns get `shutdown_timeout` seconds to finish; what later ones had said is stored.
+    Without `works` it takes no runs out of the queue. At the end running turns get `shutdown_timeout` seconds to
+    finish; what later ones had said is stored.
 
     Raises:
         InvalidSettings: a model cannot be made, or its context window has no room for a question.
@@ -66,7 +67,7 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
         chat = Chat(memory, ChatAgent(memory, model, options))
-        runs = runs_of(settings, memory, workflows, model, options)
+        runs = runs_of(settings, memory, workflows, model, options, works=works)
         try:
             yield App(settings, memory, chat, workflows, runs, metrics)
         finally:
@@ -74,7 +75,13 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = ()) ->
 
 
 def runs_of(
-    settings: Settings, memory: Memory, workflows: Workflows, model: BaseChatModel, options: ChatOptions
+    settings: Settings,
+    memory: Memory,
+    workflows: Workflows,
+    model: BaseChatModel,
+    options: ChatOptions,
+    *,
+    works: bool = True,
 ) -> RunsOnDemand:
     """The runs of a memory's database, as the settings say; `model` is what nodes call that name none."""
     from threadkeep.graphs.resources import Resources
@@ -94,7 +101,7 @@ def runs_of(
         observer=memory.observers,
         turn_options=options.turn_options(sources),
     )
-    engine = EngineOptions(concurrency=settings.run_concurrency, close_seconds=settings.shutdown_timeout)
+    engine = EngineOptions(works=works, concurrency=settings.run_concurrency, close_seconds=settings.shutdown_timeout)
     run_options = RunServiceOptions(prices=read_prices(settings.prices), engine=engine)
 
     @asynccontextmanager

@@ -17,10 +17,12 @@ from threadkeep.cli import (
     migrate,
     pending,
     prune,
+    run_carrying,
     runs,
     serve,
     sessions,
     transfer,
+    worker,
     workflows,
 )
 from threadkeep.cli.problems import problem_of, show_problem
@@ -41,7 +43,11 @@ application = typer.Typer(
 sessions.commands.command("export")(transfer.export_sessions)
 sessions.commands.command("import")(transfer.import_sessions)
 sessions.commands.command("prune")(prune.prune_sessions)
+workflows.commands.command("run")(run_carrying.run_workflow)
+runs.commands.command("resume")(run_carrying.resume_run)
+runs.commands.command("retry")(run_carrying.retry_run)
 application.command("serve")(serve.serve_http)
+application.command("worker")(worker.work)
 application.command("chat")(chat.chat)
 application.add_typer(sessions.commands, name="sessions")
 application.add_typer(context.commands, name="context")

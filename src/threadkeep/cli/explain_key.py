@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-import sys
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from threadkeep.cli.options import AsJson
-from threadkeep.cli.problems import WrongUse
+from threadkeep.cli.payload import read_payload
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.workflows import named
 
 if TYPE_CHECKING:
     from threadkeep.graphs.explaining import KeyExplanation
-
-_MOST_BYTES = 2_097_152
 
 
 def explain_keys(
@@ -33,7 +28,7 @@ def explain_keys(
     from threadkeep.graphs.explaining import explain_key
 
     terminal = Terminal(as_json=as_json)
-    found = explain_key(named(workflow), _read(payload), by_hand=by_hand)
+    found = explain_key(named(workflow), read_payload(payload), by_hand=by_hand)
     if as_json:
         terminal.json({"workflow": workflow, "agents": [one.to_dict() for one in found]})
     elif not found:
@@ -53,24 +48,3 @@ def _show(terminal: Terminal, explanation: KeyExplanation) -> None:
         terminal.say(f"  by {explanation.winner}")
     for refusal in explanation.refused:
         terminal.say(f"  {refusal.reason:<19} {refusal.candidate}")
-
-
-def _read(place: str) -> dict[str, Any]:
-    """The JSON object in a file.
-
-    Raises:
-        WrongUse: it is none.
-    """
-    stream = sys.stdin.buffer if place == "-" else None
-    if stream is not None:
-        data = stream.read(_MOST_BYTES + 1)
-    else:
-        with Path(place).open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-    try:
-        value = json.loads(data.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        raise WrongUse("The payload is no JSON in UTF-8; give a file with one JSON object.") from None
-    if len(data) > _MOST_BYTES or not isinstance(value, dict):
-        raise WrongUse("The payload is a JSON object of at most 2 MiB; put what the channel delivers into one.")
-    return value

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from threadkeep.cli.problems import NotDone
+
 if TYPE_CHECKING:
+    from threadkeep.cli.terminal import Terminal
     from threadkeep.history.memory import Memory
+    from threadkeep.runs.service import RunService
     from threadkeep.settings import Settings
 
 
@@ -47,6 +51,41 @@ async def opened_memory() -> AsyncIterator[Memory]:
     async with open_memory(url, options=settings.memory_options(background=False)) as memory:
         with naming_the_database(settings):
             yield memory
+
+
+@asynccontextmanager
+async def opened_runs(terminal: Terminal, *, in_background: bool) -> AsyncIterator[RunService]:
+    """The runs of the database that the settings name.
+
+    A command that waits for its run works like a service: what another process left of the run may be in the queue,
+    before it. One that leaves its run to others takes none.
+
+    Raises:
+        NotDone: a run is to be carried out by others, and the database is seen by nobody else.
+    """
+    from threadkeep.settings import load_settings
+
+    settings = load_settings()
+    if in_background:
+        check_others_see(settings)
+    async with AsyncExitStack() as stack:
+        with terminal.waiting("Opening"):
+            from threadkeep.app import open_app
+
+            app = await stack.enter_async_context(open_app(settings, works=not in_background))
+            service = await app.runs.service()
+        with naming_the_database(settings):
+            yield service
+
+
+def check_others_see(settings: Settings) -> None:
+    """Refuse a database that is gone with this process, where others are to see what is in it.
+
+    Raises:
+        NotDone: the sentence says which variable names a lasting one.
+    """
+    if settings.database.path is None and settings.database.dsn is None:
+        raise NotDone("A database in memory has no queue for other processes: name another in THREADKEEP_DATABASE_URL.")
 
 
 @contextmanager

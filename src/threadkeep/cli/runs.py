@@ -10,7 +10,7 @@ import typer
 
 from threadkeep.cli.cursors import Cursor, read_cursor, write_cursor
 from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, RunIdArgument
+from threadkeep.cli.options import AsJson, RunIdArgument, RunUser
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Terminal
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 commands = typer.Typer(
     help="The runs of workflows: list, show, stop, answer or retry them.", no_args_is_help=True, rich_markup_mode=None
 )
-
-RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only if this user asked for it.")]
 
 
 @commands.command("list")

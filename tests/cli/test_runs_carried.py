@@ -1,0 +1,131 @@
+"""`threadkeep workflows run`, `runs resume`, `runs retry` and `threadkeep worker`: runs that are carried out."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import sys
+import time
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.web.run_schemas import RunBody
+
+_PATIENCE_SECONDS = 60.0
+
+FLOW = """\
+schema: 1
+name: bot
+nodes:
+  answer: {kind: agent, next: end}
+"""
+FORM = """\
+from pathlib import Path
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+
+from threadkeep.graphs.state import WorkflowState
+
+
+async def ask(state):
+    if state.get("inputs", {}).get("broken") and not Path("mended").exists():
+        raise ValueError("secret words")
+    return {"messages": [AIMessage(f"You are {interrupt('Your name?')}.")]}
+
+
+form = StateGraph(WorkflowState)
+form.add_node("ask", ask)
+form.add_edge(START, "ask")
+form.add_edge("ask", END)
+"""
+
+
+@pytest.fixture
+def desk(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """A command line with the workflows `bot`, which answers, and `form`, which asks."""
+    (cli.folder / "bot.yaml").write_text(FLOW)
+    (cli.folder / "form_of_a_test.py").write_text(FORM)
+    monkeypatch.syspath_prepend(str(cli.folder))
+    monkeypatch.delitem(sys.modules, "form_of_a_test", raising=False)
+    cli.set(THREADKEEP_WORKFLOWS="bot.yaml,form=form_of_a_test:form", THREADKEEP_SHUTDOWN_TIMEOUT="5")
+    return cli
+
+
+def test_a_workflow_is_run(desk: CommandLine) -> None:
+    """Its answer on stdout, the run on stderr; with JSON the run as over HTTP; the same message is the same run."""
+    said = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1")
+    assert (said.exit_code, said.out) == (0, "Hello. I see 1 message.\n")
+    found = re.search(r"Run (\S+) is done: .*token", said.err)
+    assert found, said.err
+    again = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1", "--json").json
+    assert (again["run_id"], again["text"], again["trigger"]) == (found[1], "Hello. I see 1 message.", "cli")
+    assert set(again) == set(RunBody.model_fields)
+    assert [message["content"] for message in desk("sessions", "show", "room:1", "--json").json["messages"]] == [
+        "Hello there",
+        "Hello. I see 1 message.",
+    ]
+
+
+def test_a_run_that_asks_is_answered(desk: CommandLine) -> None:
+    """It says what it asks and how to answer; the answer is JSON, or a text as it is."""
+    asking = desk("workflows", "run", "form", "--user", "ann")
+    assert (asking.exit_code, "Your name?" in asking.out) == (0, True)
+    found = re.search(r"threadkeep runs resume (\S+) VALUE --wait", asking.err)
+    assert found, asking.err
+    answered = desk("runs", "resume", found[1], "Ann Lee", "--wait")
+    assert (answered.exit_code, answered.out) == (0, "You are Ann Lee.\n")
+    assert desk("runs", "resume", found[1], "Ann", "--wait").exit_code == 2
+
+
+def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
+    """Exit code 1 and the kind of the failure, none of its words; then it goes on from where it stopped."""
+    (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))
+    failed = desk("workflows", "run", "form", "--payload", "payload.json", "--json")
+    assert (failed.exit_code, failed.json["status"], failed.json["error"]) == (1, "failed", "ValueError")
+    run_id = failed.json["run_id"]
+    told = desk("runs", "retry", run_id, "--wait")
+    assert (told.exit_code, told.out) == (1, "")
+    assert f"threadkeep runs retry {run_id}" in told.err
+    assert "secret" not in told.err
+    (desk.folder / "mended").touch()
+    assert desk("runs", "retry", run_id, "--wait", "--json").json["status"] == "waiting"
+    assert desk("runs", "retry", "nope").exit_code == 1
+
+
+def test_what_cannot_be_run_is_one_sentence(desk: CommandLine) -> None:
+    """An unknown workflow, a payload that is none, a queue that nobody sees."""
+    assert "chat, bot, form" in desk("workflows", "run", "nope").err
+    (desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
+    assert desk("workflows", "run", "bot", "--payload", "payload.json").exit_code == 2
+    desk.set(THREADKEEP_DATABASE_URL="sqlite://")
+    for command in (["workflows", "run", "bot", "--background"], ["runs", "retry", "nope"], ["worker"]):
+        outcome = desk(*command)
+        assert (outcome.exit_code, "THREADKEEP_DATABASE_URL" in outcome.err) == (1, True)
+
+
+@pytest.mark.process
+def test_a_worker_carries_out_what_others_leave_to_it(desk: CommandLine) -> None:
+    """What was queued before it came, and after; it ends with 0 when it is told to."""
+    left = desk("workflows", "run", "bot", "Hello", "--background")
+    assert "threadkeep worker" in left.err
+    with desk.start("worker") as worker:
+        assert worker.stdout is not None
+        assert "carries out the runs" in worker.stdout.readline()
+        later = desk("workflows", "run", "form", "--background", "--json").json["run_id"]
+        _until(desk, left.out.strip(), "done")
+        _until(desk, later, "waiting")
+        assert desk("runs", "resume", later, "Bo").out == f"{later}\n"
+        _until(desk, later, "done")
+        worker.send_signal(signal.SIGTERM)
+        _, err = worker.communicate(timeout=_PATIENCE_SECONDS)
+    assert (worker.returncode, "Traceback" in err) == (0, False)
+
+
+def _until(cli: CommandLine, run_id: str, status: str) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
+        assert time.monotonic() < deadline, run
