@@ -20,7 +20,7 @@ from threadkeep.runs.engine import Engine, Stop
 from threadkeep.runs.execution import Execution, Outcome, RunMeans
 from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.ledger import RunLedger
-from threadkeep.runs.live import LiveRuns
+from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.versions import RunWorkflows, VersionGone
@@ -44,6 +44,8 @@ class Runner:
         self._checkpoints = checkpoints
         self._carried: dict[str, Carried] = {}
         self._expected: dict[str, Run] = {}
+        # Held from the start on: whoever asks meanwhile must see that it was started.
+        self._started: dict[str, LiveRun] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
         self._engine: Engine | None = None
@@ -105,10 +107,12 @@ class Runner:
         if live.started:
             return
         live.started = True
+        self._started[run_id] = live
         try:
             await self.engine.start(run_id)
         except BaseException:
             live.started = False
+            self._started.pop(run_id, None)
             raise
 
     async def carry_out(self, run_id: str) -> None:
@@ -124,6 +128,7 @@ class Runner:
                 await self.carry(run, begins=begins)
         finally:
             live.started = False
+            self._started.pop(run_id, None)
             live.end()
 
     async def take_up(self, run_id: str) -> Run | None:
