@@ -70,13 +70,14 @@ async def test_the_service_makes_rounds_by_itself(tmp_path: Path) -> None:
         await say(client, "first", session_id="s1")
         await say(client, "second", session_id="s1")
 
-        async def are_gone() -> bool:
-            return bool((await client.get(PATH)).json()["deleted_seq"] == 2)
+        async def are_gone_and_counted() -> bool:
+            """They are counted when the round is over, a moment after they are gone."""
+            gone = (await client.get(PATH)).json()["deleted_seq"] == 2
+            metrics = (await client.get("/metrics")).text
+            return gone and 'threadkeep_pruned_messages_total{action="delete"} 2.0' in metrics
 
-        await until(are_gone)
+        await until(are_gone_and_counted)
         assert (await client.get("/api/v1/sessions/s1")).json()["message_count"] == 2
-        metrics = (await client.get("/metrics")).text
-        assert 'threadkeep_pruned_messages_total{action="delete"} 2.0' in metrics
 
 
 @pytest.mark.parametrize(
