@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from threadkeep import InvalidSettings, Retention, RetentionLimits, RetentionOptions, Settings, load_settings
+from threadkeep import (
+    InvalidSettings,
+    Retention,
+    RetentionLimits,
+    RetentionOptions,
+    RunRetention,
+    Settings,
+    load_settings,
+)
 from threadkeep.settings import default_database
 
 SECRET = "s3cret-7f3a"
@@ -90,6 +98,8 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "RETENTION_DELETE_MAX_MESSAGES": ("2000", 2000),
         "RETENTION_DELETE_MAX_IDLE_DAYS": ("400", 400.0),
         "RETENTION_INTERVAL_HOURS": ("0.5", 0.5),
+        "RUN_RETENTION_DAYS": ("7", 7.0),
+        "RUN_RETENTION_SET_ASIDE_DAYS": ("90.5", 90.5),
         "API_KEYS": ("web:abc, bot:d:e", {"web": SecretStr("abc"), "bot": SecretStr("d:e")}),
         "SQLITE_SYNCHRONOUS": ("normal", "NORMAL"),
         "LOCK_TIMEOUT": ("1", 1.0),
@@ -116,6 +126,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert options.store.lock_timeout_seconds == 1.0
     limits = Retention(RetentionLimits(30, 1000, 60.5), RetentionLimits(365, 2000, 400))
     assert options.retention == RetentionOptions(limits, interval_seconds=1800)
+    assert options.run_retention == RunRetention(7, 90.5)
     assert not settings.memory_options(background=False).background
 
 

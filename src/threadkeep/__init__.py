@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from threadkeep.history.opening import open_memory as open_memory
     from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.retention import RetentionOptions as RetentionOptions
+    from threadkeep.history.run_retention import RunRetention as RunRetention
     from threadkeep.history.session import Session as Session
     from threadkeep.records import Message as Message
     from threadkeep.records import Page as Page
@@ -135,6 +136,7 @@ _HOMES = {
     "threadkeep.history.opening": ("open_memory",),
     "threadkeep.history.pending": ("PendingOptions",),
     "threadkeep.history.retention": ("RetentionOptions",),
+    "threadkeep.history.run_retention": ("RunRetention",),
     "threadkeep.history.session": ("Session",),
     "threadkeep.records": (
         "Message",

@@ -15,6 +15,7 @@ from threadkeep.history.compression import Compression, read_size
 from threadkeep.history.memory import MemoryOptions
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
+from threadkeep.history.run_retention import RunRetention
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.runs.prices import read_prices
 from threadkeep.store.address import DatabaseAddress, parse_address
@@ -125,6 +126,12 @@ class Settings(BaseSettings):
     retention_delete_max_idle_days: float | None = Field(
         None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are deleted."
     )
+    run_retention_days: float = Field(
+        30.0, gt=0, le=36_500, description="Days that runs which are over are kept, with their traces."
+    )
+    run_retention_set_aside_days: float | None = Field(
+        None, gt=0, le=36_500, description="Days that runs are kept which are set aside for a person; else for good."
+    )
     retention_interval_hours: float = Field(1.0, gt=0, description="Hours between two rounds of the service.")
 
     pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
@@ -216,6 +223,12 @@ class Settings(BaseSettings):
             variable = f"{PREFIX}SUMMARY_KEEP"
             sentence = f"{variable} does not go with {PREFIX}SUMMARY_TRIGGER: {error}"
             raise InvalidSettings(sentence, variable=variable) from None
+        if (self.run_retention_set_aside_days or 36_500) < self.run_retention_days:
+            variable = f"{PREFIX}RUN_RETENTION_SET_ASIDE_DAYS"
+            raise InvalidSettings(
+                f"{variable} is below {PREFIX}RUN_RETENTION_DAYS: what waits for a person is kept longer.",
+                variable=variable,
+            )
         if not self.api_keys and not is_loopback(self.host):
             raise InvalidSettings(
                 f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
@@ -262,6 +275,11 @@ class Settings(BaseSettings):
         )
         return RetentionOptions(Retention(archive, delete), self.retention_interval_hours * 3600)
 
+    @property
+    def run_retention(self) -> RunRetention:
+        """How long runs are kept that are over."""
+        return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
+
     def store_options(self) -> StoreOptions:
         """How databases are opened."""
         return StoreOptions(
@@ -280,6 +298,7 @@ class Settings(BaseSettings):
             pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
             manifest_retention_days=self.manifest_retention_days,
             retention=self.retention,
+            run_retention=self.run_retention,
             background=background,
             transcripts=self.transcripts,
             graph_store=self.graph_store,

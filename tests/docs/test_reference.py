@@ -52,7 +52,7 @@ INTERNAL = {
 }
 # Their default is a place on the user's own machine, or no place at all, and is said in words.
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
-IN_WORDS |= {"context_window", "max_output_tokens"}
+IN_WORDS |= {"context_window", "max_output_tokens", "run_retention_set_aside_days"}
 IN_WORDS |= {name for name in Settings.model_fields if name.startswith("retention_") and "_max_" in name}
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from tests.runs.desk import RunDesk, carried_out, kinds
 from threadkeep import InvalidInput, WrongUser
 from threadkeep.errors import RunNotFound, SessionBusy, WorkflowNotFound
+from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.runs import Run, RunEvent, RunQuery
 from threadkeep.runs.live import RunPiece
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 STREAMED = RunRequest(workflow="desk", text="hello", session_id="room", stream=True)
@@ -54,6 +56,28 @@ async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:
         other = RunRequest(workflow="desk", text="hello", session_id="hall", message_id="m1")
         assert (await carried_out(service, other)).text == "reply 2"
     assert len(desk.model.calls) == 2
+
+
+async def test_a_repeat_is_known_when_its_run_is_gone(every_desk: RunDesk, clock: SettableClock) -> None:
+    """The answer is that of the transcript, for who waits and for who reads along; no model is asked."""
+    async with every_desk.open(AGENT) as service:
+        first = await carried_out(service, asking("hello", message_id="m1", user_id="u1"))
+        clock.advance(1)
+        assert (await every_desk.memory.run_retention.prune(RunRetention(keep_days=0.0))).runs == 1
+        again = await service.submit(asking("hello", message_id="m1", user_id="u1"))
+        assert (again.run_id, again.outcome) == (first.run.run_id, "known")
+        result = await service.result(again.run_id, user_id="u1")
+        assert (result.status, result.text, result.message_id) == ("done", "reply 1", first.message_id)
+        [told] = [one async for one in service.follow(again.run_id)]
+        assert told == result.run
+        assert list(await service.tree(again.run_id)) == [replace(result.run, result=None)]
+        assert (list(await service.trace(again.run_id)), list(await service.usage(again.run_id))) == ([], [])
+        assert await service.cancel(again.run_id) == []
+        with pytest.raises(RunNotFound):
+            await service.result(again.run_id, user_id="u2")
+        with pytest.raises(InvalidInput):
+            await service.retry(again.run_id)
+    assert len(every_desk.model.calls) == 1
 
 
 async def test_turns_of_a_session_come_in_their_order(every_desk: RunDesk) -> None:

@@ -18,6 +18,7 @@ from threadkeep.cli import (
     pending,
     prune,
     run_carrying,
+    run_pruning,
     runs,
     serve,
     sessions,
@@ -46,6 +47,7 @@ sessions.commands.command("prune")(prune.prune_sessions)
 workflows.commands.command("run")(run_carrying.run_workflow)
 runs.commands.command("resume")(run_carrying.resume_run)
 runs.commands.command("retry")(run_carrying.retry_run)
+runs.commands.command("prune")(run_pruning.prune_runs)
 application.command("serve")(serve.serve_http)
 application.command("worker")(worker.work)
 application.command("chat")(chat.chat)

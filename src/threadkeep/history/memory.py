@@ -20,6 +20,7 @@ from threadkeep.history.manifests import Manifests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner, RetentionOptions
+from threadkeep.history.run_retention import RunPruner, RunRetention
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
@@ -50,10 +51,11 @@ class MemoryOptions:
     """How a memory is opened, beyond its database.
 
     `counter` counts the tokens of a message when it is stored. `manifest_retention_days` says how long the records of
-    model calls are kept: None is for good, 0 is not at all. `retention` says how long messages are. `background` keeps
-    the search index up to date, delivers pending writes, writes manifests and carries out retention while the memory is
-    open; short-lived commands turn it off. `transcripts` says where messages are kept: with `graph_store` it is the
-    LangGraph store of a database, of this one if none is named, or one that is handed in and stays open.
+    model calls are kept: None is for good, 0 is not at all. `retention` says how long messages are, `run_retention` how
+    long runs that are over. `background` keeps the search index up to date, delivers pending writes, writes manifests
+    and carries out retention while the memory is open; short-lived commands turn it off. `transcripts` says where
+    messages are kept: with `graph_store` it is the LangGraph store of a database, of this one if none is named, or one
+    that is handed in and stays open.
     """
 
     store: StoreOptions = StoreOptions()
@@ -62,6 +64,7 @@ class MemoryOptions:
     clock: Callable[[], datetime] = utc_now
     manifest_retention_days: float | None = 30.0
     retention: RetentionOptions = RetentionOptions()
+    run_retention: RunRetention = RunRetention()
     background: bool = True
     transcripts: Keeping = "tables"
     graph_store: DatabaseAddress | BaseStore | None = None
@@ -101,6 +104,7 @@ class Memory:
         manifests: Manifests,
         pending: PendingTurns,
         retention: Pruner,
+        run_retention: RunPruner,
         compressor: Compressor,
         learned_factors: LearnedFactors,
         counter: TokenCounter,
@@ -123,6 +127,7 @@ class Memory:
         self.older_turns = OlderTurns(transcripts, tables.embeddings, observers)
         self.pending = pending
         self.retention = retention
+        self.run_retention = run_retention
         self.compressor = compressor
         self.observers = observers
         self.clock = clock

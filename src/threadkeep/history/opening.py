@@ -15,7 +15,8 @@ from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory, MemoryOptions
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
-from threadkeep.history.retention_schedule import RetentionSchedule
+from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
+from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend, Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress, parse_address
@@ -80,15 +81,17 @@ def _assembled(
     learned_factors = LearnedFactors(tables.token_factors)
     for part in (manifests, pending, compressor, learned_factors):
         stack.push_async_callback(part.close)
+    runs = Runs(driver, clock=clock)
     return Memory(
         transcripts,
         index=kept.search,
         archive=kept.archive,
-        runs=Runs(driver, clock=clock),
+        runs=runs,
         tables=tables,
         manifests=manifests,
         pending=pending,
         retention=Pruner(kept.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
+        run_retention=RunPruner(runs, options.run_retention, observer=observers, clock=clock),
         compressor=compressor,
         learned_factors=learned_factors,
         counter=options.counter,
@@ -99,18 +102,24 @@ def _assembled(
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
     """What goes on by itself while the memory is open."""
-    schedule = RetentionSchedule(
-        memory.retention,
-        Duties(driver, clock=options.clock),
-        interval_seconds=options.retention.interval_seconds,
-        observer=memory.observers,
-    )
+    duties = Duties(driver, clock=options.clock)
+    pruners: dict[str, Prunes] = {"retention": memory.retention, "run_retention": memory.run_retention}
+    schedules = [
+        RetentionSchedule(
+            pruner,
+            duties,
+            duty=duty,
+            interval_seconds=options.retention.interval_seconds,
+            observer=memory.observers,
+        )
+        for duty, pruner in pruners.items()
+    ]
     await memory.pending.start()
     for work, name in (
         (memory.keep_index(), "search-index"),
         (memory.manifests.keep_writing(), "manifests"),
         (memory.learned_factors.keep_saving(), "token-factors"),
-        (schedule.keep_pruning(), "retention"),
+        *((schedule.keep_pruning(), schedule.duty) for schedule in schedules),
     ):
         await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
 

@@ -5,25 +5,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import StoreError
-from threadkeep.history.retention import Pruner
 from threadkeep.observe import Observer, PruningFailed
 from threadkeep.store.duties import Duties
 
-_DUTY = "retention"
 _CLAIM_SECONDS = 60.0
 _LOOK_SECONDS = 30.0
+
+
+class Prunes(Protocol):
+    """Whoever deletes what is kept for long enough."""
+
+    async def has_work(self) -> bool:
+        """Whether anything is ever to go."""
+        ...
+
+    async def prune(self, *, goes_on: Callable[[], Awaitable[bool]] | None = None) -> object:
+        """Delete what is to go now; `goes_on` is asked before each step, and False stops the round."""
+        ...
 
 
 class RetentionSchedule:
     """Makes a round when it is due; a round that fails is told, and made again at the next look."""
 
-    def __init__(self, pruner: Pruner, duties: Duties, *, interval_seconds: float, observer: Observer) -> None:
+    def __init__(
+        self, pruner: Prunes, duties: Duties, *, duty: str, interval_seconds: float, observer: Observer
+    ) -> None:
         self._pruner = pruner
         self._duties = duties
+        self.duty = duty
         self._interval_seconds = interval_seconds
         self._observer = observer
         self._owner = str(uuid7())
@@ -53,13 +68,13 @@ class RetentionSchedule:
         finally:
             # Where it cannot be said, the claim ends by itself.
             with contextlib.suppress(StoreError):
-                await (self._duties.done if done else self._duties.release)(_DUTY, self._owner)
+                await (self._duties.done if done else self._duties.release)(self.duty, self._owner)
         return True
 
     async def _claim(self) -> bool:
         self._claimed = time.monotonic()
         return await self._duties.claim(
-            _DUTY, self._owner, seconds=_CLAIM_SECONDS, every_seconds=self._interval_seconds
+            self.duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=self._interval_seconds
         )
 
     async def _goes_on(self) -> bool:

@@ -238,6 +238,18 @@ class MessagesPruned(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunsPruned(Event):
+    """A round of retention deleted runs that were over for long, and versions of workflows that no run has any more.
+
+    A tree is a run with all that were carried out for it.
+    """
+
+    trees: int
+    runs: int
+    versions: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruningFailed(Event):
     """A round of retention was broken off; what it did is done, and the next one goes on."""
 

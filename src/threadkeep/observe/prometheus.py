@@ -30,6 +30,7 @@ from threadkeep.observe.events import (
     PendingWrites,
     PruningFailed,
     ReadFailed,
+    RunsPruned,
     StoreRead,
     StoreWrite,
     SummaryFailed,
@@ -53,6 +54,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_model_failures_total": "Model calls that raised.",
     "threadkeep_model_tokens_total": "Tokens that models reported.",
     "threadkeep_pruned_messages_total": "Messages that retention archived or deleted.",
+    "threadkeep_pruned_runs_total": "Runs that retention deleted.",
     "threadkeep_pruning_failures_total": "Rounds of retention that were broken off.",
     "threadkeep_summaries_total": "Summaries that were stored, of messages and of summaries.",
     "threadkeep_summary_failures_total": "Tries to compress a session that failed, by reason.",
@@ -94,6 +96,7 @@ class PrometheusObserver:
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
         self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
         self._pruned = self._counter("threadkeep_pruned_messages_total", "action")
+        self._pruned_runs = self._counter("threadkeep_pruned_runs_total")
         self._pruning_failures = self._counter("threadkeep_pruning_failures_total")
         self._summaries = self._counter("threadkeep_summaries_total", "of")
         self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
@@ -139,8 +142,18 @@ class PrometheusObserver:
                 self._trimmed_messages.inc(event.trimmed_by_count)
             case ModelFailed():
                 self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
+            case TurnFinished():
+                self._finish(event)
+            case _:
+                self._count_background(event)
+
+    def _count_background(self, event: Event) -> None:
+        """Count what goes on beside turns."""
+        match event:
             case MessagesPruned():
                 self._pruned.labels(_one_of(RETENTION_ACTIONS, event.action)).inc(event.messages)
+            case RunsPruned():
+                self._pruned_runs.inc(event.runs)
             case PruningFailed():
                 self._pruning_failures.inc()
             case SummaryMade():
@@ -148,8 +161,6 @@ class PrometheusObserver:
                 self._summary_times.observe(event.milliseconds)
             case SummaryFailed():
                 self._summary_failures.labels(_one_of(SUMMARY_FAILURES, event.reason)).inc()
-            case TurnFinished():
-                self._finish(event)
             case _:
                 pass
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 from threadkeep.errors import RunNotFound
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent
 from threadkeep.runs.live import LiveRun, RunPiece, changed
 from threadkeep.runs.runner import Runner
-from threadkeep.store.runs import Runs
 
 type Followed = RunEvent | RunPiece | Run
 """What a follower is told; the last of it is the run itself, over or waiting for a person."""
@@ -24,8 +26,9 @@ class RunFollowing:
     Whoever waits for a run starts it when it may begin and nobody else has.
     """
 
-    def __init__(self, runs: Runs, runner: Runner) -> None:
-        self._runs = runs
+    def __init__(self, memory: Memory, runner: Runner) -> None:
+        self._memory = memory
+        self._runs = memory.runs
         self._runner = runner
 
     async def end_of(self, run_id: str, user_id: str | None) -> Run:
@@ -84,7 +87,7 @@ class RunFollowing:
             live.waiting -= 1
 
     async def run(self, run_id: str, user_id: str | None) -> Run:
-        """A run that a user may see.
+        """A run that a user may see; one that is no longer kept, with the answer that its session still has.
 
         Raises:
             RunNotFound: there is none.
@@ -92,7 +95,23 @@ class RunFollowing:
         run = await self._runs.run(run_id)
         if run is None or (user_id is not None and run.user_id != user_id):
             raise RunNotFound(run_id)
-        return run
+        return run if run.status != "done" or run.result is not None else await self._with_answer(run)
+
+    async def _with_answer(self, run: Run) -> Run:
+        if run.session_id is None or run.message_id is None:
+            return run
+        session = self._memory.session(run.session_id)
+        question = await session.find(run.message_id)
+        answer = None if question is None else await session.answer_to(question)
+        if answer is None:
+            return run
+        said: dict[str, Json] = {
+            "text": answer.content,
+            "message_id": answer.id,
+            "confidence": answer.confidence,
+            "escalated": answer.escalated,
+        }
+        return replace(run, result={name: value for name, value in said.items() if value is not None})
 
     async def _start_if_ready(self, run: Run, live: LiveRun) -> None:
         if run.status != "queued" or live.started or run.parent_run_id is not None:

@@ -47,7 +47,7 @@ class RunService:
         self._runs = memory.runs
         self._runner = runner
         self._upkeep = upkeep
-        self._following = RunFollowing(memory.runs, runner)
+        self._following = RunFollowing(memory, runner)
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run, and have it carried out: at once in this process for a caller who waits, else by any that works.

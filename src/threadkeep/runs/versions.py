@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
 from threadkeep.graphs.definition import Workflow
@@ -12,6 +13,7 @@ from threadkeep.records.runs import Run
 from threadkeep.store.runs.workflows import WorkflowVersions
 
 _MOST_RESTORED = 64
+_KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
@@ -28,7 +30,7 @@ class RunWorkflows:
     def __init__(self, workflows: Workflows, kept: WorkflowVersions) -> None:
         self._workflows = workflows
         self._kept = kept
-        self._known: set[tuple[str, str]] = set()
+        self._known: dict[tuple[str, str], float] = {}
         self._restored: dict[tuple[str, str], Workflow] = {}
 
     async def newest(self, name: str) -> Workflow:
@@ -38,9 +40,11 @@ class RunWorkflows:
             WorkflowNotFound: there is none of that name.
         """
         workflow = self._workflows.get(name)
-        if (name, workflow.version) not in self._known:
+        key = (name, workflow.version)
+        # Asked again now and then: what no run has had for long is forgotten, by whatever process.
+        if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
             await self._kept.keep(name, workflow.version, workflow.definition)
-            self._known.add((name, workflow.version))
+            self._known[key] = time.monotonic()
         return workflow
 
     async def of(self, run: Run) -> Workflow:

@@ -208,6 +208,7 @@ class RetentionRows:
             "remember_ids",
             "hold_runs",
             "delete_runs",
+            "forget_answered",
             "delete_manifests",
             "delete_context_texts",
             "delete_superseded",

@@ -26,7 +26,15 @@ _LAST_ID = "~"
 _ANSWER_REACH = 10_000
 _PLACES_AT_ONCE = 500
 # In this order; those that an engine does not need are not in its files.
-_DELETION = ("lock_session", "forget_texts", "forget_documents", "hold_runs", "delete_runs", "forget_active_session")
+_DELETION = (
+    "lock_session",
+    "forget_texts",
+    "forget_documents",
+    "hold_runs",
+    "delete_runs",
+    "forget_answered",
+    "forget_active_session",
+)
 
 
 class TableTranscripts:

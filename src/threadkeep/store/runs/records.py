@@ -8,7 +8,7 @@ from datetime import datetime
 from threadkeep.records.runs import Run, RunCursor, RunQuery
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Parameters
-from threadkeep.store.runs.rows import fetch_runs
+from threadkeep.store.runs.rows import fetch_run, fetch_runs
 from threadkeep.store.statements import load_statements
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
@@ -16,7 +16,7 @@ _LAST_ID = "~"
 
 
 class RunRecords:
-    """Lists of runs, trees of them, and what retention asks for."""
+    """Lists of runs, trees of them, and what is left when they are gone."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -48,20 +48,10 @@ class RunRecords:
         """The whole tree that a run is in, parents before their children; at most so many."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
-        if not roots:
-            return []
+            if not roots:
+                left = await fetch_run(connection, run_id)
+                return [] if left is None else [left]
         return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
-
-    async def finished_before(self, moment: datetime, *, limit: int) -> list[str]:
-        """Runs that ended before a time; not those whose tree is still at work, which may ask for them again."""
-        return await self._ids("finished_before", {"before": time_text(moment), "limit": limit})
-
-    async def delete(self, run_ids: Sequence[str]) -> int:
-        """Delete runs that are over, with their traces and usage; answers how many went."""
-        async with self._driver.writing() as connection:
-            return sum(
-                [await connection.execute(self._sql["delete"], {"run_id": run_id}) for run_id in sorted(run_ids)]
-            )
 
     async def forget_user(self, user_id: str) -> int:
         """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""

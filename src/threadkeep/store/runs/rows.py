@@ -17,6 +17,15 @@ from threadkeep.store.statements import for_rows, load_statements, row_parameter
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
+_NOT_KEPT: Mapping[str, Any] = {
+    **dict.fromkeys((*_COLUMNS, "resumed")),
+    "depth": 0,
+    "inputs": (),
+    "resumed": False,
+    "budget": RunBudget(),
+    "attempts": 1,
+    "set_aside": False,
+}
 
 
 def run_of(row: Row) -> Run:
@@ -73,6 +82,27 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:
-    """The run with an id."""
+    """The run with an id; of one that is no longer kept, what is left of it."""
     found = await fetch_runs(connection, [run_id])
-    return found[0] if found else None
+    if found:
+        return found[0]
+    left = await connection.fetch(load_statements("runs.sql")["answered"], {"run_id": run_id})
+    return _run_left(left[0]) if left else None
+
+
+def _run_left(row: Row) -> Run:
+    """A run of which no more is known than which message it answered: it is over, and has no words."""
+    run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
+    known = {
+        "run_id": run_id,
+        "root_run_id": run_id,
+        "session_id": session_id,
+        "message_id": message_id,
+        "workflow": workflow,
+        "status": status,
+        "user_id": user_id,
+        "trigger": trigger,
+        "created_at": time_of(created_at),
+        "ended_at": time_of(ended_at),
+    }
+    return Run(**{**_NOT_KEPT, **known})

@@ -14,6 +14,7 @@ from threadkeep.store.runs.claims import Claim, claim_message
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
+from threadkeep.store.runs.retention import FinishedRuns
 from threadkeep.store.runs.rows import fetch_run, json_text
 from threadkeep.store.runs.trace import RunTrace, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
@@ -47,6 +48,7 @@ class Runs:
         self.order = RunOrder(driver, clock=clock, stale=self._stale)
         self.trace = RunTrace(driver, clock=clock, limits=trace_limits or TraceLimits())
         self.records = RunRecords(driver)
+        self.finished = FinishedRuns(driver)
         self.workflows = WorkflowVersions(driver, clock=clock)
         self.sessions = ActiveSessions(driver, clock=clock)
 

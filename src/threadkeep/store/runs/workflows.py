@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import WorkflowVersion
@@ -11,6 +11,9 @@ from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Row
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.statements import load_statements
+
+# Looking takes a while, and other processes have clocks of their own.
+_CLOCKS_DIFFER = timedelta(hours=1)
 
 
 class WorkflowVersions:
@@ -46,10 +49,27 @@ class WorkflowVersions:
             rows = await connection.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
         return [_version_of(row) for row in rows]
 
-    async def forget(self, before: datetime) -> int:
-        """Delete versions that are older than a time and that no run has; answers how many went."""
+    async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
+        """Names and versions that are older than a time and that no run has; never the newest of a workflow."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
+        return [(name, version) for name, version in rows]
+
+    async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
+        """Delete versions that were just found unused, but for those with which runs have begun since.
+
+        Answers how many went.
+        """
+        since = time_text(self._clock() - _CLOCKS_DIFFER)
         async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["forget_workflows"], {"before": time_text(before)})
+            return sum(
+                [
+                    await connection.execute(
+                        self._sql["forget_workflow"], {"name": name, "version": version, "since": since}
+                    )
+                    for name, version in unused
+                ]
+            )
 
 
 def _version_of(row: Row) -> WorkflowVersion:

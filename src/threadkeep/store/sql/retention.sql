@@ -113,6 +113,13 @@ WITH RECURSIVE gone (run_id) AS (
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
+-- name: forget_answered
+-- Messages whose runs are gone already.
+DELETE FROM chat_answered_messages
+WHERE session_id = :session_id AND message_id IN (
+    SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+)
+
 -- name: delete_vectors
 -- By each model there is, one after the other: the index begins with it.
 WITH RECURSIVE models (model) AS (

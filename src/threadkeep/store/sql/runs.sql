@@ -32,6 +32,14 @@ SELECT
     r.deadline_at
 FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
 
+-- name: answered
+-- What is left of a run whose message may be sent again.
+SELECT run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at
+FROM chat_answered_messages
+WHERE run_id = :run_id
+ORDER BY message_id
+LIMIT 1
+
 -- name: heartbeat
 UPDATE chat_runs SET heartbeat_at = :now WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 

@@ -1,12 +1,14 @@
 -- The order of the turns of a session: a run may begin if none that arrived before it is queued or at work.
 
 -- name: known
--- The run that has this id, or that a message began or joined.
+-- The run that has this id, or that a message began or joined; also where only its answer is left.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
 UNION ALL
 SELECT run_id FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
+UNION ALL
+SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 LIMIT 1
 
 -- name: users_other

@@ -56,21 +56,6 @@ SELECT t.run_id FROM (
 ORDER BY t.depth, t.created_at, t.run_id
 LIMIT :limit
 
--- name: finished_before
--- What ended before a time; a child only when the run at the top of its tree has ended too, which may ask for it again.
-SELECT r.run_id FROM chat_runs r
-WHERE r.created_at < :before AND r.ended_at < :before AND r.status IN ('done', 'failed', 'cancelled', 'interrupted')
-    AND NOT EXISTS (
-        SELECT 1 FROM chat_runs t
-        WHERE t.run_id = r.root_run_id AND t.run_id <> r.run_id AND t.status IN ('queued', 'running', 'waiting')
-    )
-ORDER BY r.created_at, r.run_id
-LIMIT :limit
-
--- name: delete
--- Only what is over by now: a person may have had it tried again.
-DELETE FROM chat_runs WHERE run_id = :run_id AND status IN ('done', 'failed', 'cancelled', 'interrupted')
-
 -- name: delete_of_user
 -- Runs of a user that are in no session, with all below them; those of sessions go with these.
 WITH RECURSIVE gone (run_id) AS (
@@ -110,9 +95,20 @@ WHERE name = :name
 ORDER BY first_used_at DESC, version
 LIMIT :limit
 
--- name: forget_workflows
--- Versions that no run has.
+-- name: unused_workflows
+-- Versions that no run has, but for the newest of each workflow.
+SELECT w.name, w.version FROM chat_workflows w
+WHERE w.first_used_at < :before
+    AND EXISTS (
+        SELECT 1 FROM chat_workflows n WHERE n.name = w.name AND (n.first_used_at, n.version) > (w.first_used_at, w.version)
+    )
+    AND NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.workflow = w.name AND r.version = w.version)
+ORDER BY w.first_used_at, w.name, w.version
+LIMIT :limit
+
+-- name: forget_workflow
+-- Unless a run has begun with it since somebody looked.
 DELETE FROM chat_workflows
-WHERE first_used_at < :before AND NOT EXISTS (
-    SELECT 1 FROM chat_runs r WHERE r.workflow = chat_workflows.name AND r.version = chat_workflows.version
+WHERE name = :name AND version = :version AND NOT EXISTS (
+    SELECT 1 FROM chat_runs r WHERE r.created_at >= :since AND r.workflow = :name AND r.version = :version
 )

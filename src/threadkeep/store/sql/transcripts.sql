@@ -193,6 +193,9 @@ WITH RECURSIVE gone (run_id) AS (
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
+-- name: forget_answered
+DELETE FROM chat_answered_messages WHERE session_id = :session_id
+
 -- name: forget_active_session
 DELETE FROM chat_active_sessions WHERE session_id = :session_id
 

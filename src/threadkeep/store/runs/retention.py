@@ -1,0 +1,119 @@
+"""Runs that are over for long, deleted as whole trees in steps; each step is whole, and short."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.records.runs import RunStatus
+from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+
+_NEVER = "1970-01-01T00:00:00.000000+00:00"
+
+type TreeCursor = tuple[datetime, str]
+
+
+@dataclass(frozen=True)
+class Cutoffs:
+    """What ended before these times goes; without a time for those that are set aside, none of them does."""
+
+    before: datetime
+    set_aside_before: datetime | None = None
+
+
+@dataclass(frozen=True)
+class FinishedTree:
+    """A run with all below it, over for long; `workflow` and the times are those of the run at the top."""
+
+    root_run_id: str
+    workflow: str
+    status: RunStatus
+    ended_at: datetime
+    runs: int
+    events: int
+    cursor: TreeCursor
+
+
+@dataclass(frozen=True)
+class RemovedRuns:
+    """What one step took: whole trees with their runs, or some events of a large one."""
+
+    trees: int = 0
+    runs: int = 0
+    events: int = 0
+
+
+class FinishedRuns:
+    """What retention asks of the tables of runs.
+
+    Its laws: a tree goes as a whole or stays; one that is at work, waits or has been taken up again stays. Of a message
+    that was answered it stays known that it was, for as long as the message is there.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._sql = load_statements("runs_retention.sql", f"{driver.backend}/runs.sql")
+
+    async def trees(self, cutoffs: Cutoffs, *, after: TreeCursor | None, limit: int) -> list[FinishedTree]:
+        """Some trees that are to go, the oldest first."""
+        created_at, run_id = after or (None, "")
+        place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["over_for_long"], {**place, **_times(cutoffs)})
+        return [_tree_of(row) for row in rows]
+
+    async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> RemovedRuns:
+        """Delete those of some trees that are still as they were, with their traces and usage.
+
+        Raises:
+            RowLocked: somebody else's transaction has one of their runs.
+        """
+        sizes = {tree.root_run_id: tree for tree in trees}
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            roots = await self._still_over(connection, sorted(sizes), cutoffs)
+            if not roots:
+                return RemovedRuns()
+            rows = [{"root_run_id": root} for root in roots]
+            await connection.execute(for_rows(self._sql["remember"], len(rows)), row_parameters(rows))
+            gone = await connection.fetch(for_rows(self._sql["delete_trees"], len(rows)), row_parameters(rows))
+        return RemovedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
+
+    async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> RemovedRuns:
+        """Delete some events of a large tree, which goes when it has few left; nothing if it is not as it was."""
+        async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
+            if not await self._still_over(connection, [tree.root_run_id], cutoffs):
+                return RemovedRuns()
+            parameters = {"root_run_id": tree.root_run_id, "limit": limit}
+            return RemovedRuns(events=await connection.execute(self._sql["delete_some_events"], parameters))
+
+    async def _still_over(self, connection: Connection, roots: Sequence[str], cutoffs: Cutoffs) -> list[str]:
+        rows = [{"root_run_id": root} for root in roots]
+        if "hold_trees" in self._sql:
+            await connection.fetch(for_rows(self._sql["hold_trees"], len(rows)), row_parameters(rows))
+        parameters = {**row_parameters(rows), **_times(cutoffs)}
+        found = await connection.fetch(for_rows(self._sql["still_over"], len(rows)), parameters)
+        return [root for (root,) in found]
+
+
+def _times(cutoffs: Cutoffs) -> Parameters:
+    aside = cutoffs.set_aside_before
+    return {
+        "before": time_text(cutoffs.before),
+        "set_aside_before": _NEVER if aside is None else time_text(aside),
+    }
+
+
+def _tree_of(row: Row) -> FinishedTree:
+    root_run_id, workflow, status, created_at, run_id, ended_at, runs, events = row
+    return FinishedTree(
+        root_run_id,
+        workflow,
+        status,
+        time_of(ended_at),
+        int(runs),
+        int(events),
+        cursor=(time_of(created_at), run_id),
+    )

@@ -1,0 +1,61 @@
+"""`threadkeep runs prune`: says exactly what would go, and does exactly that."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from tests.cli.running import CommandLine
+from tests.databases import execute, query
+from threadkeep.history.memory import Memory
+from threadkeep.records.runs import NewRun, TraceEvent
+
+
+@pytest.fixture
+def filled(any_cli: CommandLine) -> CommandLine:
+    """A command line over a run with a child that ended 40 days ago, one that was set aside then, and one of today."""
+
+    async def fill(memory: Memory) -> None:
+        for run_id, parent in (("old", None), ("child", "old"), ("aside", None), ("young", None)):
+            new = NewRun(run_id=run_id, workflow="desk", input={"text": "canary"}, parent_run_id=parent)
+            await memory.runs.order.add(new, owner="me")
+            await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})])
+        for run_id in ("child", "old", "young"):
+            await memory.runs.finish(run_id, "me", "done")
+        await memory.runs.finish("aside", "me", "failed", set_aside=True)
+
+    any_cli.remember(fill)
+    before = (datetime.now(UTC) - timedelta(days=40)).isoformat(timespec="microseconds")
+    execute(any_cli.url, f"UPDATE chat_runs SET created_at = '{before}', ended_at = '{before}' WHERE run_id <> 'young'")
+    return any_cli
+
+
+def left(cli: CommandLine) -> list[object]:
+    """The runs that are there."""
+    return sorted(one["run_id"] for one in cli("runs", "list", "--json").json["runs"])
+
+
+def test_what_was_said_is_done(filled: CommandLine) -> None:
+    """A dry run changes nothing; whole trees go, with their checkpoints; what is set aside only when it is named."""
+    said = filled("runs", "prune", "--dry-run", "--json").json
+    assert said == {"dry_run": True, "trees": 1, "runs": 2, "events": 2, "root_run_ids": ["old"]}
+    shown = filled("runs", "prune", "--dry-run")
+    assert "Would be deleted: 2 runs (2 events) of 1 tree. Nothing was changed." in shown.out
+    assert filled("runs", "prune", "--older-than", "41", "--dry-run").out == "No run is over for so long.\n"
+    assert left(filled) == ["aside", "child", "old", "young"]
+    done = filled("runs", "prune", "--json").json
+    assert done == {"dry_run": False, "trees": 1, "runs": 2, "events": 2, "versions": 0, "busy": 0}
+    assert left(filled) == ["aside", "young"]
+    assert query(filled.url, "SELECT run_id FROM chat_run_checkpoints ORDER BY run_id") == [("young",)]
+    assert filled("runs", "prune").out == "No run is over for so long.\n"
+
+
+def test_the_limits_may_be_named(filled: CommandLine) -> None:
+    """Runs that are set aside go after a limit of their own, which is not the lower one."""
+    assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
+    done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39")
+    assert done.out == "Deleted 4 runs (4 events) of 3 trees.\n"
+    assert left(filled) == []
+    filled.set(THREADKEEP_RUN_RETENTION_DAYS="30", THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS="20")
+    assert "THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS" in filled("runs", "prune").err
