@@ -11,6 +11,7 @@ from pydantic import SecretStr
 
 from threadkeep import (
     InvalidSettings,
+    MemoryOptions,
     Retention,
     RetentionLimits,
     RetentionOptions,
@@ -18,7 +19,10 @@ from threadkeep import (
     Settings,
     load_settings,
 )
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.settings import default_database
+from threadkeep.store.runs.trace import TraceLimits
 
 SECRET = "s3cret-7f3a"
 
@@ -59,6 +63,9 @@ def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
     assert (store.pool_timeout_seconds, store.pool_max_idle_seconds) == (30, 300)
     assert store.synchronous == "FULL"
     assert settings.graph_store == settings.database
+    runs = settings.run_options(works=True, close_seconds=10.0)
+    assert runs == RunServiceOptions(prices=runs.prices)
+    assert settings.memory_options().run_stale_seconds == MemoryOptions().run_stale_seconds
 
 
 def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -98,6 +105,14 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "RETENTION_DELETE_MAX_MESSAGES": ("2000", 2000),
         "RETENTION_DELETE_MAX_IDLE_DAYS": ("400", 400.0),
         "RETENTION_INTERVAL_HOURS": ("0.5", 0.5),
+        "RUN_POLL_SECONDS": ("0.5", 0.5),
+        "RUN_DEAD_SECONDS": ("16", 16.0),
+        "RUN_MAX_ATTEMPTS": ("5", 5),
+        "RUN_PAUSE_SECONDS": ("2", 2.0),
+        "RUN_LONGEST_PAUSE_SECONDS": ("60", 60.0),
+        "RUN_TRACE_MAX_EVENTS": ("100", 100),
+        "RUN_TRACE_MAX_CHARS": ("1000", 1000),
+        "RUN_CHECKPOINT_RETENTION_HOURS": ("1", 1.0),
         "RUN_RETENTION_DAYS": ("7", 7.0),
         "RUN_RETENTION_SET_ASIDE_DAYS": ("90.5", 90.5),
         "API_KEYS": ("web:abc, bot:d:e", {"web": SecretStr("abc"), "bot": SecretStr("d:e")}),
@@ -127,6 +142,13 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     limits = Retention(RetentionLimits(30, 1000, 60.5), RetentionLimits(365, 2000, 400))
     assert options.retention == RetentionOptions(limits, interval_seconds=1800)
     assert options.run_retention == RunRetention(7, 90.5)
+    assert (options.run_stale_seconds, options.run_trace_limits) == (30.0, TraceLimits(100, 1000))
+    runs = settings.run_options(works=False, close_seconds=1.0)
+    assert runs.engine == EngineOptions(
+        works=False, concurrency=3, poll_seconds=0.5, dead_seconds=16.0, max_attempts=5, close_seconds=1.0
+    )
+    assert (runs.heartbeat_seconds, runs.keep_checkpoints_seconds) == (10.0, 3600.0)
+    assert (runs.pause_seconds, runs.longest_pause_seconds) == (2.0, 60.0)
     assert not settings.memory_options(background=False).background
 
 

@@ -85,11 +85,8 @@ def runs_of(
 ) -> RunsOnDemand:
     """The runs of a memory's database, as the settings say; `model` is what nodes call that name none."""
     from threadkeep.graphs.resources import Resources
-    from threadkeep.runs.engine import EngineOptions
     from threadkeep.runs.on_demand import RunsOnDemand
-    from threadkeep.runs.prices import read_prices
     from threadkeep.runs.service import RunService, open_runs
-    from threadkeep.runs.service_options import RunServiceOptions
     from threadkeep.workflow.models import make_model
     from threadkeep.workflow.recalled_turns import RecalledTurns
 
@@ -101,8 +98,7 @@ def runs_of(
         observer=memory.observers,
         turn_options=options.turn_options(sources),
     )
-    engine = EngineOptions(works=works, concurrency=settings.run_concurrency, close_seconds=settings.shutdown_timeout)
-    run_options = RunServiceOptions(prices=read_prices(settings.prices), engine=engine)
+    run_options = settings.run_options(works=works, close_seconds=settings.shutdown_timeout)
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[RunService]:

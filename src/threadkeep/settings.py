@@ -8,16 +8,15 @@ from typing import Annotated, Literal, Self
 
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.history.compression import Compression, read_size
 from threadkeep.history.memory import MemoryOptions
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
-from threadkeep.history.run_retention import RunRetention
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.runs.prices import read_prices
+from threadkeep.runs.settings import RunSettings, split_list
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 from threadkeep.store.keeping import Keeping
@@ -32,7 +31,7 @@ def default_database() -> Path:
     return user_data_path("threadkeep") / "threadkeep.db"
 
 
-class Settings(BaseSettings):
+class Settings(RunSettings):
     """Every setting of the service and the command line. Made by `load_settings`, whose errors are sentences."""
 
     model_config = SettingsConfigDict(
@@ -71,11 +70,6 @@ class Settings(BaseSettings):
     workflows: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Comma-separated: a YAML file, a folder of them, or name=package.module:graph.",
-    )
-    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process carries out at a time.")
-    prices: Annotated[list[str], NoDecode] = Field(
-        default_factory=list,
-        description="What models cost, comma-separated: model=input/output (or /cached), for a million tokens.",
     )
 
     history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
@@ -126,12 +120,6 @@ class Settings(BaseSettings):
     retention_delete_max_idle_days: float | None = Field(
         None, gt=0, le=36_500, description="Sessions in which nothing was said for more days are deleted."
     )
-    run_retention_days: float = Field(
-        30.0, gt=0, le=36_500, description="Days that runs which are over are kept, with their traces."
-    )
-    run_retention_set_aside_days: float | None = Field(
-        None, gt=0, le=36_500, description="Days that runs are kept which are set aside for a person; else for good."
-    )
     retention_interval_hours: float = Field(1.0, gt=0, description="Hours between two rounds of the service.")
 
     pending_dir: Path | None = Field(None, description="Absolute folder of the turns that no database took yet.")
@@ -181,16 +169,10 @@ class Settings(BaseSettings):
             raise ValueError("write an absolute path, without ~")
         return value
 
-    @field_validator("workflows", "prices", mode="before")
+    @field_validator("workflows", mode="before")
     @classmethod
-    def _parse_list(cls, value: object) -> object:
-        return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
-
-    @field_validator("prices")
-    @classmethod
-    def _check_prices(cls, value: list[str]) -> list[str]:
-        read_prices(value)
-        return value
+    def _parse_workflows(cls, value: object) -> object:
+        return split_list(value)
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -223,12 +205,6 @@ class Settings(BaseSettings):
             variable = f"{PREFIX}SUMMARY_KEEP"
             sentence = f"{variable} does not go with {PREFIX}SUMMARY_TRIGGER: {error}"
             raise InvalidSettings(sentence, variable=variable) from None
-        if (self.run_retention_set_aside_days or 36_500) < self.run_retention_days:
-            variable = f"{PREFIX}RUN_RETENTION_SET_ASIDE_DAYS"
-            raise InvalidSettings(
-                f"{variable} is below {PREFIX}RUN_RETENTION_DAYS: what waits for a person is kept longer.",
-                variable=variable,
-            )
         if not self.api_keys and not is_loopback(self.host):
             raise InvalidSettings(
                 f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
@@ -275,11 +251,6 @@ class Settings(BaseSettings):
         )
         return RetentionOptions(Retention(archive, delete), self.retention_interval_hours * 3600)
 
-    @property
-    def run_retention(self) -> RunRetention:
-        """How long runs are kept that are over."""
-        return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
-
     def store_options(self) -> StoreOptions:
         """How databases are opened."""
         return StoreOptions(
@@ -299,6 +270,8 @@ class Settings(BaseSettings):
             manifest_retention_days=self.manifest_retention_days,
             retention=self.retention,
             run_retention=self.run_retention,
+            run_stale_seconds=self.run_stale_seconds,
+            run_trace_limits=self.run_trace_limits,
             background=background,
             transcripts=self.transcripts,
             graph_store=self.graph_store,

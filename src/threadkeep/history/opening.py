@@ -81,7 +81,7 @@ def _assembled(
     learned_factors = LearnedFactors(tables.token_factors)
     for part in (manifests, pending, compressor, learned_factors):
         stack.push_async_callback(part.close)
-    runs = Runs(driver, clock=clock)
+    runs = Runs(driver, clock=clock, stale_seconds=options.run_stale_seconds, trace_limits=options.run_trace_limits)
     return Memory(
         transcripts,
         index=kept.search,

@@ -1,0 +1,114 @@
+"""The part of the environment that is about runs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+from threadkeep.errors import InvalidSettings
+from threadkeep.history.run_retention import RunRetention
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.prices import read_prices
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.store.runs.trace import TraceLimits
+
+# By how much what is said of a process in the rows of its runs lags behind what the engine knows of it: an engine that
+# hands a run over says so itself, and the rows are for what has none.
+_STALE_TO_DEAD = 15 / 8
+_HEARTBEAT_TO_DEAD = 5 / 8
+
+
+class RunSettings(BaseSettings):
+    """How runs are carried out, tried again, traced and kept."""
+
+    run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process carries out at a time.")
+    run_poll_seconds: float = Field(
+        0.25, ge=0.01, le=60, description="Seconds between two looks of a process for queued runs."
+    )
+    run_dead_seconds: float = Field(
+        8.0, ge=1, le=3600, description="Seconds without a sign of life after which a process is taken for dead."
+    )
+    run_max_attempts: int = Field(
+        3, ge=1, le=100, description="How often a run is carried out whose process dies, before it is set aside."
+    )
+    run_pause_seconds: float = Field(
+        0.5, ge=0, le=3600, description="Seconds before the second try of a run that failed; doubled before each other."
+    )
+    run_longest_pause_seconds: float = Field(20.0, ge=0, le=3600, description="Seconds before a try at most.")
+    run_trace_max_events: int = Field(10_000, ge=0, description="Events of a run's trace that are kept.")
+    run_trace_max_chars: int = Field(4_000_000, ge=0, description="Characters of a run's trace that are kept.")
+    run_retention_days: float = Field(
+        30.0, gt=0, le=36_500, description="Days that runs which are over are kept, with their traces."
+    )
+    run_retention_set_aside_days: float | None = Field(
+        None, gt=0, le=36_500, description="Days that runs are kept which are set aside for a person; else for good."
+    )
+    run_checkpoint_retention_hours: float = Field(
+        24.0, ge=0, le=876_000, description="Hours that a run without a result can be tried again where it stopped."
+    )
+    prices: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="What models cost, comma-separated: model=input/output (or /cached), for a million tokens.",
+    )
+
+    @field_validator("prices", mode="before")
+    @classmethod
+    def _parse_prices(cls, value: object) -> object:
+        return split_list(value)
+
+    @field_validator("prices")
+    @classmethod
+    def _check_prices(cls, value: list[str]) -> list[str]:
+        read_prices(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_run_retention(self) -> Self:
+        aside = self.run_retention_set_aside_days
+        if aside is not None and aside < self.run_retention_days:
+            variable = "THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS"
+            raise InvalidSettings(
+                f"{variable} is below THREADKEEP_RUN_RETENTION_DAYS: what waits for a person is kept longer.",
+                variable=variable,
+            )
+        return self
+
+    @property
+    def run_retention(self) -> RunRetention:
+        """How long runs are kept that are over."""
+        return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
+
+    @property
+    def run_stale_seconds(self) -> float:
+        """How long the row of a run may go without a heartbeat."""
+        return self.run_dead_seconds * _STALE_TO_DEAD
+
+    @property
+    def run_trace_limits(self) -> TraceLimits:
+        """How much of a run's trace is kept."""
+        return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
+
+    def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
+        """How runs are carried out; without `works` none of the queue are."""
+        return RunServiceOptions(
+            prices=read_prices(self.prices),
+            engine=EngineOptions(
+                works=works,
+                concurrency=self.run_concurrency,
+                poll_seconds=self.run_poll_seconds,
+                dead_seconds=self.run_dead_seconds,
+                max_attempts=self.run_max_attempts,
+                close_seconds=close_seconds,
+            ),
+            heartbeat_seconds=self.run_dead_seconds * _HEARTBEAT_TO_DEAD,
+            pause_seconds=self.run_pause_seconds,
+            longest_pause_seconds=self.run_longest_pause_seconds,
+            keep_checkpoints_seconds=self.run_checkpoint_retention_hours * 3600,
+        )
+
+
+def split_list(value: object) -> object:
+    """The parts of a text that has commas between them."""
+    return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value
