@@ -42,6 +42,7 @@ INTERNAL = {
     "forgetting",
     "before_closing",
     "settle",
+    "settle_run",
     "keep_index",
     "turn",
     "patience",

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from langchain.agents.middleware import AgentMiddleware
 from langchain_core.messages import AIMessage
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.memory import InMemorySaver
@@ -51,12 +52,15 @@ class RunDesk:
     saver: BaseCheckpointSaver[str] = field(default_factory=InMemorySaver)
     store: BaseStore = field(default_factory=InMemoryStore)
     engine: DatabaseAddress = IN_MEMORY
+    middleware: tuple[AgentMiddleware[Any, Any, Any], ...] = ()
 
     @asynccontextmanager
     async def open(self, *workflows: str | Workflow, options: RunServiceOptions = QUICK) -> AsyncIterator[RunService]:
         """A service with some workflows, YAML or ready."""
         ready = [read_workflow(one) if isinstance(one, str) else one for one in workflows]
-        resources = Resources(memory=self.memory, model=lambda _: self.model, observer=self.events)
+        resources = Resources(
+            memory=self.memory, model=lambda _: self.model, observer=self.events, middleware=self.middleware
+        )
         async with open_runs(
             self.memory,
             self.engine,

@@ -14,12 +14,12 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 
-from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
+from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import Memory
 from threadkeep.graphs.definition import python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
@@ -208,3 +208,18 @@ async def test_the_graph_of_a_child_has_its_store_and_its_thread(desk: RunDesk) 
     assert result.text == f"{child.run_id} True"
     assert await desk.store.aget(("seen",), child.run_id) is not None
     assert await desk.saver.aget_tuple({"configurable": {"thread_id": child.run_id}}) is None
+
+
+async def test_a_tree_whose_child_stops_first_is_cancelled(every_desk: RunDesk) -> None:
+    """The child has ended when its parent hears of the cancelling: that is no failure of the parent."""
+
+    async def cancelled_from_elsewhere(_: Sequence[BaseMessage]) -> AIMessage:
+        [parent] = (await every_desk.memory.runs.records.runs(RunQuery(workflow="parent")))[0]
+        await every_desk.memory.runs.request_cancel(parent.run_id)
+        raise ValueError
+
+    every_desk.model = ScriptedModel(["draft", cancelled_from_elsewhere])
+    async with every_desk.open(CHILD, PARENT % "", options=replace(QUICK, watch_seconds=3600.0)) as service:
+        result = await carried_out(service, ASKED)
+        tree = await tree_of(service, result.run.run_id)
+    assert [(run.status, run.error) for run in tree] == [("cancelled", None)] * 2

@@ -28,6 +28,9 @@ class Speaker:
             raise self._error
         self._said.append("last words")
 
+    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
+        """Nothing is said by runs."""
+
 
 async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
     """Everybody is asked, what is unfinished is waited for, and then the error is told."""

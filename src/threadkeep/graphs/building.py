@@ -11,9 +11,7 @@ from langgraph.graph import END, START, StateGraph
 from threadkeep.graphs.definition import Graph
 from threadkeep.graphs.document import Continuing, Entry, WorkflowDocument
 from threadkeep.graphs.nodes import (
-    AgentNode,
     CategorizerNode,
-    ModelNode,
     Node,
     RecordAnswerNode,
     RecordQuestionNode,
@@ -24,6 +22,7 @@ from threadkeep.graphs.nodes import (
 from threadkeep.graphs.nodes.base import END_NAME
 from threadkeep.graphs.nodes.speaking import SpeakingNode
 from threadkeep.graphs.paths import Paths
+from threadkeep.graphs.questions import reset_commands, stores_question
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 
@@ -57,14 +56,14 @@ class TurnPlan:
             for name, entry in document.nodes.items()
             if isinstance(entry, SpeakingNode)
             and entry.answers
-            and _stores_question(entry)
+            and stores_question(entry)
             and name not in repeated
             and not speaking & (paths.after(name) | beside.get(name, frozenset()))
         )
         return cls(
             paths.start,
             answering,
-            records_question=not _stores_question(document.nodes[paths.start]),
+            records_question=not stores_question(document.nodes[paths.start]),
             records_answer=any(paths.reaches_end(name, avoiding=answering) for name in speaking - answering),
             meetings=paths.meetings(),
         )
@@ -98,8 +97,7 @@ def add_node(builder: Graph, name: str, node: Node, *, defer: bool = False) -> N
 
 
 def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> None:
-    agents = [entry for entry in document.nodes.values() if isinstance(entry, AgentNode)]
-    resets = tuple(dict.fromkeys(agent.reset_command for agent in agents if agent.reset_command is not None))
+    resets = reset_commands(document.nodes.values())
     if plan.records_question:
         add_node(builder, _QUESTION, RecordQuestionNode(reset_commands=resets))
         builder.add_edge(START, _QUESTION)
@@ -113,7 +111,7 @@ def _add_ends(builder: Graph, document: WorkflowDocument, plan: TurnPlan) -> Non
 def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, ends: str) -> Entry:
     """A node as this workflow needs it: a copy, since what was read stays as it is."""
     changes: dict[str, object] = {}
-    if isinstance(entry, SpeakingNode) and _stores_question(entry) and name not in plan.answering:
+    if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
     if isinstance(entry, SubworkflowNode) and "max_depth" not in entry.model_fields_set:
         changes["max_depth"] = document.options.max_depth
@@ -141,10 +139,3 @@ def _ending_at(entry: Entry, ends: str) -> Mapping[str, object]:
 
 def _speaks(entry: Entry) -> bool:
     return entry.speaks or (isinstance(entry, TemplateNode) and entry.as_message)
-
-
-def _stores_question(entry: Entry) -> bool:
-    """Whether a node stores what it is asked in the run's session."""
-    if isinstance(entry, AgentNode):
-        return entry.input is None and not entry.use_graph_chat_history
-    return isinstance(entry, ModelNode) and entry.input is None

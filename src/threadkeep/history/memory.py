@@ -90,10 +90,14 @@ class MemoryOptions:
 
 
 class LastWords(Protocol):
-    """Somebody who has something to store before the memory closes."""
+    """Somebody who has something to store before the memory closes, or the session goes on."""
 
     async def settle_all(self) -> None:
         """Store it."""
+        ...
+
+    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
+        """Store what a run had said that is over; forget it where the run goes on elsewhere, and says it again."""
         ...
 
 
@@ -205,6 +209,17 @@ class Memory:
             await other.pending.close()
         for error in filter(None, results):
             raise error
+
+    async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
+        """Have what a run that was cut off had said stored now, before its session goes on.
+
+        Where it goes on `elsewhere` that is forgotten: it is said there again.
+        """
+        for speaker in list(self._speakers):
+            await speaker.settle_run(run_id, elsewhere=elsewhere)
+        if self._unfinished:
+            # Whoever was cancelled did not wait for what he had begun to write.
+            await asyncio.wait(self._unfinished)
 
     def session(self, session_id: str, *, user_id: str | None = None) -> Session:
         """The session with an id; nothing is read or written yet.

@@ -18,7 +18,7 @@ from threadkeep.graphs.children import result_of
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.nodes.speaking import SpeakingNode
-from threadkeep.graphs.resources import Resources, RunContext
+from threadkeep.graphs.resources import Resources
 from threadkeep.graphs.state import answer_of
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
@@ -26,7 +26,7 @@ from threadkeep.runs.failures import is_passing, kind_of, pause_before
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Meter
-from threadkeep.runs.requests import begin_state, interrupts_of, map_of, names_in
+from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.tracing import RunTracer, ToolTrace, jsonable
 from threadkeep.workflow.conversion import opinion_of, text_of
@@ -130,7 +130,7 @@ class Execution:
         stream: Any = self._graph.astream(
             given,
             self._config(),
-            context=self._context(),
+            context=context_of(self._run, self._means.resources),
             stream_mode=modes,
             subgraphs=self._live.wants_pieces,
             durability=self._durability(),
@@ -216,33 +216,16 @@ class Execution:
             Meter(self._ledger, self._means.options.prices),
             ToolTrace(self._tracer),
         ]
-        metadata = map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
         return {
             "configurable": {
                 "thread_id": run.run_id,
                 "session_id": run.session_id,
                 "user_id": run.user_id,
-                "message_metadata": metadata,
+                "message_metadata": metadata_of(run),
             },
             "callbacks": callbacks,
             "recursion_limit": self._workflow.options.recursion_limit,
         }
-
-    def _context(self) -> RunContext:
-        run = self._run
-        values = run.inputs[-1].values if run.inputs else {}
-        return RunContext(
-            run_id=run.run_id,
-            workflow=run.workflow,
-            resources=self._means.resources,
-            session_id=run.session_id,
-            user_id=run.user_id,
-            message_id=run.message_id,
-            trigger=run.trigger,
-            depth=run.depth,
-            user_context=map_of(values, "user_context"),
-            ancestors=names_in(values, "ancestors"),
-        )
 
     def _durability(self) -> Durability:
         return "sync"

@@ -9,6 +9,7 @@ from typing import Literal
 from langchain_core.messages import HumanMessage
 
 from threadkeep.errors import InvalidInput
+from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import WorkflowState, initial_state
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunInput, RunStatus, RunTrigger
@@ -135,6 +136,28 @@ def begin_state(run: Run) -> WorkflowState:
         HumanMessage(text_of_input(one), id=one.message_id or _question_id(run, number)) for one, number in asked
     ]
     return state
+
+
+def context_of(run: Run, resources: Resources) -> RunContext:
+    """What the nodes of a run get beside the state."""
+    values = run.inputs[-1].values if run.inputs else {}
+    return RunContext(
+        run_id=run.run_id,
+        workflow=run.workflow,
+        resources=resources,
+        session_id=run.session_id,
+        user_id=run.user_id,
+        message_id=run.message_id,
+        trigger=run.trigger,
+        depth=run.depth,
+        user_context=map_of(values, "user_context"),
+        ancestors=names_in(values, "ancestors"),
+    )
+
+
+def metadata_of(run: Run) -> dict[str, Json]:
+    """What is kept with the message that a run was asked for by."""
+    return map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
 
 
 def text_of_input(given: RunInput) -> str:

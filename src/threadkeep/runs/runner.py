@@ -23,6 +23,7 @@ from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.turn_endings import TurnEndings
 from threadkeep.runs.versions import RunWorkflows, VersionGone
 
 _TAKE_OVERS = 3
@@ -42,6 +43,7 @@ class Runner:
         self._memory = memory
         self._runs = memory.runs
         self._checkpoints = checkpoints
+        self._endings = TurnEndings(memory, workflows)
         self._carried: dict[str, Carried] = {}
         self._expected: dict[str, Run] = {}
         # Held from the start on: whoever asks meanwhile must see that it was started.
@@ -146,6 +148,7 @@ class Runner:
         """Set a run aside that the engine does not try any more."""
         run = await self.take_up(run_id)
         if run is not None:
+            await self._endings.end(run, self.means.resources)
             await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
             await self._clear_up(run, Outcome("failed"))
         self.live.of(run_id).end()
@@ -212,6 +215,7 @@ class Runner:
             await self._let_go(carried)
             raise
         if carried.stop == "lost":
+            await self._endings.leave(run)
             return None
         if not task.cancelled():
             return await undisturbed(self._end(carried, task.result()))
@@ -275,6 +279,8 @@ class Runner:
             if carried.stop == "cancelled":
                 carried.tracer.note("status", data={"status": "cancelled"})
                 await self._record(carried, Outcome("cancelled"))
+            else:
+                await self._endings.leave(run)
             if carried.stop == "closing":
                 await carried.tracer.flush()
             if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
@@ -282,9 +288,16 @@ class Runner:
 
     async def _end(self, carried: Carried, outcome: Outcome) -> Outcome | None:
         """Record how a run ended; None when it is not this process's any more."""
+        if outcome.status == "failed" and await insist(lambda: self._is_to_stop(carried.run)):
+            # It fails because a part of it has been stopped already, or would have been stopped next.
+            outcome = Outcome("cancelled")
         told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
         return await insist(lambda: self._record(carried, outcome))
+
+    async def _is_to_stop(self, run: Run) -> bool:
+        current = await self._runs.run(run.run_id)
+        return current is not None and current.cancel_requested_at is not None
 
     async def _record(self, carried: Carried, outcome: Outcome) -> Outcome | None:
         run_id, owner = carried.run.run_id, carried.owner
@@ -296,6 +309,8 @@ class Runner:
             carried.tracer.note("status", data={"status": "cancelled"})
             await carried.tracer.flush()
         assert outcome.status != "waiting"  # noqa: S101 - seen above
+        if outcome.status != "done":
+            await self._endings.end(carried.run, self.means.resources)
         ended = await self._runs.finish(
             run_id, owner, outcome.status, result=outcome.result, error=outcome.error, set_aside=outcome.set_aside
         )

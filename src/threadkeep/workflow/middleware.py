@@ -278,6 +278,17 @@ class SessionMemory(AsyncRunsOnly):
         for first in errors:
             raise first
 
+    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
+        """Store what a run had said that is over for certain; forget it where the run goes on elsewhere."""
+        for key, unsettled in list(self._unsettled.items()):
+            if unsettled.turn.run_id != run_id:
+                continue
+            if elsewhere:
+                unsettled.let_go()
+                del self._unsettled[key]
+            else:
+                await self._settle(unsettled)
+
     def _tell_model_failure(self, turn: OpenTurn, error: Exception) -> None:
         self._memory.observers.notify(
             ModelFailed(

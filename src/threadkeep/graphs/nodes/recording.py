@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from langchain_core.messages import BaseMessage
@@ -15,6 +15,7 @@ from threadkeep.graphs.nodes.history_fields import is_reset
 from threadkeep.graphs.nodes.places import place_of_session
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState, answer_of
+from threadkeep.records import Json
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.invocation import metadata_of, question_before
 from threadkeep.workflow.turn_options import TurnOptions
@@ -47,11 +48,14 @@ class RecordQuestionNode(RecordingNode):
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
     ) -> WorkflowState:
         """Store the question; one that is there already is not stored again."""
-        step = Step.of(config, runtime)
-        turn = self.turn(step, question_before(state.get("messages") or ()))
-        if turn is not None:
-            await turn.begin(step.context.run_id, metadata_of(config))
+        await self.store(Step.of(config, runtime), state.get("messages") or (), metadata_of(config))
         return {}
+
+    async def store(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
+        """Store the question that messages end with."""
+        turn = self.turn(step, question_before(messages))
+        if turn is not None:
+            await turn.begin(step.context.run_id, metadata)
 
 
 class RecordAnswerNode(RecordingNode):
