@@ -33,6 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.context import main as measure_context
 
         return measure_context(arguments[1:], _DOCS)
+    if arguments[:1] == ["chaos"]:
+        from bench.chaos import main as make_chaos
+
+        return make_chaos(arguments[1:])
     given = _parser().parse_args(arguments)
     plan = _plan(given)
     results = _measure(plan)
@@ -55,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
-        "`python -m bench context`: the contexts of model calls.",
+        "`python -m bench context`: the contexts of model calls; `python -m bench chaos`: runs in processes that die.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")
     parser.add_argument(

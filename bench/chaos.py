@@ -1,0 +1,113 @@
+"""`python -m bench chaos`: people, processes that are killed, and every promise held against what is left."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import quantiles
+
+from bench.chaos_graphs import Graphs
+from bench.chaos_history import history
+from bench.chaos_notes import Notes
+from bench.chaos_processes import PRELOADED, PROCESSES, Place
+from bench.chaos_soak import Plan, soak
+from bench.chaos_storm import Storm, storms
+from bench.contenders import ENGINES, Engine
+from bench.postgres_server import postgres_server
+
+_PART_SECONDS = 30.0
+_SHOWN = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run it; answers 1 where a promise was broken."""
+    given = _parser().parse_args(arguments)
+    PROCESSES.set_forkserver_preload(list(PRELOADED))
+    seed = random.randrange(10**6) if given.seed is None else given.seed
+    engines = ENGINES if given.engine is None else (given.engine,)
+    until = time.monotonic() + 60 * given.minutes
+    broken = 0
+    # In parts, each with a database of its own: what is found is found in a history that one can read.
+    while not broken and (left := until - time.monotonic()) > 0:
+        for engine in engines:
+            broken += asyncio.run(_part(engine, Plan(seed, min(left, _PART_SECONDS))))
+        seed += 1
+    return 1 if broken else 0
+
+
+async def _part(engine: Engine, plan: Plan) -> int:
+    """Talk, then storm; answers how many promises were broken."""
+    return await talk(engine, plan) + await storm(engine, plan)
+
+
+async def talk(engine: Engine, plan: Plan) -> int:
+    """People who write to sessions; answers how many promises were broken, and says which."""
+    async with _place(engine) as place:
+        told = await soak(place, plan)
+        left = await history(place.url, told, place.graphs.notes.read())
+        again = sum(run.attempts > 1 for run in left.runs)
+        figures = f"{len(told.accepted)} messages, {len(left.runs)} runs, {again} begun again, {told.kills} kills"
+        return _say(f"{engine} talk, seed {plan.seed}: {figures}", left.faults())
+
+
+async def storm(engine: Engine, plan: Plan) -> int:
+    """Trees that are cancelled; answers how many promises were broken, and says which."""
+    async with _place(engine) as place:
+        weather = await storms(place, plan)
+        notes = place.graphs.notes.read()
+        left = await history(place.url, weather.told, notes)
+        figures = f"{len(weather.storms)} trees cancelled, {weather.told.kills} kills; {delays(weather.storms)}"
+        return _say(f"{engine} storm, seed {plan.seed}: {figures}", weather.faults(notes, left))
+
+
+def delays(found: Sequence[Storm]) -> str:
+    """How long it took until all was over, and until the next turn was, as the people saw it."""
+    return ", ".join(
+        f"{name} {_spread(seconds)}"
+        for name, seconds in (
+            ("cancelled", [each.over - each.asked for each in found]),
+            ("next turn", [each.next_over - each.asked for each in found]),
+        )
+    )
+
+
+def _spread(seconds: Sequence[float]) -> str:
+    if len(seconds) < 2:
+        return "-"
+    cuts = quantiles(seconds, n=20, method="inclusive")
+    return f"p50 {cuts[9]:.2f} p95 {cuts[18]:.2f} max {max(seconds):.2f} s"
+
+
+def _say(line: str, faults: Sequence[str]) -> int:
+    print(line, f"({len(faults)} faults)", flush=True)
+    for fault in faults[:_SHOWN]:
+        print("   ", fault)
+    return len(faults)
+
+
+@asynccontextmanager
+async def _place(engine: Engine) -> AsyncIterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="threadkeep-chaos-") as name:
+        graphs = Graphs(Notes(Path(name) / "notes"))
+        if engine == "sqlite":
+            yield Place(f"sqlite:///{name}/threadkeep.db", graphs)
+            return
+        async with postgres_server() as server:
+            yield Place(await server.database("chaos"), graphs)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench chaos",
+        description="Sessions, cancelled trees and killed processes; what is left is held against every promise.",
+    )
+    parser.add_argument("--seed", type=int, help="of the first part; another one each time by default")
+    parser.add_argument("--minutes", type=float, default=2.0, help="how long, about; it ends at the first fault")
+    parser.add_argument("--engine", choices=ENGINES, help="on this engine only")
+    return parser

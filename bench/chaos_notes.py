@@ -1,0 +1,57 @@
+"""What nodes, tools and models really did, written where no kill can take it away; the order of the lines is true."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Note(NamedTuple):
+    """One line: when (one clock for all processes), by whom, what, and about which text and run."""
+
+    seconds: float
+    pid: int
+    what: str
+    text: str
+    run_id: str
+
+    @property
+    def session(self) -> str:
+        """The session of a text such as `steps-3/7`; the children of its turn have it too."""
+        return self.text.rpartition("/")[0]
+
+
+@dataclass(frozen=True)
+class Notes:
+    """One file that all processes append to."""
+
+    path: Path
+
+    def add(self, what: str, text: str = "-", run_id: str = "-", *, pid: int | None = None) -> None:
+        """Write a note of this process, or of another one."""
+        descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        try:
+            os.write(descriptor, f"{time.monotonic():.6f} {pid or os.getpid()} {what} {text} {run_id}\n".encode())
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def during(self, text: str, run_id: str) -> Iterator[None]:
+        """Note the beginning and the end of a piece of work."""
+        self.add("begin", text, run_id)
+        try:
+            yield
+        finally:
+            self.add("end", text, run_id)
+
+    def read(self) -> list[Note]:
+        """All notes so far."""
+        if not self.path.exists():
+            return []
+        lines = [line.split(" ") for line in self.path.read_text().splitlines()]
+        return [Note(float(seconds), int(pid), what, text, run_id) for seconds, pid, what, text, run_id in lines]

@@ -1,0 +1,178 @@
+"""Processes that carry runs out and do what they are told over a pipe, until they are killed."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import multiprocessing
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerProcess
+from typing import Any, Literal
+
+from bench.chaos_graphs import Graphs
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.errors import ThreadkeepError
+from threadkeep.graphs.resources import Resources
+from threadkeep.observe import Observers
+from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service import Mode, RunService, open_runs
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer, open_graph_store
+
+type Verb = Literal["ready", "submit", "result", "cancel", "resume"]
+
+PROCESSES = multiprocessing.get_context("forkserver")
+PRELOADED = (
+    "langgraph.checkpoint.postgres.aio",
+    "langgraph.checkpoint.sqlite.aio",
+    "langgraph.store.postgres.aio",
+    "langgraph.store.sqlite.aio",
+    "threadkeep.runs.dbos_engine",
+    "threadkeep.runs.service",
+    "threadkeep.store.postgres",
+    "threadkeep.store.sqlite",
+    __name__,
+)
+# Shorter on a busy machine would take the living for dead. Whoever is killed often shall not be set aside for it.
+_ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0, max_attempts=1000)
+WORKING = RunServiceOptions(engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0)
+
+
+class Gone(Exception):
+    """The process was killed; nobody knows whether it did what it was told."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """What a process could not do, by the name of the error."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process works: a database, and what its graphs do."""
+
+    url: str
+    graphs: Graphs
+
+
+@asynccontextmanager
+async def opened(place: Place, options: RunServiceOptions = WORKING) -> AsyncIterator[tuple[Memory, RunService]]:
+    """The runs of a place."""
+    address, store = parse_address(place.url), StoreOptions()
+    async with (
+        open_memory(place.url, options=MemoryOptions(background=False)) as memory,
+        open_checkpointer(address, store) as saver,
+        open_graph_store(address, store) as graph_store,
+    ):
+        model = place.graphs.model()
+        resources = Resources(memory=memory, model=lambda _: model, observer=Observers())
+        workflows = place.graphs.workflows()
+        async with open_runs(
+            memory, address, workflows, resources, checkpointer=saver, store=graph_store, options=options
+        ) as service:
+            yield memory, service
+
+
+class Worker:
+    """A process, as the one that started it sees it."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._pipe, theirs = PROCESSES.Pipe()
+        self._process: ForkServerProcess = PROCESSES.Process(target=_work, args=(place, theirs), daemon=True)
+        self._process.start()
+        theirs.close()
+        self._numbers = itertools.count()
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._reader = asyncio.create_task(self._read())
+
+    @property
+    def pid(self) -> int:
+        """The process's id."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    async def ask(self, verb: Verb, *arguments: object) -> Any:
+        """Have the process do something.
+
+        Raises:
+            Gone: it was killed.
+        """
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        if self._reader.done():
+            raise Gone
+        try:
+            self._pipe.send((number, verb, arguments))
+        except OSError:
+            raise Gone from None
+        try:
+            return await answer
+        finally:
+            del self._asked[number]
+
+    async def kill(self) -> None:
+        """End the process with SIGKILL, and note that."""
+        self._process.kill()
+        await asyncio.to_thread(self._process.join)
+        self._place.graphs.notes.add("dead", pid=self.pid)
+        await self._reader
+        self._pipe.close()
+
+    async def _read(self) -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                number, answer = await asyncio.to_thread(self._pipe.recv)
+                if (future := self._asked.get(number)) is not None and not future.done():
+                    future.set_result(answer)
+        for future in self._asked.values():
+            if not future.done():
+                future.set_exception(Gone())
+
+
+def _work(place: Place, pipe: Connection) -> None:
+    asyncio.run(_worked(place, pipe))
+
+
+async def _worked(place: Place, pipe: Connection) -> None:
+    async with opened(place) as (_, service), asyncio.TaskGroup() as tasks:
+        while True:
+            number, verb, arguments = await asyncio.to_thread(pipe.recv)
+            tasks.create_task(_answer(service, pipe, number, verb, arguments))
+
+
+async def _answer(service: RunService, pipe: Connection, number: int, verb: Verb, arguments: tuple[Any, ...]) -> None:
+    try:
+        answer = await _done(service, verb, arguments)
+    except ThreadkeepError as error:
+        answer = Refused(type(error).__name__)
+    pipe.send((number, answer))
+
+
+async def _done(service: RunService, verb: Verb, arguments: tuple[Any, ...]) -> object:
+    match verb:
+        case "ready":
+            return None
+        case "submit":
+            request, mode = arguments
+            return await _submitted(service, request, mode)
+        case "result":
+            result = await service.result(*arguments)
+            return result.status
+        case "cancel":
+            return await service.cancel(*arguments)
+        case "resume":
+            return await service.resume(*arguments, mode="background")
+
+
+async def _submitted(service: RunService, request: RunRequest, mode: Mode) -> tuple[str, str]:
+    found = await service.submit(request, mode=mode)
+    return found.run_id, found.outcome

@@ -1,0 +1,202 @@
+"""People who write to sessions, over processes that are killed at random; what they were told is checked after."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.chaos_processes import Gone, Place, Refused, Verb, Worker
+from threadkeep.runs.requests import RunRequest
+
+KINDS = ("enqueue", "parent", "till", "interrupt", "coalesce", "reject")
+"""The workflows that are talked to; a session `till-2` is one of tills."""
+
+_ANSWERS = ("skip", "it went out")
+_POLL_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much is done: by default half a minute, with a kill each second or so."""
+
+    seed: int
+    seconds: float = 30.0
+    sessions: int = 2
+    workers: int = 2
+    between_kills: tuple[float, float] = (0.3, 1.5)
+    patience_seconds: float = 60.0
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A message that a process took, in the order in which its session's were taken; `by` says as what."""
+
+    session_id: str
+    message_id: str
+    run_id: str
+    by: str
+
+
+@dataclass
+class Told:
+    """What the people know: which messages were accepted, and what they were told that cannot be."""
+
+    accepted: list[Accepted] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+    kills: int = 0
+
+
+class Crowd:
+    """The processes; one that is killed is replaced at once."""
+
+    def __init__(self, place: Place, plan: Plan, chance: random.Random) -> None:
+        self._place = place
+        self._chance = chance
+        self._workers = [Worker(place) for _ in range(plan.workers)]
+
+    async def ready(self) -> None:
+        """Wait until all have opened the database."""
+        for worker in self._workers:
+            await worker.ask("ready")
+
+    async def ask(self, verb: Verb, *arguments: object) -> Any:
+        """Have one of them do something; raises `Gone` when it is killed before it has answered."""
+        return await self._chance.choice(self._workers).ask(verb, *arguments)
+
+    async def surely(self, verb: Verb, *arguments: object) -> Any:
+        """Have one of them do something, and another one when that is killed."""
+        while True:
+            try:
+                return await self.ask(verb, *arguments)
+            except Gone:
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def kill_one(self) -> None:
+        """Kill one of them, and start another."""
+        index = self._chance.randrange(len(self._workers))
+        dead, self._workers[index] = self._workers[index], Worker(self._place)
+        await dead.kill()
+
+    async def end(self) -> None:
+        """Kill all."""
+        for worker in self._workers:
+            await worker.kill()
+
+
+@asynccontextmanager
+async def crowd(place: Place, plan: Plan, chance: random.Random) -> AsyncIterator[Crowd]:
+    """Processes at work inside the block."""
+    found = Crowd(place, plan, chance)
+    try:
+        await found.ready()
+        yield found
+    finally:
+        await found.end()
+
+
+async def soak(place: Place, plan: Plan) -> Told:
+    """Talk and kill, then let everything come to its end."""
+    chance, told = random.Random(plan.seed), Told()
+    async with crowd(place, plan, chance) as workers:
+        until = time.monotonic() + plan.seconds
+        people = [
+            _Person(f"{kind}-{number}", kind, workers, told, random.Random(f"{plan.seed}/{kind}/{number}"))
+            for kind in KINDS
+            for number in range(plan.sessions)
+        ]
+        async with asyncio.TaskGroup() as tasks:
+            for person in people:
+                tasks.create_task(person.talk(until))
+            tasks.create_task(kill_now_and_then(workers, plan, chance, told, until))
+        try:
+            async with asyncio.timeout(plan.patience_seconds):
+                for one in told.accepted:
+                    await _ended(workers, one, told)
+        except TimeoutError:
+            told.faults.append("not all runs came to an end")
+    return told
+
+
+async def kill_now_and_then(workers: Crowd, plan: Plan, chance: random.Random, told: Told, until: float) -> None:
+    """Kill processes at random moments."""
+    while time.monotonic() < until:
+        await asyncio.sleep(chance.uniform(*plan.between_kills))
+        await workers.kill_one()
+        told.kills += 1
+
+
+async def _ended(workers: Crowd, one: Accepted, told: Told) -> None:
+    status = await workers.surely("result", one.run_id)
+    while status == "waiting":
+        await workers.surely("resume", one.run_id, _ANSWERS[0])
+        status = await workers.surely("result", one.run_id)
+    if isinstance(status, Refused):
+        told.faults.append(f"{one.message_id}: its run cannot be read ({status.error})")
+
+
+class _Person:
+    """Writes to one session, and sends a message again when nobody said that it was taken."""
+
+    def __init__(self, session_id: str, workflow: str, workers: Crowd, told: Told, chance: random.Random) -> None:
+        self._session_id = session_id
+        self._workflow = workflow
+        self._workers = workers
+        self._told = told
+        self._chance = chance
+
+    async def talk(self, until: float) -> None:
+        number = 0
+        while time.monotonic() < until:
+            number += 1
+            accepted = await self._send(f"{self._session_id}/{number}")
+            if accepted is not None and (self._workflow == "till" or self._chance.random() < 0.6):
+                await self._wait(accepted)
+            elif self._chance.random() < 0.5:
+                await asyncio.sleep(self._chance.random() / 5)
+
+    async def _send(self, text: str) -> Accepted | None:
+        request = RunRequest(workflow=self._workflow, text=text, session_id=self._session_id, message_id=text)
+        while True:
+            mode = self._chance.choice(("wait", "background"))
+            try:
+                answer = await self._workers.ask("submit", request, mode)
+            except Gone:
+                await asyncio.sleep(_POLL_SECONDS)
+                continue
+            if isinstance(answer, Refused):
+                if answer.error != "SessionBusy":
+                    self._told.faults.append(f"{text} was refused: {answer.error}")
+                return None
+            accepted = Accepted(self._session_id, text, *answer)
+            self._told.accepted.append(accepted)
+            if self._chance.random() < 0.2:
+                await self._repeat(request, accepted)
+            return accepted
+
+    async def _repeat(self, request: RunRequest, accepted: Accepted) -> None:
+        """Send it once more, in the other mode perhaps: it is the same run."""
+        try:
+            answer = await self._workers.ask("submit", request, self._chance.choice(("wait", "background")))
+        except Gone:
+            return
+        if answer != (accepted.run_id, "known"):
+            self._told.faults.append(f"{accepted.message_id} was taken twice: {answer}")
+
+    async def _wait(self, accepted: Accepted) -> None:
+        """Until it is over; what it asks is answered, and the answer given twice by some."""
+        try:
+            status = await self._workers.ask("result", accepted.run_id)
+            while status == "waiting":
+                for _ in range(self._chance.choice((1, 2))):
+                    given = await self._workers.ask("resume", accepted.run_id, self._chance.choice(_ANSWERS))
+                    if isinstance(given, Refused) and given.error != "InvalidInput":
+                        self._told.faults.append(f"{accepted.message_id}: its answer was refused ({given.error})")
+                status = await self._workers.ask("result", accepted.run_id)
+        except Gone:
+            if self._workflow == "till":
+                await self._wait(accepted)
