@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from threadkeep.history.keys import resolve_key as resolve_key
     from threadkeep.history.keys import unescape_key as unescape_key
     from threadkeep.history.memory import Memory as Memory
-    from threadkeep.history.memory import MemoryOptions as MemoryOptions
+    from threadkeep.history.memory_options import MemoryOptions as MemoryOptions
     from threadkeep.history.opening import open_memory as open_memory
     from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.retention import RetentionOptions as RetentionOptions
@@ -129,10 +129,8 @@ _HOMES = {
         "resolve_key",
         "unescape_key",
     ),
-    "threadkeep.history.memory": (
-        "Memory",
-        "MemoryOptions",
-    ),
+    "threadkeep.history.memory": ("Memory",),
+    "threadkeep.history.memory_options": ("MemoryOptions",),
     "threadkeep.history.opening": ("open_memory",),
     "threadkeep.history.pending": ("PendingOptions",),
     "threadkeep.history.retention": ("RetentionOptions",),

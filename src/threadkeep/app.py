@@ -104,14 +104,13 @@ def runs_of(
     async def opening() -> AsyncIterator[RunService]:
         async with (
             create_checkpointer(settings) as checkpointer,
-            create_graph_store(settings) as store,
             open_runs(
                 memory,
                 settings.database,
                 workflows,
                 resources,
                 checkpointer=checkpointer,
-                store=store,
+                store=await memory.graph_store(),
                 options=run_options,
             ) as service,
         ):

@@ -12,7 +12,7 @@ from pydantic_settings import NoDecode, SettingsConfigDict
 
 from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.history.compression import Compression, read_size
-from threadkeep.history.memory import MemoryOptions
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.records import Retention, RetentionLimits

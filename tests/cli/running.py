@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from threadkeep.cli import main
-from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.memory import Memory
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.opening import open_memory
 from threadkeep.records import Message, SessionInfo
 

@@ -17,7 +17,8 @@ from threadkeep.cli.context_view import ContextLook
 from threadkeep.cli.conversation import Conversation, Notices
 from threadkeep.cli.terminal import Terminal
 from threadkeep.errors import StoreUnavailable
-from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.memory import Memory
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.opening import open_memory
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.testing import Gate, ScriptedModel

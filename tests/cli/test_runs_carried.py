@@ -129,3 +129,21 @@ def _until(cli: CommandLine, run_id: str, status: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
         assert time.monotonic() < deadline, run
+
+
+def test_what_each_call_of_a_run_saw_is_shown(desk: CommandLine) -> None:
+    """Also of a run that keeps its conversation elsewhere, or none; compared with the call before it."""
+    nodes = "draft: {kind: model, input: 'Draft {{text}}', next: answer}\n  answer: {kind: agent, %snext: end}"
+    flow = f"schema: 1\nname: steps\nnodes:\n  {nodes % 'use_graph_chat_history: true, '}"
+    (desk.folder / "bot.yaml").write_text(flow)
+    asked = ("workflows", "run", "steps", "--session", "room-1", "--json")
+    desk(*asked, "tea")
+    run_id = desk(*asked, "cake").json["run_id"]
+    shown = desk("context", "show", "--run", run_id, "--call", "1").out
+    assert f"Call 1 of run {run_id}, node draft" in shown
+    assert "Draft cake" in shown
+    shown = desk("context", "show", "--run", run_id).out
+    assert f"Call 2 of run {run_id}, node answer\nin room-1 of agent_chat_history" in shown
+    assert "tea" in shown
+    told = desk("context", "show", "--run", run_id, "--diff", "1", "--json").json
+    assert (told["before"]["call"], told["after"]["call"]) == (1, 2)

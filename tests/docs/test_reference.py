@@ -39,6 +39,7 @@ ERROR_NAMES = {kind.__name__ for kind in vars(threadkeep.errors).values() if isi
 INTERNAL = {
     "finish",
     "beside",
+    "holding",
     "forgetting",
     "before_closing",
     "settle",

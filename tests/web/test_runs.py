@@ -12,6 +12,7 @@ import httpx2
 import pytest
 
 from tests.web.services import check_problem, client_of, opened_app, settings_for, until
+from threadkeep import rebuild
 from threadkeep.app import App
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -194,3 +195,19 @@ async def test_what_cannot_be_done_is_a_problem(
     async with service(tmp_path, ScriptedModel()) as (_, client):
         check_problem(await client.post(f"/api/v1/{path}", json=body), status, kind)
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
+
+
+async def test_the_calls_of_a_child_are_told_under_its_run(tmp_path: Path) -> None:
+    """It is in no session; what it was sent is rebuilt from the answer, for its user alone."""
+    model = ScriptedModel(["Well."])
+    async with service(tmp_path, model) as (app, client):
+        asked = {"message": "My cat is Miso", "session_id": "s1", "user_id": "ann"}
+        run_id = (await client.post("/api/v1/workflows/parent/runs", json=asked)).json()["run_id"]
+        [child] = [run for run in await (await app.runs.service()).tree(run_id) if run.parent_run_id == run_id]
+        path = f"/api/v1/runs/{child.run_id}/manifests"
+        [call] = (await client.get(path, params={"user_id": "ann"})).json()["manifests"]
+        assert "session_id" not in call
+        assert (call["run_id"], call["call"], call["node"]) == (child.run_id, 1, "answer")
+        assert [entry["section"] for entry in call["entries"]] == ["system", "input"]
+        assert [message.text for message in await rebuild(call, app.memory)] == ["Be kind.", "My cat is Miso"]
+        check_problem(await client.get(path, params={"user_id": "bob"}), 404, "run-not-found")

@@ -143,7 +143,7 @@ async def check_call(
     check_shape(sent.messages)
     check_order(sent)
     check_input(sent, question)
-    rows = await memory.session(sent.manifest.session_id).tail(_WHOLE_SESSION)
+    rows = await memory.session(sent.manifest.session_id or "").tail(_WHOLE_SESSION)
     check_coverage(sent.manifest, rows, list(summaries))
     await check_summaries(memory, sent)
 
@@ -151,7 +151,7 @@ async def check_call(
 async def check_summaries(memory: Memory, sent: Sent) -> None:
     """What the record says that summaries stand for is in a summary that was sent: whole, unless it is told as cut."""
     gaps = {(gap.first_seq, gap.last_seq) for gap in sent.manifest.excluded if gap.reason == "summarised"}
-    known = {one.id: one for one in await memory.summaries.all_of(sent.manifest.session_id)} if gaps else {}
+    known = {one.id: one for one in await memory.summaries.all_of(sent.manifest.session_id or "")} if gaps else {}
     shown: set[tuple[int, int]] = set()
     for entry, message in zip(sent.manifest.entries, sent.messages, strict=True):
         for one in (known[name] for name in entry.summaries):

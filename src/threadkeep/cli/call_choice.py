@@ -51,15 +51,21 @@ class CallChoice:
         return found[0] if found else None
 
     async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
-        """The call before another one in its session.
+        """The call before another one in its session, or in its run if that is in none.
 
         Raises:
             CallNotFound: it was the first, or the one before it is not kept any more.
         """
-        older = await memory.manifests.of_session(call.session_id, user_id=self.user_id, limit=1, before=call.cursor)
+        if call.session_id is None:
+            older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
+        else:
+            older = await self._older(memory, call.session_id, call)
         if not older:
             raise CallNotFound("There is no earlier call on record to compare it with; name one with --diff N.")
         return older[0]
+
+    async def _older(self, memory: Memory, session_id: str, call: StoredManifest) -> list[StoredManifest]:
+        return await memory.manifests.of_session(session_id, user_id=self.user_id, limit=1, before=call.cursor)
 
     async def _of_session(self, memory: Memory, number: int) -> StoredManifest:
         session_id = self.session_id or ""

@@ -40,7 +40,7 @@ def show_context(terminal: Terminal, view: ContextView, factor: TokenFactor | No
     rows = [row_of(message, view.manifest, characters=terminal.out.width) for message in view.messages]
     if rows:
         say_rows(terminal, [("", "", rows)])
-    if not any(message.entry.seq is not None for message in view.messages):
+    if view.manifest.session_id and not any(message.entry.seq is not None for message in view.messages):
         terminal.say("Nothing of the session is in.")
     show_what_is_out(terminal, view.manifest)
 
@@ -79,14 +79,22 @@ def show_next(terminal: Terminal, view: ContextView) -> None:
 def show_title_of_next(terminal: Terminal, view: ContextView) -> None:
     """Which call it is that was not made yet."""
     terminal.labelled("", "The built-in chat's next call, beside its input")
-    terminal.labelled("in ", view.manifest.session_id)
+    terminal.labelled("in ", _home(view.manifest))
 
 
 def show_title(terminal: Terminal, manifest: ContextManifest, label: str = "") -> None:
     """Which call it is, in two lines."""
     at = f", {manifest.created_at:%Y-%m-%d %H:%M:%S %Z}" if manifest.created_at else ""
-    terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}")
-    terminal.labelled(" " * len(label), f"in {manifest.session_id}{at}")
+    node = f", node {manifest.node}" if manifest.node else ""
+    terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}{node}")
+    terminal.labelled(" " * len(label), f"in {_home(manifest)}{at}")
+
+
+def _home(manifest: ContextManifest) -> str:
+    """Where the earlier turns of a call are."""
+    if manifest.conversation is not None:
+        return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
+    return manifest.session_id or "no session"
 
 
 def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:

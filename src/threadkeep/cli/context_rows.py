@@ -56,7 +56,7 @@ def _say_row(terminal: Terminal, row: Row, widths: Sequence[int], mark: str, *, 
 def _made_of(entry: Entry, manifest: ContextManifest) -> str:
     """What a block holds: which messages it quotes or stands for, which passages it has."""
     if entry.turns:
-        return f"quotes {'; '.join(_quoted(entry, manifest.session_id))}:"
+        return f"quotes {'; '.join(_quoted(entry, manifest.session_id or ''))}:"
     if entry.summaries:
         places = (
             seq

@@ -10,7 +10,7 @@ from threadkeep.cli.findings import Finding
 from threadkeep.cli.wording import counted, duration, size
 from threadkeep.context.calibration import GREATEST_FACTOR, LEAST_FACTOR
 from threadkeep.errors import SchemaTooNew, StoreError
-from threadkeep.history.memory import utc_now
+from threadkeep.history.memory_options import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.condition import Condition, LockHolder, can_write, read_condition

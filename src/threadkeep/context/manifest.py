@@ -86,6 +86,16 @@ class TurnReference:
 
 
 @dataclass(frozen=True)
+class ConversationPlace:
+    """A conversation that an agent keeps in a graph store by itself: its key, and how it is laid out there."""
+
+    key: str
+    namespace: tuple[str, ...]
+    meta_key_suffix: str = "__meta__"
+    value_field: str = "content"
+
+
+@dataclass(frozen=True)
 class Entry:
     """One message that was sent: its section, its tokens by the counter, and where its text is.
 
@@ -143,15 +153,21 @@ class StablePrefix:
 class ContextManifest:
     """The record of one model call: what went in, in order, and what stayed out and why. It holds no message's text.
 
+    It is kept with its session, or without a `session_id` with its run; `node` made the call in a workflow. Places are
+    those of the session's transcript, or of a `conversation` that the node keeps elsewhere. Where there is no
+    transcript at all, as in a run without a session, every entry is a `text`.
+
     `tokens` and those of the entries are by `counter`, and so are those of the `tools` that the model is told of, which
     come on top; `reported` is by the provider. `digest` is a hash of all messages:
     `threadkeep.rebuild` proves itself by it. `anchor_seq` is where the window began (0: nothing was cut yet), `call`
     numbers the calls of a run from 1 (0 before it is stored). `notes` say what was missing: `history_unavailable`.
     """
 
-    session_id: str
+    session_id: str | None = None
     run_id: str
     call: int = 0
+    node: str | None = None
+    conversation: ConversationPlace | None = None
     created_at: datetime | None = None
     model: str | None = None
     counter: str

@@ -55,15 +55,12 @@ class Manifests:
         self._writing = asyncio.Lock()
         self._wake = asyncio.Event()
 
-    def unkept(self) -> Manifests:
-        """Manifests of the same memory that are not kept, for calls in sessions that the tables do not have."""
-        return Manifests(self._rows, observer=self._observer, clock=self._clock, retention_days=0)
-
-    def note(self, session_id: str, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
+    def note(self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
         """Keep the record of one model call, soon; returns at once, whatever the database does.
 
-        `texts` are by their digests what the call was sent that is in no transcript. They are written before their
-        manifest can be read, and kept as long as a manifest of the session that names them.
+        Without a session it is kept with its run. `texts` are by their digests what the call was sent that is in no
+        transcript. They are written before their manifest can be read, and kept as long as a manifest of the session
+        (or the run) that names them.
         """
         if self._retention_days == 0:
             return
@@ -74,7 +71,7 @@ class Manifests:
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """The calls of a run in order, with a `user_id` only if it was in a session of that user."""
+        """The calls of a run in order; with a `user_id` only if it was that user's, or in a session of that user."""
         await self._flush_for_reader()
         found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
@@ -89,10 +86,12 @@ class Manifests:
         found = await self._rows.of_session(session_id, user_id=user_id, limit=limit, before=before)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
-    async def texts(self, session_id: str, digests: Iterable[str]) -> dict[str, str]:
-        """What calls of a session were sent that is in no transcript, by digest; those that are kept."""
+    async def texts(
+        self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
+    ) -> dict[str, str]:
+        """What calls of a session (and of a run) were sent that is in no transcript, by digest; those that are kept."""
         await self._flush_for_reader()
-        return await self._rows.texts(session_id, digests)
+        return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
         """Write what waits now; False when something of it still waits, which is told to the observers."""
@@ -180,14 +179,14 @@ class Manifests:
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
         """The same where one of them is in trouble: it does not cost the others."""
-        locked: set[str] = set()
+        locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
-            if entry.session_id in locked:
+            if entry.place in locked:
                 continue
             alone = [entry]
             await self._write(alone)
             if alone:
-                locked.add(entry.session_id)
+                locked.add(entry.place)
             else:
                 group.remove(entry)
 

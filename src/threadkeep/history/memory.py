@@ -5,33 +5,31 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Protocol, get_args
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakSet
 
+from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.remembered import RememberedCounts
-from threadkeep.context.tokens import TokenCounter, estimate
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
 from threadkeep.history.compressor import Compressor
+from threadkeep.history.graph_conversations import GraphConversations, folder_of
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
-from threadkeep.history.retention import Pruner, RetentionOptions
-from threadkeep.history.run_retention import RunPruner, RunRetention
+from threadkeep.history.retention import Pruner
+from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
-from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored, Restoring
 from threadkeep.store.context_tables import ContextTables
-from threadkeep.store.driver import StoreOptions
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.runs import Runs
-from threadkeep.store.runs.runs import STALE_SECONDS
-from threadkeep.store.runs.trace import TraceLimits
 from threadkeep.store.search import Search
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 from threadkeep.store.unkept import UnkeptContexts, UnkeptTranscripts
@@ -41,52 +39,6 @@ if TYPE_CHECKING:
 
 _SEARCH_PATIENCE_SECONDS = 2.0
 _INDEX_PAUSE_SECONDS = 5.0
-
-
-def utc_now() -> datetime:
-    """The time of this machine."""
-    return datetime.now(UTC)
-
-
-@dataclass(frozen=True)
-class MemoryOptions:
-    """How a memory is opened, beyond its database.
-
-    `counter` counts the tokens of a message when it is stored. `manifest_retention_days` says how long the records of
-    model calls are kept: None is for good, 0 is not at all. `retention` says how long messages are, `run_retention` how
-    long runs that are over; what happens in a run is kept within `run_trace_limits`, and a process that has runs and is
-    not heard of for `run_stale_seconds` is taken for dead. `background` keeps the search index up to date, delivers
-    pending writes, writes manifests and carries out retention while the memory is open; short-lived commands turn it
-    off. `transcripts` says where messages are kept: with `graph_store` it is the LangGraph store of a database, of this
-    one if none is named, or one that is handed in and stays open.
-    """
-
-    store: StoreOptions = StoreOptions()
-    pending: PendingOptions = PendingOptions()
-    counter: TokenCounter = estimate
-    clock: Callable[[], datetime] = utc_now
-    manifest_retention_days: float | None = 30.0
-    retention: RetentionOptions = RetentionOptions()
-    run_retention: RunRetention = RunRetention()
-    run_stale_seconds: float = STALE_SECONDS
-    run_trace_limits: TraceLimits = TraceLimits()
-    background: bool = True
-    transcripts: Keeping = "tables"
-    graph_store: DatabaseAddress | BaseStore | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse what would fail at the first message.
-
-        Raises:
-            InvalidInput: names the option.
-        """
-        for name, function in (("counter", self.counter), ("clock", self.clock)):
-            if not callable(function):
-                raise InvalidInput(f"The {name} of MemoryOptions is a function.")
-        if not self.run_stale_seconds > 0:
-            raise InvalidInput("run_stale_seconds of MemoryOptions is a number above 0.")
-        if self.transcripts not in get_args(Keeping.__value__):
-            raise InvalidInput(f"transcripts is one of {', '.join(get_args(Keeping.__value__))}.")
 
 
 class LastWords(Protocol):
@@ -121,6 +73,7 @@ class Memory:
         counter: TokenCounter,
         observers: Observers,
         clock: Callable[[], datetime],
+        conversations: GraphConversations,
     ) -> None:
         self._transcripts = transcripts
         self._index = index
@@ -144,41 +97,64 @@ class Memory:
         self.clock = clock
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
-        self._others: dict[Hashable, Memory] = {}
+        self._conversations = conversations
+        self._nowhere: Memory | None = None
+        self._others: dict[tuple[BaseStore, GraphLayout], Memory] = {}
         self._opening = asyncio.Lock()
 
-    async def beside(self, name: Hashable, make: Callable[[], Transcripts], folder: str) -> Memory:
-        """The memory of other transcripts under a name, opened at its first use; it closes with this one.
+    async def graph_store(self) -> BaseStore:
+        """The LangGraph store of the options' database, opened at its first use; it closes with this memory.
 
-        The tables know nothing of them: there are no anchors, summaries or records of calls. Turns that cannot be
-        written wait in a folder of their own below that of this memory's.
+        Raises:
+            StoreUnavailable: the database does not answer.
         """
+        return await self._conversations.store()
+
+    async def beside(self, layout: GraphLayout, store: BaseStore | None = None) -> Memory:
+        """The memory of the conversations that agents keep in a store by themselves; by default in `graph_store()`.
+
+        It is opened at its first use, and closes with this one. The tables know nothing of them: there are no anchors
+        and no summaries. Turns that cannot be written wait in a folder of their own below that of this memory's.
+        """
+        store = await self.graph_store() if store is None else store
         async with self._opening:
-            if name not in self._others:
-                transcripts, options = make(), self.pending.options
+            if (store, layout) not in self._others:
+                transcripts, options = self._conversations.transcripts(store, layout), self.pending.options
                 if options.folder is not None:
-                    options = replace(options, folder=options.folder / folder)
+                    options = replace(options, folder=options.folder / folder_of(layout))
                 pending = PendingTurns(transcripts, options, observer=self.observers, clock=self.clock)
                 await pending.start()
-                self._others[name] = self._elsewhere(transcripts, pending)
-            return self._others[name]
+                self._others[store, layout] = self._elsewhere(transcripts, pending)
+            return self._others[store, layout]
+
+    async def holding(self, place: ConversationPlace) -> Memory:
+        """The memory that has a conversation; one without it if none has.
+
+        Raises:
+            StoreUnavailable: the graph store's database does not answer.
+        """
+        wanted = GraphLayout(place.namespace, place.meta_key_suffix, value_field=place.value_field)
+        opened = [memory for (_, layout), memory in self._others.items() if layout.lies_as(wanted)]
+        for memory in opened:
+            if await memory.session(place.key).count():
+                return memory
+        return await self.beside(wanted)
 
     def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns) -> Memory:
         other = copy.copy(self)
         other._transcripts = transcripts  # noqa: SLF001 - it is a copy
         other.pending = pending
         other.contexts = UnkeptContexts()
-        other.manifests = self.manifests.unkept()
         other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
         return other
 
     def forgetting(self) -> Memory:
         """A memory that keeps nothing, for runs that belong to no session."""
-        if None not in self._others:
+        if self._nowhere is None:
             nothing = UnkeptTranscripts()
             pending = PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock)
-            self._others[None] = self._elsewhere(nothing, pending)
-        return self._others[None]
+            self._nowhere = self._elsewhere(nothing, pending)
+        return self._nowhere
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
         """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
@@ -205,7 +181,8 @@ class Memory:
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.gather(*self._unfinished, return_exceptions=True)
-        for other in self._others.values():
+        nowhere = [] if self._nowhere is None else [self._nowhere]
+        for other in (*nowhere, *self._others.values()):
             await other.pending.close()
         for error in filter(None, results):
             raise error

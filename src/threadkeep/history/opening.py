@@ -7,12 +7,16 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.compressor import Compressor
+from threadkeep.history.graph_conversations import GraphConversations
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
-from threadkeep.history.memory import Memory, MemoryOptions
+from threadkeep.history.memory import Memory
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
@@ -25,10 +29,14 @@ from threadkeep.store.driver import Driver
 from threadkeep.store.duties import Duties
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.unretained import NOT_AVAILABLE
+from threadkeep.store.graphs import open_graph_store
 from threadkeep.store.keeping import Kept, Means, keep_in_graph_store, keep_in_tables
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
 from threadkeep.store.runs import Runs
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore
 
 
 @asynccontextmanager
@@ -52,9 +60,14 @@ async def open_memory(
     everyone = Observers(*observers)
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
+        # Beside the stack: what is opened late closes when nobody has anything to store any more.
+        late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock())
         kept = await stack.enter_async_context(_keeping(address, driver, options, everyone))
-        memory = _assembled(stack, address, driver, kept, options, everyone)
+        conversations = GraphConversations(
+            partial(_graph_store, late, address, options), count=options.counter, clock=options.clock, observer=everyone
+        )
+        memory = _assembled(stack, address, driver, kept, options, everyone, conversations=conversations)
         if options.background:
             await _begin_background(stack, memory, driver, options)
         stack.push_async_callback(memory.older_turns.close)
@@ -69,6 +82,8 @@ def _assembled(
     kept: Kept,
     options: MemoryOptions,
     observers: Observers,
+    *,
+    conversations: GraphConversations,
 ) -> Memory:
     """The memory over an open database; what it is made of closes with the stack."""
     transcripts, clock = kept.transcripts, options.clock
@@ -97,7 +112,16 @@ def _assembled(
         counter=options.counter,
         observers=observers,
         clock=clock,
+        conversations=conversations,
     )
+
+
+async def _graph_store(stack: AsyncExitStack, address: DatabaseAddress, options: MemoryOptions) -> BaseStore:
+    """The LangGraph store that the options name, by default that of the memory's own database."""
+    given = address if options.graph_store is None else options.graph_store
+    if isinstance(given, DatabaseAddress):
+        return await stack.enter_async_context(open_graph_store(given, options.store))
+    return given
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:

@@ -210,8 +210,8 @@ class SummaryFailed(Event):
 class ManifestsDropped(Event):
     """Records of model calls were not kept.
 
-    `crowded`: too many waited for the database. `session_gone`: their session was deleted, or never stored. `refused`:
-    the database does not take this one. `closing`: the memory was closed before it took them.
+    `crowded`: too many waited for the database. `session_gone`: their session (or run) was deleted, or never stored.
+    `refused`: the database does not take this one. `closing`: the memory was closed before it took them.
     """
 
     backend: Backend

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Literal
 
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, time_of, time_text
@@ -22,25 +23,33 @@ _RENEWAL = timedelta(hours=1)
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """The record of one model call on its way into the table.
+    """The record of one model call on its way into the table: with its session, or with its run if it is in none.
 
     `texts` are by their digests what the context held that is in no transcript. `again` says that an earlier try may
     have stored it.
     """
 
-    session_id: str
+    session_id: str | None
     run_id: str
     created_at: datetime
     manifest: Mapping[str, Json]
     texts: Mapping[str, str] = field(default_factory=dict)
     again: bool = False
 
+    @property
+    def place(self) -> tuple[bool, str]:
+        """What the write of it has to hold: its session, or its run; sessions first."""
+        return self.session_id is None, self.session_id or self.run_id
+
 
 @dataclass(frozen=True)
 class StoredManifest:
-    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from."""
+    """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from.
 
-    session_id: str
+    `session_id` is the session that it is kept with; None where it is kept with its run.
+    """
+
+    session_id: str | None
     run_id: str
     call: int
     created_at: datetime
@@ -53,10 +62,23 @@ class StoredManifest:
         return self.created_at, self.run_id, self.call
 
 
-class ManifestRows:
-    """The tables `chat_manifests` and `chat_context_texts`.
+@dataclass(frozen=True)
+class _Keeper:
+    """A session that keeps records, or a run."""
 
-    A text is kept once for each session, under its digest, as long as calls use it; both go with their session.
+    column: Literal["session_id", "run_id"]
+    name: str
+
+    def statement(self, name: str) -> str:
+        """What a statement is called for this kind of keeper."""
+        return name if self.column == "session_id" else f"{name}_of_run"
+
+
+class ManifestRows:
+    """The tables `chat_manifests` and `chat_context_texts`, and for runs without a session those beside them.
+
+    A text is kept once for each session (or run), under its digest, as long as calls use it; both go with their
+    session, or with their run.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -73,7 +95,7 @@ class ManifestRows:
         """Store a group in one transaction; answers how many of it are there now.
 
         What belongs to a session that is gone is left out, and so is what was noted before its session began: that was
-        an earlier one of the same name.
+        an earlier one of the same name. Unless its run is there, which goes with its session: then that has not begun.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
@@ -81,7 +103,7 @@ class ManifestRows:
         """
         rows = [(entry, dump_json(clean_json(dict(entry.manifest)))) for entry in entries]
         # In one order everywhere, so that two processes never wait for each other's rows in a circle.
-        rows.sort(key=lambda row: row[0].session_id)
+        rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._add(rows)
@@ -92,8 +114,9 @@ class ManifestRows:
         return 0
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """The calls of a run in order, if it was in a session of this user."""
-        return await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
+        """The calls of a run in order, if it was this user's, or in a session of this user."""
+        found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
+        return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
@@ -103,12 +126,14 @@ class ManifestRows:
         parameters = {"created_at": created_at, "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
 
-    async def texts(self, session_id: str, digests: Iterable[str]) -> dict[str, str]:
-        """Texts by their digests, those that are there."""
+    async def texts(
+        self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
+    ) -> dict[str, str]:
+        """Texts of a session and of a run by their digests, those that are there."""
         wanted = sorted(set(digests))
         if not wanted:
             return {}
-        parameters = _digest_parameters(session_id, wanted)
+        parameters = {**_digest_parameters(wanted), "session_id": session_id, "run_id": run_id}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(for_rows(self._sql["texts"], len(wanted)), parameters)
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
@@ -118,8 +143,9 @@ class ManifestRows:
         manifests = {"before": time_text(before), "limit": limit}
         texts = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
-            gone = await connection.execute(self._sql["purge_manifests"], manifests)
-            return gone + await connection.execute(self._sql["purge_texts"], texts)
+            steps = [("purge_manifests", manifests), ("purge_run_manifests", manifests)]
+            steps += [("purge_texts", texts), ("purge_run_texts", texts)]
+            return sum([await connection.execute(self._sql[statement], given) for statement, given in steps])
 
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[StoredManifest]:
         async with self._driver.reading() as connection:
@@ -127,56 +153,57 @@ class ManifestRows:
         return [_manifest_of(row) for row in rows]
 
     async def _add(self, rows: Sequence[tuple[NotedManifest, str]]) -> int:
-        stored = 0
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-            for session_id in dict.fromkeys(entry.session_id for entry, _ in rows):
+            left = [row for row in rows if row[0].session_id is None]
+            stored = 0
+            for session_id in dict.fromkeys(entry.session_id for entry, _ in rows if entry.session_id is not None):
+                mine = [row for row in rows if row[0].session_id == session_id]
                 there = await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
-                if not there:
-                    continue
-                began = time_of(there[0][0])
-                mine = [row for row in rows if row[0].session_id == session_id and row[0].created_at >= began]
-                await self._insert(connection, mine)
-                stored += len(mine)
-                await self._use_texts(connection, session_id, [entry for entry, _ in mine])
+                kept = [row for row in mine if there and row[0].created_at >= time_of(there[0][0])]
+                stored += await self._keep(connection, _Keeper("session_id", session_id), kept)
+                left += [row for row in mine if row not in kept]
+            for run_id in sorted({entry.run_id for entry, _ in left}):
+                if await connection.fetch(self._sql["keep_run"], {"run_id": run_id}):
+                    mine = [row for row in left if row[0].run_id == run_id]
+                    stored += await self._keep(connection, _Keeper("run_id", run_id), mine)
         return stored
 
-    async def _insert(self, connection: Connection, rows: Sequence[tuple[NotedManifest, str]]) -> None:
+    async def _keep(self, connection: Connection, keeper: _Keeper, rows: Sequence[tuple[NotedManifest, str]]) -> int:
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
             row: dict[str, object] = {
-                "session_id": entry.session_id,
                 "run_id": entry.run_id,
                 "created_at": time_text(entry.created_at),
                 "manifest": manifest,
+                keeper.column: keeper.name,
             }
-            if not (entry.again and await connection.fetch(self._sql["same_manifest"], row)):
+            same = self._sql[keeper.statement("same_manifest")]
+            if not (entry.again and await connection.fetch(same, row)):
                 parameters.append(row)
         if parameters:
-            await connection.execute_many(self._sql["insert_manifest"], parameters)
+            await connection.execute_many(self._sql[keeper.statement("insert_manifest")], parameters)
+        texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
+        if texts:
+            await self._use_texts(connection, keeper, texts)
+        return len(rows)
 
-    async def _use_texts(self, connection: Connection, session_id: str, entries: Sequence[NotedManifest]) -> None:
-        texts = {digest: text for entry in entries for digest, text in sorted(entry.texts.items())}
-        if not texts:
-            return
+    async def _use_texts(self, connection: Connection, keeper: _Keeper, texts: Mapping[str, str]) -> None:
         now = self._clock()
-        parameters = {**_digest_parameters(session_id, list(texts)), "worn": time_text(now - _RENEWAL)}
-        rows = await connection.fetch(for_rows(self._sql["fresh_texts"], len(texts)), parameters)
+        whose: dict[str, object] = {keeper.column: keeper.name}
+        parameters = {**whose, **_digest_parameters(list(texts)), "worn": time_text(now - _RENEWAL)}
+        fresh_texts = self._sql[keeper.statement("fresh_texts")]
+        rows = await connection.fetch(for_rows(fresh_texts, len(texts)), parameters)
         fresh = {digest for (digest,) in rows}
-        used = [
-            {
-                "session_id": session_id,
-                "digest": digest,
-                "body": texts[digest].encode("utf-8", "surrogatepass"),
-                "now": time_text(now),
-            }
+        used: list[dict[str, object]] = [
+            {**whose, "digest": digest, "body": texts[digest].encode("utf-8", "surrogatepass"), "now": time_text(now)}
             for digest in sorted(texts.keys() - fresh)
         ]
         if used:
-            await connection.execute_many(self._sql["use_text"], used)
+            await connection.execute_many(self._sql[keeper.statement("use_text")], used)
 
 
-def _digest_parameters(session_id: str, digests: Sequence[str]) -> dict[str, object]:
-    return {**row_parameters([{"digest": digest} for digest in digests]), "session_id": session_id}
+def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
+    return row_parameters([{"digest": digest} for digest in digests])
 
 
 def _manifest_of(row: Row) -> StoredManifest:

@@ -19,6 +19,15 @@ class TurnReferenceBody(BaseModel):
     seq: int
 
 
+class ConversationBody(BaseModel):
+    """A conversation that an agent keeps in the graph store by itself."""
+
+    key: str
+    namespace: list[str]
+    meta_key_suffix: str = Field("__meta__", description="Absent for `__meta__`.")
+    value_field: str = Field("content", description="Absent for `content`.")
+
+
 class EntryBody(BaseModel):
     """One message that was sent: where it stood, what it took, and where its text is."""
 
@@ -106,9 +115,13 @@ class ManifestBody(BaseModel):
         }
     )
 
-    session_id: str
+    session_id: str | None = Field(None, description="Absent for a call in a run that belongs to no session.")
     run_id: str
     call: int = Field(description="The calls of a run are 1, 2, 3, …")
+    node: str | None = Field(None, description="The node of a workflow that made the call.")
+    conversation: ConversationBody | None = Field(
+        None, description="Where the places of the entries are, when it is not the session's transcript."
+    )
     created_at: datetime
     model: str | None = None
     counter: str = Field(description="What counted, with the factor that was learned for the model, if there is one.")

@@ -32,7 +32,7 @@ from threadkeep.workflow.conversion import id_of, text_of
 from threadkeep.workflow.extras import ExtraSource
 from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turn_options import IdOf, TurnOptions
+from threadkeep.workflow.turn_options import IdOf, TurnOptions, place_in
 from threadkeep.workflow.turns import OpenTurn
 from threadkeep.workflow.unsettled import Unsettled
 
@@ -116,7 +116,7 @@ class SessionMemory(AsyncRunsOnly):
         question = question_in(messages)
         if not question:
             return await self._answered_already(session, messages)
-        turn = OpenTurn(self._memory, session, self._options, question)
+        turn = self._turn(session, question, config)
         await self._settle_what_is_over(turn)
         await turn.begin(run_id_of(config), metadata_of(config))
         if turn.answered is not None:
@@ -197,9 +197,12 @@ class SessionMemory(AsyncRunsOnly):
         session = session_for(self._memory, self._options, config)
         if known := self._known(messages, session):
             return known
-        turn = OpenTurn(self._memory, session, self._options, question_before(messages))
+        turn = self._turn(session, question_before(messages), config)
         await turn.go_on()
         return self._enter(turn)
+
+    def _turn(self, session: Session, question: Sequence[BaseMessage], config: RunnableConfig) -> OpenTurn:
+        return OpenTurn(self._memory, session, self._options, question, place_in(self._options, config))
 
     def _known(self, messages: list[Any], session: Session) -> Unsettled | None:
         for message in reversed(messages) if question_before(messages) else ():

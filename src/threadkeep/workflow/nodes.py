@@ -20,7 +20,7 @@ from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.invocation import metadata_of, question_before, run_id_of, session_for
 from threadkeep.workflow.model_facts import facts_of
 from threadkeep.workflow.partial import PartialAnswer, listening
-from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turn_options import TurnOptions, place_in
 from threadkeep.workflow.turns import OpenTurn
 
 
@@ -82,7 +82,7 @@ async def session_turn(
     session = session_for(memory, options, config)
     question = question_before(messages)
     _identify(question)
-    turn = OpenTurn(memory, session, options, question)
+    turn = OpenTurn(memory, session, options, question, place_in(options, config))
     await turn.begin(run_id_of(config), metadata_of(config))
     inside = SessionTurn(turn, messages)
     partial = PartialAnswer()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from langchain_core.messages import BaseMessage
@@ -67,24 +67,27 @@ class ContextParts:
     @classmethod
     async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
         """Read what is there of it."""
+        conversation = context.conversation
+        keeper = memory if conversation is None else await memory.holding(conversation)
+        home = (context.session_id or "") if conversation is None else conversation.key
         digests = [entry.digest for entry in context.entries if entry.digest is not None]
-        texts = await memory.manifests.texts(context.session_id, digests) if digests else {}
+        texts = await memory.manifests.texts(context.session_id, digests, run_id=context.run_id) if digests else {}
         summarised = any(entry.summaries for entry in context.entries)
-        summaries = await memory.summaries.all_of(context.session_id) if summarised else []
-        parts = cls(context.session_id, texts, {summary.id: summary for summary in summaries})
-        wanted: dict[str, set[int]] = {}
-        for entry in context.entries:
-            if entry.source == "transcript" and entry.seq is not None:
-                wanted.setdefault(context.session_id, set()).add(entry.seq)
-            elif entry.source == "transcript" and entry.id is not None:
-                found = await memory.session(context.session_id).find(entry.id)
-                parts.by_id |= {entry.id: found} if found is not None else {}
-            for turn in entry.turns:
-                wanted.setdefault(turn.session_id, set()).add(turn.seq)
-        for session_id, places in wanted.items():
-            for message in await memory.session(session_id).at(places):
-                parts.by_place[TurnReference(session_id, message.seq or 0)] = message
+        summaries = await memory.summaries.all_of(home) if summarised else []
+        parts = cls(home, texts, {summary.id: summary for summary in summaries})
+        said = [entry for entry in context.entries if entry.source == "transcript"] if home else []
+        for message_id in {entry.id for entry in said if entry.seq is None and entry.id is not None}:
+            found = await keeper.session(home).find(message_id)
+            parts.by_id |= {message_id: found} if found is not None else {}
+        await parts._take(keeper, home, {entry.seq for entry in said if entry.seq is not None})
+        quoted = [turn for entry in context.entries for turn in entry.turns]
+        for session_id in sorted({turn.session_id for turn in quoted}):
+            await parts._take(memory, session_id, {turn.seq for turn in quoted if turn.session_id == session_id})
         return parts
+
+    async def _take(self, memory: Memory, session_id: str, places: Collection[int]) -> None:
+        for message in await memory.session(session_id).at(places) if places else ():
+            self.by_place[TurnReference(session_id, message.seq or 0)] = message
 
     def message(self, entry: Entry) -> BaseMessage:
         """The message of an entry. Raises `ContextGone` when it was deleted since."""

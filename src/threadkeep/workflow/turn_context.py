@@ -23,7 +23,7 @@ from threadkeep.workflow.conversion import id_of
 from threadkeep.workflow.extras import ExtraRequest, find_all
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra
 from threadkeep.workflow.summarizer import ModelSummarizer
-from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turn_options import CallPlace, TurnOptions
 
 
 class TurnContext:
@@ -34,9 +34,18 @@ class TurnContext:
     `question_as_stored` says that they are the same for certain.
     """
 
-    def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        session: Session,
+        options: TurnOptions,
+        question: Sequence[BaseMessage],
+        place: CallPlace | None = None,
+    ) -> None:
         self._memory = memory
         self._session = session
+        self._place = place
+        self._transcribed = place is None or place.transcript
         self._options = options
         self.question_seq: int | None = None
         self.questions = 1
@@ -89,7 +98,7 @@ class TurnContext:
         call = Call(
             messages=[*systems, *messages[first:]],
             question=self._question,
-            question_as_stored=self.question_as_stored,
+            question_as_stored=self.question_as_stored and self._transcribed,
             provider=measure.provider,
             system=system,
             counter=measure.counter,
@@ -170,13 +179,14 @@ class TurnContext:
 
     async def _recall(self, before: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
         options = self._options
+        question_seq = self.question_seq if self._transcribed else None
         if options.no_history:
-            return _nothing_of(self.question_seq, self.questions)
+            return _nothing_of(question_seq, self.questions)
         # Counted anew: what is stored with a message may be another counter's, or a caller's own number.
         limits = Limits(options.max_messages, measure.budget, measure.counter)
         known_ids = {message_id for message in before if (message_id := id_of(message)) is not None}
         question_id = id_of(self._question[-1]) if self._question else None
-        past = Past(limits, question_id, self.question_seq, self.questions, known_ids, self._profile)
+        past = Past(limits, question_id, question_seq, self.questions, known_ids, self._profile)
         return await self._session.recall(past)
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
@@ -207,9 +217,12 @@ class TurnContext:
         return next((place for place, message in enumerate(messages) if message.id == first), 0)
 
     def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
+        place = self._place or CallPlace(run_id, "", self._session.session_id)
         return ContextManifest(
-            session_id=self._session.session_id,
-            run_id=run_id,
+            session_id=place.session_id,
+            run_id=place.run_id,
+            node=place.node or None,
+            conversation=place.conversation,
             created_at=self._memory.clock(),
             model=measure.model,
             counter=name_of(measure.counter),

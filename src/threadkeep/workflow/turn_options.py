@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Self
 
 from langchain_core.runnables import RunnableConfig
 
 from threadkeep.context.budget import input_budget
+from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.window import Limits
@@ -72,3 +74,36 @@ class TurnOptions:
     def no_history(self) -> bool:
         """Whether earlier turns are left out."""
         return self.max_messages == 0 or self.max_tokens == 0
+
+
+@dataclass(frozen=True)
+class CallPlace:
+    """Whose the model calls of a workflow's node are.
+
+    The records of them are kept under `run_id`, with the session `session_id`, or with the run if that is None. Earlier
+    turns are the session's, or those of a `conversation` elsewhere; without a `transcript` there are none, and nothing
+    that is said in the turn is kept in one.
+    """
+
+    run_id: str
+    node: str
+    session_id: str | None = None
+    conversation: ConversationPlace | None = None
+    transcript: bool = True
+
+
+@dataclass(frozen=True)
+class NodeTurnOptions(TurnOptions):
+    """The options of a workflow's node; `place` finds whose the calls of a run are."""
+
+    place: Callable[[RunnableConfig], CallPlace | None] | None = None
+
+    @classmethod
+    def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
+        """Options with a place."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
+
+
+def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
+    """Whose the model calls of a run are; None where they are simply those of its session."""
+    return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None

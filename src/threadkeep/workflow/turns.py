@@ -23,7 +23,7 @@ from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.conversion import from_langchain, id_of, text_of
 from threadkeep.workflow.model_call import Assembled
 from threadkeep.workflow.turn_context import TurnContext
-from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turn_options import CallPlace, TurnOptions
 
 _LONG_TURN = timedelta(seconds=10)
 """How long a turn lasts before somebody else may have taken its question for abandoned, and answered it."""
@@ -46,7 +46,14 @@ class OpenTurn:
     `answered` is the answer that is stored already, when the question is a repeat of one that was answered.
     """
 
-    def __init__(self, memory: Memory, session: Session, options: TurnOptions, question: Sequence[BaseMessage]) -> None:
+    def __init__(
+        self,
+        memory: Memory,
+        session: Session,
+        options: TurnOptions,
+        question: Sequence[BaseMessage],
+        place: CallPlace | None = None,
+    ) -> None:
         self.session = session
         self.question = tuple(question)
         self.run_id = str(uuid7())
@@ -57,7 +64,7 @@ class OpenTurn:
         self._forgotten = False
         self._known_question_id: str | None = None
         self._began = memory.clock()
-        self.contexts = TurnContext(memory, session, options, self.question)
+        self.contexts = TurnContext(memory, session, options, self.question, place)
         self._closing = _Closing()
         if self.question_id is not None:
             closings = _closings.setdefault(memory, WeakValueDictionary())

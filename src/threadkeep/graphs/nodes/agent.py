@@ -37,7 +37,7 @@ from threadkeep.observe import KeyResolutionFailed
 from threadkeep.workflow.answering import ModelDeadline
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.middleware import SessionMemory
-from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turn_options import CallPlace, NodeTurnOptions, TurnOptions
 
 type Tool = BaseTool | Callable[..., Any]
 type ToolReference = Reference | SkipJsonSchema[InstanceOf[BaseTool]]
@@ -150,7 +150,8 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:
         sources = (*(options.sources if kind == "session" else ()), FoundPassages())
-        named = replace(options, sources=sources, session_id=_session_of, user_id=_user_of)
+        placed = NodeTurnOptions.of(options, _call_of)
+        named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":
             return named
         # Anchors and summaries are kept in tables, which know nothing of other places.
@@ -180,6 +181,11 @@ def _session_of(_: RunnableConfig) -> str | None:
 def _user_of(_: RunnableConfig) -> str | None:
     context = step_context()
     return context.place.user_id if context is not None else None
+
+
+def _call_of(_: RunnableConfig) -> CallPlace | None:
+    context = step_context()
+    return context.place.call if context is not None else None
 
 
 def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:

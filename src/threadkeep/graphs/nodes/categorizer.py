@@ -22,6 +22,7 @@ from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.nodes import session_turn
+from threadkeep.workflow.turn_options import NodeTurnOptions
 
 _MOST_REPLY_CHARACTERS = 2_000
 
@@ -100,7 +101,7 @@ class CategorizerNode(Node):
         given = step.context.resources.turn_options
         place = place_of_run(step)
         options = replace(
-            given,
+            NodeTurnOptions.of(given, lambda _: place.call),
             max_messages=0,
             max_tokens=given.max_tokens if self.max_tokens is None else self.max_tokens,
             sources=(),
@@ -115,6 +116,7 @@ class CategorizerNode(Node):
             sent = await turn.messages(SystemMessage(self._prompt(state)), model=model)
             async with asyncio.timeout(self.timeout_seconds):
                 reply: AIMessage = await model.ainvoke(sent)
+            turn.answer(reply)
         return text_of(reply)
 
     def _prompt(self, state: WorkflowState) -> str:

@@ -21,7 +21,7 @@ from threadkeep.graphs.state import WorkflowState
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import ModelFailed
 from threadkeep.workflow.nodes import session_turn
-from threadkeep.workflow.turn_options import TurnOptions
+from threadkeep.workflow.turn_options import NodeTurnOptions, TurnOptions
 
 
 class ModelNode(SpeakingNode):
@@ -78,7 +78,7 @@ class ModelNode(SpeakingNode):
         found_before = (FoundPassages(passages_in(state)),) if self.snippets else ()
         kept = options.sources if place.kind == "session" else ()
         return replace(
-            options,
+            NodeTurnOptions.of(options, lambda _: place.call),
             sources=(*kept, *found_before),
             session_id=lambda _: place.session_id,
             user_id=lambda _: place.user_id,

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Literal
 
 from langgraph.runtime import get_runtime
-from langgraph.store.base import BaseStore
 
+from threadkeep.context.manifest import ConversationPlace
 from threadkeep.graphs.nodes.base import Step
 from threadkeep.graphs.resources import RunContext
 from threadkeep.history.keys import channel_of, escape_key
 from threadkeep.history.memory import Memory
-from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import ReadFailed
-from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.graph_transcripts.opening import items_of
-from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
+from threadkeep.workflow.turn_options import CallPlace
 
 type PlaceKind = Literal["session", "store", "run"]
 
 
 @dataclass(frozen=True)
 class Place:
-    """A memory and a session in it. In a place of kind `run` nothing is kept when the node is done."""
+    """A memory and a session in it, and whose the model calls are that are made there.
+
+    In a place of kind `run` nothing of what is said is kept when the node is done.
+    """
 
     kind: PlaceKind
     memory: Memory
     session_id: str
     user_id: str | None
+    call: CallPlace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,9 @@ def step_context() -> StepContext | None:
 def place_of_run(step: Step) -> Place:
     """The run itself: no earlier turns are seen, and none is stored."""
     context = step.context
-    return Place("run", context.resources.memory.forgetting(), f"run:{escape_key(context.run_id)}", context.user_id)
+    call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
+    memory = context.resources.memory.forgetting()
+    return Place("run", memory, f"run:{escape_key(context.run_id)}", context.user_id, call)
 
 
 def place_of_session(step: Step) -> Place:
@@ -58,7 +60,8 @@ def place_of_session(step: Step) -> Place:
     context = step.context
     if context.session_id is None:
         return place_of_run(step)
-    return Place("session", context.resources.memory, context.session_id, context.user_id)
+    call = CallPlace(context.run_id, step.name, context.session_id)
+    return Place("session", context.resources.memory, context.session_id, context.user_id, call)
 
 
 async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
@@ -70,21 +73,7 @@ async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
             ReadFailed(backend="other", channel=channel_of(key), outcome="fallback", error="NoGraphStore")
         )
         return place_of_run(step)
-    memory = context.resources.memory
-    other = await memory.beside((store, layout), lambda: _conversations(memory, store, layout), _folder(layout))
-    return Place("store", other, key, context.user_id)
-
-
-def _conversations(memory: Memory, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
-    items = items_of(store)
-
-    def conflicted(session_id: str) -> None:
-        SessionEvents(memory.observers, items.backend, session_id).write_failed(ConversationChanged(), "conflict")
-
-    return GraphTranscripts(items, layout, count=memory.counter, clock=memory.clock, conflicted=conflicted)
-
-
-def _folder(layout: GraphLayout) -> str:
-    """Where turns wait that a store does not take: each layout has a folder of its own."""
-    name = "\0".join([*layout.namespace, layout.meta_key_suffix, layout.value_field])
-    return f"store-{sha256(name.encode()).hexdigest()[:16]}"
+    other = await context.resources.memory.beside(layout, store)
+    conversation = ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
+    call = CallPlace(context.run_id, step.name, context.session_id, conversation)
+    return Place("store", other, key, context.user_id, call)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput
@@ -54,6 +54,10 @@ class GraphLayout:
             raise InvalidInput("A chunk has 1 to 10000 messages.")
         if not self.value_field or self.value_field in _TAKEN:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
+
+    def lies_as(self, other: GraphLayout) -> bool:
+        """Whether conversations of both are the same, but for the size of the chunks of new ones."""
+        return replace(self, chunk_size=other.chunk_size) == other
 
     def metadata(self, session_id: str) -> ItemKey:
         """Where the metadata of a conversation are."""

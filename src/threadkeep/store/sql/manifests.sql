@@ -1,17 +1,34 @@
--- The records of model calls, and the texts that are in no transcript.
+-- The records of model calls, and the texts that are in no transcript: of sessions, and of runs that are in none.
 
 -- name: insert_manifest
--- The database numbers the calls of a run.
+-- The database numbers the calls of a run; those from before its session began are with the run.
 INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest)
 VALUES (
     :session_id, :run_id,
-    (SELECT coalesce(max(call), 0) + 1 FROM chat_manifests WHERE session_id = :session_id AND run_id = :run_id),
+    (
+        SELECT coalesce(max(calls.call), 0) + 1
+        FROM (
+            SELECT call FROM chat_manifests WHERE session_id = :session_id AND run_id = :run_id
+            UNION ALL
+            SELECT call FROM chat_run_manifests WHERE run_id = :run_id
+        ) AS calls
+    ),
     :created_at, :manifest
+)
+
+-- name: insert_manifest_of_run
+INSERT INTO chat_run_manifests (run_id, call, created_at, manifest)
+VALUES (
+    :run_id, (SELECT coalesce(max(call), 0) + 1 FROM chat_run_manifests WHERE run_id = :run_id), :created_at, :manifest
 )
 
 -- name: same_manifest
 SELECT call FROM chat_manifests
 WHERE session_id = :session_id AND run_id = :run_id AND created_at = :created_at AND CAST(manifest AS TEXT) = :manifest
+
+-- name: same_manifest_of_run
+SELECT call FROM chat_run_manifests
+WHERE run_id = :run_id AND created_at = :created_at AND CAST(manifest AS TEXT) = :manifest
 
 -- name: fresh_texts
 -- Which of some texts are there and were used since :worn.
@@ -21,23 +38,42 @@ VALUES (:digest)
 SELECT t.digest
 FROM wanted w JOIN chat_context_texts t ON t.session_id = :session_id AND t.digest = w.digest AND t.used_at >= :worn
 
+-- name: fresh_texts_of_run
+WITH wanted (digest) AS (
+VALUES (:digest)
+)
+SELECT t.digest
+FROM wanted w JOIN chat_run_texts t ON t.run_id = :run_id AND t.digest = w.digest AND t.used_at >= :worn
+
 -- name: use_text
 INSERT INTO chat_context_texts (session_id, digest, body, used_at)
 VALUES (:session_id, :digest, :body, :now)
 ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < excluded.used_at
 
+-- name: use_text_of_run
+INSERT INTO chat_run_texts (run_id, digest, body, used_at)
+VALUES (:run_id, :digest, :body, :now)
+ON CONFLICT (run_id, digest) DO UPDATE SET used_at = excluded.used_at
+WHERE chat_run_texts.used_at < excluded.used_at
+
 -- name: texts
+-- What a session has of some texts, and what a run has.
 WITH wanted (digest) AS (
 VALUES (:digest)
 )
 SELECT t.digest, t.body FROM wanted w JOIN chat_context_texts t ON t.session_id = :session_id AND t.digest = w.digest
+UNION ALL
+SELECT t.digest, t.body FROM wanted w JOIN chat_run_texts t ON t.run_id = :run_id AND t.digest = w.digest
 
 -- name: of_run
 SELECT m.session_id, m.run_id, m.call, m.created_at, m.manifest
 FROM chat_manifests m JOIN chat_sessions s ON s.session_id = m.session_id
 WHERE m.run_id = :run_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-ORDER BY m.session_id, m.call
+UNION ALL
+SELECT NULL, m.run_id, m.call, m.created_at, m.manifest
+FROM chat_run_manifests m JOIN chat_runs r ON r.run_id = m.run_id
+WHERE m.run_id = :run_id AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 
 -- name: of_session
 -- The newest first, from the cursor (:created_at, :run_id, :call) on.
@@ -59,4 +95,16 @@ WHERE (session_id, run_id, call) IN (
 DELETE FROM chat_context_texts
 WHERE (session_id, digest) IN (
     SELECT session_id, digest FROM chat_context_texts WHERE used_at < :before ORDER BY used_at LIMIT :limit
+)
+
+-- name: purge_run_manifests
+DELETE FROM chat_run_manifests
+WHERE (run_id, call) IN (
+    SELECT run_id, call FROM chat_run_manifests WHERE created_at < :before ORDER BY created_at LIMIT :limit
+)
+
+-- name: purge_run_texts
+DELETE FROM chat_run_texts
+WHERE (run_id, digest) IN (
+    SELECT run_id, digest FROM chat_run_texts WHERE used_at < :before ORDER BY used_at LIMIT :limit
 )

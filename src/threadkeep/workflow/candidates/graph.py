@@ -10,7 +10,7 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.store.base import BaseStore
 from langgraph.types import Checkpointer
 
-from threadkeep.history.memory import utc_now
+from threadkeep.history.memory_options import utc_now
 from threadkeep.observe import Observer, Observers
 from threadkeep.workflow.candidates.nodes import CandidateNodes, PromptedModel
 from threadkeep.workflow.candidates.state import CandidateState, bounded_state
