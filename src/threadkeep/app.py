@@ -62,7 +62,7 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = (), wo
     options.check_room(model)
     workflows = load_workflows(settings)
     options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
-    metrics = _metrics(settings)
+    metrics = _metrics(settings, workflows)
     told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
@@ -162,13 +162,13 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
     return replace(options.compression, summarizer=summarizer)
 
 
-def _metrics(settings: Settings) -> PrometheusObserver | None:
+def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | None:
     """What counts and times the events, where the extra `metrics` is installed."""
     if find_spec("prometheus_client") is None:
         return None
     from threadkeep.observe.prometheus import PrometheusObserver
 
-    return PrometheusObserver(backend=settings.database.backend)
+    return PrometheusObserver(settings.database.backend, [workflow.name for workflow in workflows.all()])
 
 
 def create_graph_store(settings: Settings) -> AbstractAsyncContextManager[BaseStore]:

@@ -193,7 +193,7 @@ def test_every_metric_is_described(name: str) -> None:
 def test_no_metric_is_described_that_is_not_there() -> None:
     """In any page."""
     known = {*METRICS, *(f"{name}_count" for name in METRICS)}
-    named = {name for one in all_pages() for name in re.findall(r"threadkeep_(?:agent|turn|model)\w+", one.text)}
+    named = {name for one in all_pages() for name in re.findall(r"threadkeep_(?:agent|turn|model|run)\w+", one.text)}
     assert named <= known
 
 

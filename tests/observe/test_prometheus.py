@@ -10,6 +10,7 @@ from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
     OUTCOMES,
+    RUN_OUTCOMES,
     Backend,
     ContextBuilt,
     HistoryTruncated,
@@ -23,6 +24,11 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
+    RunFinished,
+    RunRetried,
+    RunsPruned,
+    RunTakenOver,
+    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
@@ -31,7 +37,7 @@ from threadkeep.observe.events import (
     WriteDeferred,
     WriteFailed,
 )
-from threadkeep.observe.prometheus import METRICS, PrometheusObserver
+from threadkeep.observe.prometheus import METRICS, RUN_STATES, PrometheusObserver
 
 PREFIX = "threadkeep_agent_history_"
 
@@ -46,6 +52,37 @@ def test_what_retention_takes_is_counted() -> None:
     observer.notify(PruningFailed(error="StoreUnavailable"))
     assert [sample(observer, name, action=action) for action in ("archive", "delete")] == [0, 30]
     assert sample(observer, failures) == 1
+
+
+def test_runs_are_counted_by_the_workflows_that_are_known() -> None:
+    """All others are one; how they ended, how long they took, and what went wrong with them; from zero."""
+    observer = PrometheusObserver(workflows=["chat", "desk"])
+    for status in RUN_OUTCOMES:
+        assert sample(observer, "threadkeep_runs_total", workflow="desk", status=status) == 0
+    for name in ("desk", "secret-1", "secret-2"):
+        observer.notify(RunFinished(workflow=name, status="failed", milliseconds=20.0, set_aside=name == "desk"))
+        observer.notify(RunRetried(workflow=name, error="TimeoutError", attempt=2))
+        observer.notify(RunTakenOver(workflow=name, attempt=3))
+    observer.notify(RunTrouble(work="upkeep", error="StoreUnavailable"))
+    observer.notify(RunsPruned(trees=2, runs=5))
+    for workflow, count in (("chat", 0), ("desk", 1), ("other", 2)):
+        assert sample(observer, "threadkeep_runs_total", workflow=workflow, status="failed") == count
+        for name in ("run_latency_ms_count", "run_retries_total", "run_takeovers_total"):
+            assert sample(observer, f"threadkeep_{name}", workflow=workflow) == count
+    assert sample(observer, "threadkeep_runs_set_aside_total", workflow="desk") == 1
+    assert sample(observer, "threadkeep_runs_set_aside_total", workflow="other") == 0
+    assert sample(observer, "threadkeep_run_troubles_total", work="upkeep") == 1
+    assert sample(observer, "threadkeep_pruned_runs_total") == 5
+    assert b"secret" not in observer.render()
+
+
+def test_runs_of_the_database_are_counted_when_somebody_asks() -> None:
+    """Where nobody can tell, there is no number, which an alert sees."""
+    observer = PrometheusObserver()
+    observer.set_runs({"queued": 3, "set_aside": 1})
+    assert [sample(observer, "threadkeep_open_runs", state=state) for state in RUN_STATES] == [3, 0, 0, 1]
+    observer.set_runs(None)
+    assert sample(observer, "threadkeep_open_runs", state="queued") is None
 
 
 def sample(observer: PrometheusObserver, name: str, **labels: str) -> float | None:

@@ -18,6 +18,7 @@ from threadkeep import InvalidInput
 from threadkeep.graphs.definition import python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.observe import RunFinished, RunRetried
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import Mode
@@ -122,6 +123,8 @@ async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> No
         {"error": "TimeoutError", "try": 2},
         {"error": "ConnectionError", "try": 3},
     ]
+    told = [(event.workflow, event.error, event.attempt) for event in every_desk.events.of(RunRetried)]
+    assert told == [("desk", "TimeoutError", 2), ("desk", "ConnectionError", 3)]
     assert await every_desk.transcript("room") == [("user", "hello"), ("assistant", "at last")]
 
 
@@ -136,6 +139,8 @@ async def test_what_fails_again_and_again_is_set_aside(desk: RunDesk) -> None:
         assert (await service.result(again.run_id)).status == "failed"
         found, _ = await service.list(RunQuery(set_aside=True))
         assert [run.run_id for run in found] == [result.run.run_id]
+        finished = [(event.workflow, event.status, event.set_aside) for event in desk.events.of(RunFinished)]
+        assert finished == [("desk", "failed", True), ("desk", "done", False)]
         await service.retry(result.run.run_id)
         assert (await service.result(result.run.run_id)).text == "at last"
 

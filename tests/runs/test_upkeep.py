@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tests.runs.desk import QUICK, RunDesk, carried_out
 from threadkeep.errors import StoreUnavailable
-from threadkeep.observe import RunTrouble
+from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import ScriptedModel, SettableClock
@@ -36,6 +36,7 @@ async def test_runs_that_nobody_carries_out(every_desk: RunDesk, clock: Settable
         results = [await service.result(run_id) for run_id in ("forgotten", "dead")]
         assert [(result.status, result.run.attempts) for result in results] == [("done", 1), ("done", 2)]
         assert (await service.run("alive")).status == "running"
+    assert [(event.run_id, event.attempt) for event in every_desk.events.of(RunTakenOver)] == [("dead", 2)]
     assert await every_desk.transcript("dead") == [("user", "dead"), ("assistant", "reply 2")]
 
 

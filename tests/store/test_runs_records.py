@@ -15,6 +15,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.records.runs import RunBudget, RunQuery, TokenUsage, TraceEvent
 from threadkeep.store import migrations
 from threadkeep.store.runs import Runs
+from threadkeep.store.runs.records import RunCounts
 from threadkeep.testing import SettableClock
 
 _TABLES = (
@@ -73,6 +74,20 @@ async def test_runs_are_listed_newest_first(memory: Memory, clock: SettableClock
     assert await memory.runs.records.tree("never") == []
     with pytest.raises(InvalidInput, match="at least one"):
         RunQuery(limit=0)
+
+
+async def test_runs_that_somebody_looks_after_are_counted(memory: Memory) -> None:
+    """Up to a limit; those that are over are in none of the counts, unless they are set aside."""
+    records = memory.runs.records
+    assert await records.counts() == RunCounts()
+    for number in range(5):
+        await memory.runs.order.add(asked(f"r{number}", session=None))
+    for run_id in ("r0", "r1", "r2"):
+        await begun(memory, run_id)
+    await memory.runs.wait("r0", "me", {})
+    await memory.runs.finish("r1", "me", "failed", set_aside=True)
+    assert await records.counts() == RunCounts(queued=2, running=1, waiting=1, set_aside=1)
+    assert (await records.counts(limit=1)).queued == 1
 
 
 @pytest.mark.parametrize("limits", [{"max_tokens": 0}, {"max_tokens": True}, {"max_cost": 0.0}, {"max_price": 1}])

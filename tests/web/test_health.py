@@ -11,6 +11,7 @@ import pytest
 from tests.web.services import check_problem, client_of, say, settings_for
 from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
+from threadkeep.records.runs import NewRun
 from threadkeep.store.migrations import known_migrations
 from threadkeep.web.api import health
 
@@ -70,6 +71,23 @@ async def test_metrics_count_turns(client: httpx2.AsyncClient) -> None:
     assert 'threadkeep_turns_total{channel="http",status="complete"} 1.0' in lines
     assert 'threadkeep_agent_history_pending_writes{backend="sqlite"} 0.0' in lines
     assert "telegram:1" not in response.text
+
+
+async def test_runs_are_counted_when_the_metrics_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are over by workflow, the others as the database has them then; nothing while it does not answer."""
+    async with open_app(settings_for(tmp_path), works=False) as app, client_of(app) as client:
+        assert (await client.post("/api/v1/workflows/chat/runs", json={"message": "hi"})).json()["status"] == "done"
+        await app.memory.runs.order.add(NewRun(run_id="r1", workflow="chat", input={}))
+        lines = (await client.get("/metrics")).text.splitlines()
+        assert 'threadkeep_runs_total{status="done",workflow="chat"} 1.0' in lines
+        assert 'threadkeep_open_runs{state="queued"} 1.0' in lines
+        assert 'threadkeep_open_runs{state="running"} 0.0' in lines
+
+        async def down() -> None:
+            raise StoreUnavailable("It is down.")
+
+        monkeypatch.setattr(app.memory.runs.records, "counts", down)
+        assert "threadkeep_open_runs{" not in (await client.get("/metrics")).text
 
 
 async def test_all_that_the_service_does_counts_as_http(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""What can happen, as frozen records of counts, times and names from closed sets; never what people said."""
+"""What can happen, as frozen records of counts, times and names that are no words of people.
+
+Names are from closed sets, but for those that authors gave their workflows.
+"""
 
 from __future__ import annotations
 
@@ -20,6 +23,8 @@ type SummaryFailure = Literal["model", "timeout", "empty", "too_long", "outdated
 BACKENDS: tuple[Backend, ...] = get_args(Backend.__value__)
 CHANNELS: tuple[Channel, ...] = get_args(Channel.__value__)
 OUTCOMES: tuple[Outcome, ...] = get_args(Outcome.__value__)
+RUN_OUTCOMES: tuple[RunOutcome, ...] = get_args(RunOutcome.__value__)
+RUN_WORKS: tuple[RunWork, ...] = get_args(RunWork.__value__)
 RETENTION_ACTIONS: tuple[RetentionAction, ...] = get_args(RetentionAction.__value__)
 TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 SUMMARY_SOURCES: tuple[SummarySource, ...] = get_args(SummarySource.__value__)
@@ -288,10 +293,32 @@ class ModelFailed(Event):
 class RunFinished(Event):
     """A run of a workflow ended, or waits for a person; `set_aside` if it is not tried again without one."""
 
+    workflow: str
     status: RunOutcome
     error: str | None = None
     milliseconds: float
     set_aside: bool = False
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRetried(Event):
+    """A run failed in a way that may pass, and is tried again after a pause; `attempt` counts from 2."""
+
+    workflow: str
+    error: str
+    attempt: int
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTakenOver(Event):
+    """A run goes on that had been begun before: mostly its process had died. `attempt` counts from 2."""
+
+    workflow: str
+    attempt: int
     run_id: str | None = None
     session_id: str | None = None
 

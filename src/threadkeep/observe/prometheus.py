@@ -5,7 +5,7 @@ Labels come from closed sets; no session and no user is ever one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
@@ -15,6 +15,8 @@ from threadkeep.observe.events import (
     MANIFEST_LOSSES,
     OUTCOMES,
     RETENTION_ACTIONS,
+    RUN_OUTCOMES,
+    RUN_WORKS,
     SUMMARY_FAILURES,
     SUMMARY_SOURCES,
     TURN_STATUSES,
@@ -30,7 +32,11 @@ from threadkeep.observe.events import (
     PendingWrites,
     PruningFailed,
     ReadFailed,
+    RunFinished,
+    RunRetried,
     RunsPruned,
+    RunTakenOver,
+    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
@@ -56,6 +62,13 @@ METRICS: Mapping[str, str] = {
     "threadkeep_pruned_messages_total": "Messages that retention archived or deleted.",
     "threadkeep_pruned_runs_total": "Runs that retention deleted.",
     "threadkeep_pruning_failures_total": "Rounds of retention that were broken off.",
+    "threadkeep_run_latency_ms": "Duration of runs from their beginning here to their end in milliseconds.",
+    "threadkeep_run_retries_total": "Runs that failed in a way that may pass and were tried again.",
+    "threadkeep_run_takeovers_total": "Runs that went on after their process had died.",
+    "threadkeep_run_troubles_total": "Rounds of what looks after runs that failed.",
+    "threadkeep_open_runs": "Runs of the database that are not over, or are set aside.",
+    "threadkeep_runs_set_aside_total": "Runs that were set aside for a person.",
+    "threadkeep_runs_total": "Runs that ended or began to wait for a person, by how.",
     "threadkeep_summaries_total": "Summaries that were stored, of messages and of summaries.",
     "threadkeep_summary_failures_total": "Tries to compress a session that failed, by reason.",
     "threadkeep_summary_latency_ms": "Duration of the making of a summary in milliseconds.",
@@ -67,6 +80,9 @@ METRICS: Mapping[str, str] = {
 LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 TURN_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000)
 
+OTHER_WORKFLOW = "other"
+RUN_STATES = ("queued", "running", "waiting", "set_aside")
+
 _FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != "ok")
 _STORE_LABELS = ("backend", "channel", "outcome")
 
@@ -75,13 +91,14 @@ class PrometheusObserver:
     """An observer that counts events; `render` gives what `/metrics` answers, with `content_type`.
 
     The series of the backend in use are there, at zero, before anything happens, so that rates and alerts work from the
-    first scrape.
+    first scrape. Runs are counted by `workflows`, and all others as one.
     """
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(self, backend: Backend = "sqlite") -> None:
+    def __init__(self, backend: Backend = "sqlite", workflows: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
+        self._workflows = (*dict.fromkeys(workflows), OTHER_WORKFLOW)
         self._key_failures = self._counter("threadkeep_agent_history_key_resolution_failures_total", "channel")
         self._read_failures = self._counter("threadkeep_agent_history_store_read_failures_total", *_STORE_LABELS)
         self._write_failures = self._counter("threadkeep_agent_history_store_write_failures_total", *_STORE_LABELS)
@@ -98,12 +115,30 @@ class PrometheusObserver:
         self._pruned = self._counter("threadkeep_pruned_messages_total", "action")
         self._pruned_runs = self._counter("threadkeep_pruned_runs_total")
         self._pruning_failures = self._counter("threadkeep_pruning_failures_total")
+        self._add_runs()
         self._summaries = self._counter("threadkeep_summaries_total", "of")
         self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
         self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
         self._turns = self._counter("threadkeep_turns_total", "channel", "status")
         self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
         self._start_at_zero(backend)
+
+    def _add_runs(self) -> None:
+        self._runs_now = self._gauge("threadkeep_open_runs", "state")
+        self._runs = self._counter("threadkeep_runs_total", "workflow", "status")
+        self._run_times = self._histogram("threadkeep_run_latency_ms", "workflow", buckets=TURN_BUCKETS_MS)
+        self._run_retries = self._counter("threadkeep_run_retries_total", "workflow")
+        self._run_takeovers = self._counter("threadkeep_run_takeovers_total", "workflow")
+        self._runs_set_aside = self._counter("threadkeep_runs_set_aside_total", "workflow")
+        self._run_troubles = self._counter("threadkeep_run_troubles_total", "work")
+
+    def set_runs(self, counts: Mapping[str, int] | None) -> None:
+        """How many runs of the database are in each of `RUN_STATES` now; None where nobody knows."""
+        if counts is None:
+            self._runs_now.clear()
+            return
+        for state in RUN_STATES:
+            self._runs_now.labels(state).set(counts.get(state, 0))
 
     def render(self) -> bytes:
         """All metrics in the text format of Prometheus."""
@@ -162,6 +197,23 @@ class PrometheusObserver:
             case SummaryFailed():
                 self._summary_failures.labels(_one_of(SUMMARY_FAILURES, event.reason)).inc()
             case _:
+                self._count_run(event)
+
+    def _count_run(self, event: Event) -> None:
+        """Count what becomes of runs."""
+        match event:
+            case RunFinished():
+                workflow = _one_of(self._workflows, event.workflow)
+                self._runs.labels(workflow, _one_of(RUN_OUTCOMES, event.status)).inc()
+                self._run_times.labels(workflow).observe(event.milliseconds)
+                self._runs_set_aside.labels(workflow).inc(event.set_aside)
+            case RunRetried():
+                self._run_retries.labels(_one_of(self._workflows, event.workflow)).inc()
+            case RunTakenOver():
+                self._run_takeovers.labels(_one_of(self._workflows, event.workflow)).inc()
+            case RunTrouble():
+                self._run_troubles.labels(_one_of(RUN_WORKS, event.work)).inc()
+            case _:
                 pass
 
     def _finish(self, event: TurnFinished) -> None:
@@ -187,6 +239,7 @@ class PrometheusObserver:
         for direction in ("input", "output"):
             self._tokens.labels(direction)
         self._start_background_at_zero()
+        self._start_runs_at_zero()
         for histogram in (self._reads, self._writes):
             histogram.labels(backend, "http", "ok")
             histogram.labels(backend, "other", "ok")
@@ -198,6 +251,17 @@ class PrometheusObserver:
             self._summaries.labels(of)
         for reason in SUMMARY_FAILURES:
             self._summary_failures.labels(reason)
+
+    def _start_runs_at_zero(self) -> None:
+        for workflow in self._workflows:
+            self._run_times.labels(workflow)
+            for counter in (self._run_retries, self._run_takeovers, self._runs_set_aside):
+                counter.labels(workflow)
+            for status in RUN_OUTCOMES:
+                self._runs.labels(workflow, status)
+        for work in RUN_WORKS:
+            self._run_troubles.labels(work)
+        self.set_runs({})
 
     def _counter(self, name: str, *labels: str) -> Counter:
         return Counter(name, METRICS[name], labels, registry=self.registry)

@@ -20,6 +20,7 @@ from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.nodes.speaking import SpeakingNode
 from threadkeep.graphs.resources import Resources
 from threadkeep.graphs.state import answer_of
+from threadkeep.observe import RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
@@ -113,13 +114,22 @@ class Execution:
                 if tries >= self._workflow.options.max_tries:
                     return Outcome("failed", error=kind_of(error), set_aside=True)
                 tries += 1
-                self._tracer.note("retried", data={"error": kind_of(error), "try": tries})
+                self._tell_retry(kind_of(error), tries)
             pause = pause_before(
                 tries, first_seconds=options.pause_seconds, longest_seconds=options.longest_pause_seconds
             )
             await asyncio.sleep(pause)
             self._begins = False
             given = await self._given(again=True)
+
+    def _tell_retry(self, error: str, attempt: int) -> None:
+        run = self._run
+        self._tracer.note("retried", data={"error": error, "try": attempt})
+        self._means.resources.observer.notify(
+            RunRetried(
+                workflow=run.workflow, error=error, attempt=attempt, run_id=run.run_id, session_id=run.session_id
+            )
+        )
 
     async def _through(self, given: object) -> None:
         """Let the graph run until it stops by itself, and take down what is told meanwhile."""

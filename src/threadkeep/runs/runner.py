@@ -12,7 +12,7 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
-from threadkeep.observe import RunFinished, RunTrouble
+from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble
 from threadkeep.records.runs import Begun, Over, Run
 from threadkeep.runs.carried import Carried
 from threadkeep.runs.checkpoints import RunCheckpoints
@@ -160,6 +160,10 @@ class Runner:
     async def carry(self, run: Run, *, begins: bool = False) -> Outcome | None:
         """Carry a run out that is this process's; None if it is not, in the end."""
         carried = self._enter(run, begins=begins)
+        if run.attempts > 1:
+            self._memory.observers.notify(
+                RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
+            )
         started, outcome = time.perf_counter(), None
         try:
             outcome = await self._carry(carried)
@@ -330,6 +334,7 @@ class Runner:
     def _tell_end(self, run: Run, outcome: Outcome, started: float) -> None:
         self._memory.observers.notify(
             RunFinished(
+                workflow=run.workflow,
                 status=outcome.status,
                 error=outcome.error,
                 milliseconds=(time.perf_counter() - started) * 1000,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from threadkeep.records.runs import Run, RunCursor, RunQuery
@@ -13,6 +14,16 @@ from threadkeep.store.statements import load_statements
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"
+
+
+@dataclass(frozen=True)
+class RunCounts:
+    """How many runs of a database are queued, at work, wait for a person, or are set aside; each up to a limit."""
+
+    queued: int = 0
+    running: int = 0
+    waiting: int = 0
+    set_aside: int = 0
 
 
 class RunRecords:
@@ -53,6 +64,12 @@ class RunRecords:
                 return [] if left is None else [left]
         return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
 
+    async def counts(self, *, limit: int = 10_000) -> RunCounts:
+        """How many runs an operator has to look after, each counted up to a limit."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["counts"], {"limit": limit})
+        return RunCounts(**{state: int(count) for state, count in rows})
+
     async def forget_user(self, user_id: str) -> int:
         """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
         async with self._driver.writing() as connection:
@@ -86,4 +103,6 @@ def _statement_for(query: RunQuery) -> str:
         return "newest_below"
     if query.session_id is not None:
         return "newest_of_session"
-    return "newest" if query.user_id is None else "newest_of_user"
+    if query.user_id is not None:
+        return "newest_of_user"
+    return "newest_set_aside" if query.set_aside else "newest"

@@ -32,6 +32,15 @@ WHERE r.user_id = :user_id AND (r.created_at, r.run_id) < (:created_at, :run_id)
 ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
+-- name: newest_set_aside
+SELECT r.run_id FROM chat_runs r
+WHERE r.set_aside AND (r.created_at, r.run_id) < (:created_at, :run_id)
+    AND (CAST(:workflow AS TEXT) IS NULL OR r.workflow = :workflow)
+    AND (CAST(:status AS TEXT) IS NULL OR r.status = :status)
+    AND (CAST(:since AS TIMESTAMPTZ) IS NULL OR r.created_at >= :since)
+ORDER BY r.created_at DESC, r.run_id DESC
+LIMIT :limit
+
 -- name: newest_below
 -- Children of a run (:parent_run_id), or all of a tree (:root_run_id) but its root.
 SELECT r.run_id FROM chat_runs r
@@ -55,6 +64,16 @@ SELECT t.run_id FROM (
 ) t
 ORDER BY t.depth, t.created_at, t.run_id
 LIMIT :limit
+
+-- name: counts
+-- Each by an index of its own, and no further than :limit.
+SELECT 'queued', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'queued' LIMIT :limit) q
+UNION ALL
+SELECT 'running', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'running' LIMIT :limit) r
+UNION ALL
+SELECT 'waiting', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'waiting' LIMIT :limit) w
+UNION ALL
+SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: delete_of_user
 -- Runs of a user that are in no session, with all below them; those of sessions go with these.

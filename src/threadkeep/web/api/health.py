@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from dataclasses import asdict
 
 from fastapi import APIRouter
 from fastapi.responses import PlainTextResponse, Response
@@ -50,7 +52,17 @@ async def metrics(app: AppInUse) -> Response:
     if app.metrics is None:
         sentence = "Nothing is measured here: pip install 'threadkeep[metrics]', and start the service again."
         raise ProblemRaised(make_problem(404, "not-measured", sentence))
+    app.metrics.set_runs(await _runs_now(app.memory))
     return Response(app.metrics.render(), media_type=app.metrics.content_type)
+
+
+async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
+    """How many runs there are that an operator looks after; None where the database does not say so in time."""
+    try:
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return asdict(await memory.runs.records.counts())
+    except (StoreError, TimeoutError):
+        return None
 
 
 async def _database_answers(memory: Memory) -> bool:
