@@ -7,7 +7,7 @@ import asyncio
 import random
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from statistics import quantiles
@@ -23,6 +23,8 @@ from bench.postgres_server import postgres_server
 
 _PART_SECONDS = 30.0
 _SHOWN = 20
+# Where it takes two seconds to see that a process is dead, somebody has to live for longer.
+_KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -36,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     # In parts, each with a database of its own: what is found is found in a history that one can read.
     while not broken and (left := until - time.monotonic()) > 0:
         for engine in engines:
-            broken += asyncio.run(_part(engine, Plan(seed, min(left, _PART_SECONDS))))
+            broken += asyncio.run(_part(engine, Plan(seed, min(left, _PART_SECONDS), between_kills=_KILLS[engine])))
         seed += 1
     return 1 if broken else 0
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage
@@ -43,23 +44,44 @@ nodes:
   help: {kind: subworkflow, workflow: steps, next: end}
 """
 
+SPOKEN = """\
+schema: 1
+name: spoken
+nodes:
+  think: {kind: agent, next: say}
+  say: {kind: template, text: said by %s, as_message: true, next: end}
+"""
+
 
 @dataclass(frozen=True)
 class Desk:
-    """What a process has: a database, notes, and what it asks for itself, with callers who wait."""
+    """What a process has: a database, notes, what it asks for itself with callers who wait, a version of its graphs."""
 
     url: str
     notes: Notes
     seconds: float = 0.05
     sessions: tuple[str, ...] = ()
+    version: str = "1"
 
     def note(self, what: str, about: str) -> None:
         """Write down what this process does."""
         self.notes.add(what, about)
 
+    async def reply(self, messages: Sequence[BaseMessage]) -> AIMessage:
+        """What the model says; it takes its time for what is to be slow."""
+        text = messages[-1].text
+        if text.startswith("slow"):
+            self.note("second", text)
+            await asyncio.sleep(self.seconds)
+        if text.startswith("pay"):
+            # Another id at each call, as providers' are.
+            call = {"name": "pay", "args": {"amount": 7}, "id": f"call{os.urandom(4).hex()}"}
+            return AIMessage("", tool_calls=[call])
+        return AIMessage(f"re: {text}")
+
     def workflows(self) -> Workflows:
-        """Two steps of which the second takes its time, a parent of these, and an agent that pays."""
-        return Workflows([self._steps(), read_workflow(PARENT), self._till()])
+        """Two slow steps, a parent of these, an agent that pays, one after which the version is said."""
+        return Workflows([self._steps(), read_workflow(PARENT), self._till(), read_workflow(SPOKEN % self.version)])
 
     def _steps(self) -> Workflow:
         async def first(state: WorkflowState) -> WorkflowState:
@@ -78,7 +100,7 @@ class Desk:
         builder.add_sequence([("first", first), ("second", second), ("answer", answer)])
         builder.add_edge(START, "first")
         builder.add_edge("answer", END)
-        return python_workflow("steps", builder, version="1")
+        return python_workflow("steps", builder, version=self.version)
 
     def _till(self) -> Workflow:
         builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
@@ -99,23 +121,6 @@ class Desk:
         return pay
 
 
-def _reply(messages: Sequence[BaseMessage]) -> AIMessage:
-    newest = messages[-1]
-    if newest.text.startswith("pay"):
-        return AIMessage("", tool_calls=[{"name": "pay", "args": {"amount": 7}, "id": f"call{os.urandom(4).hex()}"}])
-    return AIMessage(f"re: {newest.text}")
-
-
-class _Endless:
-    """Replies without an end."""
-
-    def __iter__(self) -> _Endless:
-        return self
-
-    def __next__(self) -> Any:
-        return _reply
-
-
 @asynccontextmanager
 async def opened(desk: Desk, options: RunServiceOptions) -> AsyncIterator[tuple[Memory, RunService]]:
     """The service of a process."""
@@ -125,7 +130,7 @@ async def opened(desk: Desk, options: RunServiceOptions) -> AsyncIterator[tuple[
         open_checkpointer(address, store) as saver,
         open_graph_store(address, store) as graph_store,
     ):
-        model = ScriptedModel(_Endless())
+        model = ScriptedModel(repeat(desk.reply))
         resources = Resources(memory=memory, model=lambda _: model, observer=Observers())
         async with open_runs(
             memory, address, desk.workflows(), resources, checkpointer=saver, store=graph_store, options=options

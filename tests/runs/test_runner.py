@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage
@@ -195,27 +195,6 @@ async def test_a_service_that_closes_leaves_its_runs_to_the_next(every_desk: Run
     async with every_desk.open(workflow) as service:
         assert (await service.result(run_id)).text == "well"
     assert done == ["first", "second", "second"]
-
-
-@pytest.mark.parametrize("source", ["yaml", "python"])
-async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, source: Literal["yaml", "python"]) -> None:
-    """YAML is kept with the run; where code has changed, the run stands still, and says why."""
-    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.graphs.tools:ask_person'], next: end}"
-    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
-    desk.model = ScriptedModel([call, "thanks"])
-    old = text if source == "yaml" else asking_twice()
-    async with desk.open(old) as service:
-        asked = await carried_out(service, RunRequest(workflow="form", text="go", session_id="room"))
-        assert asked.status == "waiting"
-    new = text + "\noptions: {max_tries: 7}" if source == "yaml" else replace(asking_twice(), version="other")
-    async with desk.open(new) as service:
-        await service.resume(asked.run.run_id, "yes")
-        result = await service.result(asked.run.run_id)
-        assert result.run.version == asked.run.version
-    if source == "yaml":
-        assert result.text == "thanks"
-    else:
-        assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")
 
 
 @pytest.mark.parametrize("way", ["wait", "background"])

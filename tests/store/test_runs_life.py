@@ -154,3 +154,13 @@ async def test_a_process_learns_of_what_it_lost(memory: Memory, clock: SettableC
     assert await memory.runs.keep_alive("me") == 1
     assert not await memory.runs.finish("b", "me", "done")
     assert [run.run_id for run in (await memory.runs.records.runs(in_room("running")))[0]] == ["room"]
+
+
+async def test_only_its_owner_gives_a_run_another_version(memory: Memory) -> None:
+    """Nobody writes into a run that is another's, or over."""
+    await memory.runs.order.add(asked("r1"), owner="me")
+    assert not await memory.runs.begin_with("r1", "another", "2")
+    assert await memory.runs.begin_with("r1", "me", "2")
+    assert (await run_of(memory, "r1")).version == "2"
+    await memory.runs.finish("r1", "me", "done")
+    assert not await memory.runs.begin_with("r1", "me", "3")

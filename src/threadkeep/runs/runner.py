@@ -7,10 +7,13 @@ import contextlib
 import contextvars
 import time
 from collections.abc import Iterable
+from dataclasses import replace
 
+from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.graphs.definition import Workflow
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble
 from threadkeep.records.runs import Begun, Over, Run
@@ -227,11 +230,11 @@ class Runner:
         return await undisturbed(self._end(carried, ending))
 
     async def _execute(self, carried: Carried) -> Outcome:
-        run = carried.run
         try:
-            workflow = await insist(lambda: self.workflows.of(run))
+            workflow = await insist(lambda: self._workflow_of(carried))
         except VersionGone as gone:
             return Outcome("interrupted", error=gone.kind)
+        run = carried.run
         limited = await insist(lambda: self._limited(run))
 
         async def flush_tree() -> None:
@@ -250,6 +253,18 @@ class Runner:
             begins=carried.begins,
         )
         return await execution.to_its_end()
+
+    async def _workflow_of(self, carried: Carried) -> Workflow:
+        run = carried.run
+        workflow = await self.workflows.to_go_on_with(run, lambda: self._is_untouched(carried))
+        if workflow.version != run.version:
+            await self._runs.begin_with(run.run_id, carried.owner, workflow.version)
+            carried.run = replace(run, version=workflow.version)
+        return workflow
+
+    async def _is_untouched(self, carried: Carried) -> bool:
+        thread: RunnableConfig = {"configurable": {"thread_id": carried.run.run_id}}
+        return carried.begins or await self.means.saver.aget_tuple(thread) is None
 
     async def _limited(self, run: Run) -> list[Run]:
         """Those with a budget, of a run and all above it."""

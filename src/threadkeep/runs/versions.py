@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Awaitable, Callable
 
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
 from threadkeep.graphs.definition import Workflow
@@ -69,6 +70,21 @@ class RunWorkflows:
                 del self._restored[next(iter(self._restored))]
             self._restored[key] = workflow
         return self._restored[key]
+
+    async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
+        """The workflow of a run; the newest for one that has done nothing yet, where its own is gone.
+
+        So what waits in the queue while a service is put in place with changed code is answered all the same.
+
+        Raises:
+            VersionGone: it has done something, or there is no workflow of its name.
+        """
+        try:
+            return await self.of(run)
+        except VersionGone as gone:
+            if gone.kind == "WorkflowGone" or not await is_untouched():
+                raise
+        return await self.newest(run.workflow)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
         kept = await self._kept.version(name, version)

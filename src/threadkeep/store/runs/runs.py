@@ -83,6 +83,10 @@ class Runs:
             rows = await connection.fetch(self._sql["disown"], {"owner": owner, "never": _NEVER})
         return [run_id for (run_id,) in rows]
 
+    async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
+        """Let a run that has done nothing yet go on with a version; False when it is not the owner's any more."""
+        return await self._change("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
+
     async def finish(
         self,
         run_id: str,

@@ -49,6 +49,10 @@ SELECT run_id, CASE WHEN cancel_requested_at IS NULL THEN NULL ELSE coalesce(can
 FROM chat_runs
 WHERE owner = :owner AND status = 'running'
 
+-- name: begin_with
+-- The version that a run goes on with, which has done nothing with another one.
+UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owner AND status = 'running'
+
 -- name: finish
 UPDATE chat_runs SET
     status = :status, result = :result, error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now

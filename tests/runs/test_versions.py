@@ -1,0 +1,95 @@
+"""Workflows that change while runs of them wait, are at work, or have lost their process."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, StateGraph
+
+from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out
+from tests.runs.run_workers import ASKING, Desk, opened
+from tests.runs.test_runner_processes import until, working
+from tests.runs.workers import Notes
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.runs.requests import RunRequest
+from threadkeep.testing import Gate, ScriptedModel
+
+GO = RunRequest(workflow="saying", text="go", session_id="room")
+
+
+def saying(text: str, version: str, gate: Gate | None = None) -> Workflow:
+    """A workflow in Python that says something."""
+
+    async def say(state: WorkflowState) -> WorkflowState:
+        if gate is not None:
+            await gate.pass_through()
+        return {"messages": [AIMessage(text)]}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("say", say)
+    builder.add_edge(START, "say")
+    return python_workflow("saying", builder, version=version)
+
+
+@pytest.mark.parametrize("source", ["yaml", "python"])
+async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, source: Literal["yaml", "python"]) -> None:
+    """YAML is kept with the run; where code has changed, the run stands still, and says why."""
+    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.graphs.tools:ask_person'], next: end}"
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
+    desk.model = ScriptedModel([call, "thanks"])
+    old = text if source == "yaml" else asking_twice()
+    async with desk.open(old) as service:
+        asked = await carried_out(service, RunRequest(workflow="form", text="go", session_id="room"))
+        assert asked.status == "waiting"
+    new = text + "\noptions: {max_tries: 7}" if source == "yaml" else replace(asking_twice(), version="other")
+    async with desk.open(new) as service:
+        await service.resume(asked.run.run_id, "yes")
+        result = await service.result(asked.run.run_id)
+        assert result.run.version == asked.run.version
+    if source == "yaml":
+        assert result.text == "thanks"
+    else:
+        assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")
+
+
+async def test_what_waits_in_the_queue_is_answered_by_new_code(every_desk: RunDesk) -> None:
+    """It has done nothing with the old one, so it begins with the version that is there; what was at work does not."""
+    gate = Gate()
+    async with every_desk.open(saying("old", "1", gate), options=LEAVING) as service:
+        first, second = [await service.submit(replace(GO, message_id=name)) for name in ("m1", "m2")]
+        await gate.reached()
+    async with every_desk.open(saying("new", "2")) as service:
+        results = [await service.result(run.run_id) for run in (first, second)]
+    assert [(one.run.error, one.text, one.run.version) for one in results] == [
+        ("WorkflowVersionGone", "", "1"),
+        (None, "new", "2"),
+    ]
+
+
+@pytest.mark.process
+@pytest.mark.xdist_group("processes")
+async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str, tmp_path: Path) -> None:
+    """YAML goes on as it began; code that has changed does not; what had not begun is answered by the new code."""
+    notes = Notes(tmp_path / "notes")
+    old, new = Desk(shared_url, notes, 60.0, version="1"), Desk(shared_url, notes, version="2")
+    async with opened(replace(old, seconds=0.0), ASKING) as (_, service):
+
+        async def asked(workflow: str, text: str) -> str:
+            request = RunRequest(workflow=workflow, text=text, session_id=f"{workflow}-room")
+            return (await service.submit(request, mode="background")).run_id
+
+        with working(old) as children:
+            yaml, python = await asked("spoken", "slow-spoken"), await asked("steps", "slow-steps")
+            await until(lambda: notes.of("second") >= {"slow-spoken", "slow-steps"}, "both to be at work")
+            waiting = await asked("steps", "next")
+            children[0].kill()
+        with working(new):
+            results = [await service.result(run_id) for run_id in (yaml, python, waiting)]
+    assert [(result.status, result.run.version) for result in results[1:]] == [("interrupted", "1"), ("done", "2")]
+    assert (results[0].text, results[1].run.error) == ("said by 1", "WorkflowVersionGone")
