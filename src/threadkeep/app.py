@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from threadkeep.history.opening import open_memory
-from threadkeep.observe import FromChannel, Observer, Observers
+from threadkeep.observe import Channel, FromChannel, Observer, Observers
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 
 if TYPE_CHECKING:
@@ -42,11 +42,13 @@ class App:
 
 
 @asynccontextmanager
-async def open_app(settings: Settings, *, observers: Sequence[Observer] = (), works: bool = True) -> AsyncIterator[App]:
+async def open_app(
+    settings: Settings, *, observers: Sequence[Observer] = (), works: bool = True, channel: Channel = "http"
+) -> AsyncIterator[App]:
     """Open the memory that the settings name, with a chat over the model that they name.
 
-    Without `works` it takes no runs out of the queue. At the end running turns get `shutdown_timeout` seconds to
-    finish; what later ones had said is stored.
+    Without `works` it takes no runs out of the queue. What its face does came by `channel`, where no session names one.
+    At the end running turns get `shutdown_timeout` seconds to finish; what later ones had said is stored.
 
     Raises:
         InvalidSettings: a model cannot be made, or its context window has no room for a question.
@@ -65,7 +67,7 @@ async def open_app(settings: Settings, *, observers: Sequence[Observer] = (), wo
     metrics = _metrics(settings, workflows)
     told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
-    async with open_memory(url, observers=[FromChannel("http", told)], options=settings.memory_options()) as memory:
+    async with open_memory(url, observers=[FromChannel(channel, told)], options=settings.memory_options()) as memory:
         chat = Chat(memory, ChatAgent(memory, model, options))
         runs = runs_of(settings, memory, workflows, model, options, works=works)
         try:

@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.running import CommandLine
 from threadkeep.history.memory import Memory
+from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
 from threadkeep.web.run_schemas import RunBody, RunEventBody, RunSummary
 
@@ -38,10 +39,10 @@ async def fill(memory: Memory) -> None:
 
 
 @pytest.fixture
-def filled(cli: CommandLine) -> CommandLine:
+def filled(any_cli: CommandLine) -> CommandLine:
     """A command line over a database with some runs."""
-    cli.remember(fill)
-    return cli
+    any_cli.remember(fill)
+    return any_cli
 
 
 def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
@@ -56,6 +57,13 @@ def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
         listed = filled("runs", "list", *options, "--json").json["runs"]
         assert [one["run_id"] for one in listed] == found
         assert set(listed[0]) == set(RunSummary.model_fields)
+    assert filled("runs", "list", "--set-aside").err == "There are no such runs.\n"
+
+    async def give_up(memory: Memory) -> None:
+        await memory.runs.set_aside("r-queued", "GaveUp")
+
+    filled.remember(give_up)
+    assert [one["run_id"] for one in filled("runs", "list", "--set-aside", "--json").json["runs"]] == ["r-queued"]
     page = filled("runs", "list", "--limit", "2", "--json").json
     rest = filled("runs", "list", "--cursor", page["next_cursor"], "--json").json
     assert len(page["runs"] + rest["runs"]) == 5
@@ -110,6 +118,46 @@ def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:
     assert page.out.startswith("2 ")
     assert "--after 2" in page.err
     assert "Nothing happened" in filled("runs", "trace", "r-queued").err
+
+
+def test_the_loop_of_an_agent_is_a_line_for_each_message(cli: CommandLine) -> None:
+    """Who spoke, which tools were called with what, what they gave; cut to the width, whatever the messages hold."""
+    calls: Json = [{"name": "look_up", "args": {"shelf": 2}, "id": "c1"}, {"name": "count", "args": {}, "id": "c2"}]
+    parts: Json = [
+        {"type": "text", "text": "See here:"},
+        {"type": "image_url"},
+        {"type": "tool_use", "name": "look_up"},
+    ]
+    messages: list[Json] = [
+        {"type": "human", "data": {"content": parts}},
+        {"type": "ai", "data": {"content": "", "tool_calls": calls}},
+        {"type": "tool", "data": {"content": "atlases\x1b[2J", "name": "look_up"}},
+        {"type": "ai", "data": {"content": "On shelf two. " * 30, "tool_calls": []}},
+        {"type": "strange"},
+        "nonsense",
+    ]
+
+    async def saying(memory: Memory) -> None:
+        await memory.runs.order.add(NewRun(run_id="r1", workflow="desk", input={}))
+        said = [TraceEvent("agent_messages", "answer", {"messages": messages}), TraceEvent("agent_messages", "answer")]
+        await memory.runs.trace.append("r1", said)
+
+    cli.remember(saying)
+    shown = cli("runs", "trace", "r1").out
+    assert "\x1b" not in shown
+    assert all(len(line) <= 160 for line in shown.splitlines())
+    first, *loop, last = [line.split("answer", 1)[-1].strip() for line in shown.splitlines()]
+    assert (first, last) == ("6 lines of its loop", "")
+    assert [" ".join(line.split()) for line in loop[:4]] == [
+        "user See here: [image_url]",
+        'assistant calls look_up {"shelf": 2}',
+        "assistant calls count {}",
+        "tool look_up: atlases\ufffd[2J",
+    ]
+    assert loop[4].startswith("assistant  On shelf two. On shelf two.")
+    assert loop[4].endswith("…")
+    assert loop[5] == "strange"
+    assert len(cli("runs", "trace", "r1", "--json").json["events"]) == 2
 
 
 def test_runs_are_stopped_in_the_database(filled: CommandLine) -> None:

@@ -11,9 +11,13 @@ import time
 import pytest
 
 from tests.cli.running import CommandLine
+from threadkeep.history.memory import Memory
+from threadkeep.records.runs import NewRun
 from threadkeep.web.run_schemas import RunBody
 
 _PATIENCE_SECONDS = 60.0
+# Long for a busy machine, and less than what nobody sees to waits.
+_AT_ONCE_SECONDS = 20.0
 
 FLOW = """\
 schema: 1
@@ -22,6 +26,7 @@ nodes:
   answer: {kind: agent, next: end}
 """
 FORM = """\
+import asyncio
 from pathlib import Path
 
 from langchain_core.messages import AIMessage
@@ -37,6 +42,16 @@ async def ask(state):
     return {"messages": [AIMessage(f"You are {interrupt('Your name?')}.")]}
 
 
+async def wait(state):
+    Path("begun").touch()
+    await asyncio.sleep(60)
+    return {}
+
+
+slow = StateGraph(WorkflowState)
+slow.add_node("wait", wait)
+slow.add_edge(START, "wait")
+slow.add_edge("wait", END)
 form = StateGraph(WorkflowState)
 form.add_node("ask", ask)
 form.add_edge(START, "ask")
@@ -45,13 +60,27 @@ form.add_edge("ask", END)
 
 
 @pytest.fixture
-def desk(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
-    """A command line with the workflows `bot`, which answers, and `form`, which asks."""
+def desk(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """A command line with the workflows `bot`, which answers, `form`, which asks, and `slow`, which takes its time."""
+    return furnish(any_cli, monkeypatch)
+
+
+@pytest.fixture
+def sqlite_desk(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """The same, for what does not depend on the database and takes its time."""
+    return furnish(cli, monkeypatch)
+
+
+def furnish(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Give a command line its workflows."""
     (cli.folder / "bot.yaml").write_text(FLOW)
     (cli.folder / "form_of_a_test.py").write_text(FORM)
     monkeypatch.syspath_prepend(str(cli.folder))
     monkeypatch.delitem(sys.modules, "form_of_a_test", raising=False)
-    cli.set(THREADKEEP_WORKFLOWS="bot.yaml,form=form_of_a_test:form", THREADKEEP_SHUTDOWN_TIMEOUT="5")
+    cli.set(
+        THREADKEEP_WORKFLOWS="bot.yaml,form=form_of_a_test:form,slow=form_of_a_test:slow",
+        THREADKEEP_SHUTDOWN_TIMEOUT="5",
+    )
     return cli
 
 
@@ -96,30 +125,76 @@ def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
     assert desk("runs", "retry", "nope").exit_code == 1
 
 
-def test_what_cannot_be_run_is_one_sentence(desk: CommandLine) -> None:
+def test_who_tries_a_run_again_takes_no_other_from_the_queue(desk: CommandLine) -> None:
+    """Perhaps it is nothing that can be run here; unless it stands before it in its session."""
+    (desk.folder / "payload.json").write_text(json.dumps({"broken": True}))
+    failed = desk("workflows", "run", "form", "--session", "s1", "--payload", "payload.json", "--json").json["run_id"]
+    left = desk("workflows", "run", "bot", "Hello", "--session", "s2", "--background", "--json").json["run_id"]
+    (desk.folder / "mended").touch()
+    assert desk("runs", "retry", failed, "--wait", "--json").json["status"] == "waiting"
+    assert desk("runs", "show", left, "--json").json["status"] == "queued"
+    before = desk("workflows", "run", "bot", "Hello", "--session", "s1", "--background", "--json").json["run_id"]
+    assert desk("runs", "resume", failed, "Ann", "--wait", "--json").json["text"] == "You are Ann."
+    assert desk("runs", "show", before, "--json").json["status"] == "done"
+
+
+@pytest.mark.process
+def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
+    """One at work within two seconds; whatever was behind a run that goes begins at once."""
+    with desk.start("worker") as worker:
+        assert worker.stdout is not None
+        worker.stdout.readline()
+        slow = desk("workflows", "run", "slow", "Hi", "--session", "s1", "--background", "--json").json["run_id"]
+        behind, last = (
+            desk("workflows", "run", "bot", text, "--session", "s1", "--background", "--json").json["run_id"]
+            for text in ("one", "two")
+        )
+        _until(desk, slow, "running")
+        assert desk("runs", "cancel", behind).out == f"{behind} is cancelled.\n"
+        assert "being stopped" in desk("runs", "cancel", slow).out
+        asked = time.monotonic()
+        _until(desk, slow, "cancelled")
+        _until(desk, last, "done")
+        assert time.monotonic() - asked < _AT_ONCE_SECONDS
+
+        async def queue(memory: Memory) -> None:
+            for run_id in ("head", "next"):
+                new = NewRun(run_id=run_id, workflow="bot", input={"text": "Hi"}, session_id="s2", trigger="cli")
+                await memory.runs.order.add(new)
+
+        desk.remember(queue)
+        asked = time.monotonic()
+        desk("runs", "cancel", "head")
+        _until(desk, "next", "done")
+        assert time.monotonic() - asked < _AT_ONCE_SECONDS
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=_PATIENCE_SECONDS)
+
+
+def test_what_cannot_be_run_is_one_sentence(sqlite_desk: CommandLine) -> None:
     """An unknown workflow, a payload that is none, a queue that nobody sees."""
-    assert "chat, bot, form" in desk("workflows", "run", "nope").err
-    (desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
-    assert desk("workflows", "run", "bot", "--payload", "payload.json").exit_code == 2
-    desk.set(THREADKEEP_DATABASE_URL="sqlite://")
+    assert "chat, bot, form, slow" in sqlite_desk("workflows", "run", "nope").err
+    (sqlite_desk.folder / "payload.json").write_text(json.dumps({"inputs": [1]}))
+    assert sqlite_desk("workflows", "run", "bot", "--payload", "payload.json").exit_code == 2
+    sqlite_desk.set(THREADKEEP_DATABASE_URL="sqlite://")
     for command in (["workflows", "run", "bot", "--background"], ["runs", "retry", "nope"], ["worker"]):
-        outcome = desk(*command)
+        outcome = sqlite_desk(*command)
         assert (outcome.exit_code, "THREADKEEP_DATABASE_URL" in outcome.err) == (1, True)
 
 
 @pytest.mark.process
-def test_a_worker_carries_out_what_others_leave_to_it(desk: CommandLine) -> None:
+def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) -> None:
     """What was queued before it came, and after; it ends with 0 when it is told to."""
-    left = desk("workflows", "run", "bot", "Hello", "--background")
+    left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err
-    with desk.start("worker") as worker:
+    with sqlite_desk.start("worker") as worker:
         assert worker.stdout is not None
         assert "carries out the runs" in worker.stdout.readline()
-        later = desk("workflows", "run", "form", "--background", "--json").json["run_id"]
-        _until(desk, left.out.strip(), "done")
-        _until(desk, later, "waiting")
-        assert desk("runs", "resume", later, "Bo").out == f"{later}\n"
-        _until(desk, later, "done")
+        later = sqlite_desk("workflows", "run", "form", "--background", "--json").json["run_id"]
+        _until(sqlite_desk, left.out.strip(), "done")
+        _until(sqlite_desk, later, "waiting")
+        assert sqlite_desk("runs", "resume", later, "Bo").out == f"{later}\n"
+        _until(sqlite_desk, later, "done")
         worker.send_signal(signal.SIGTERM)
         _, err = worker.communicate(timeout=_PATIENCE_SECONDS)
     assert (worker.returncode, "Traceback" in err) == (0, False)

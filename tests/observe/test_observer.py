@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 from typing import get_type_hints
@@ -10,7 +11,7 @@ import pytest
 
 from threadkeep.observe import events
 from threadkeep.observe.events import Event, PendingWrites, StoreRead
-from threadkeep.observe.observer import FromChannel, Observer, Observers
+from threadkeep.observe.observer import FromChannel, Observer, Observers, work_for
 
 
 class Recorder:
@@ -89,3 +90,20 @@ def test_events_without_a_channel_get_that_by_which_they_came() -> None:
     for event in (read, telegram, count):
         told.notify(event)
     assert recorder.events == [dataclasses.replace(read, channel="http"), telegram, count]
+
+
+async def test_work_for_another_channel_is_told_as_that() -> None:
+    """In the task that does it, and in no other; a channel that is known stays."""
+    recorder = Recorder()
+    told = FromChannel("http", recorder)
+    read = StoreRead(backend="sqlite", milliseconds=1.0)
+    telegram = dataclasses.replace(read, channel="telegram")
+
+    async def work() -> None:
+        work_for("other")
+        told.notify(read)
+        told.notify(telegram)
+
+    await asyncio.create_task(work())
+    told.notify(read)
+    assert recorder.events == [read, telegram, dataclasses.replace(read, channel="http")]

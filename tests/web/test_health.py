@@ -12,6 +12,7 @@ from tests.web.services import check_problem, client_of, say, settings_for
 from threadkeep.app import App, open_app
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records.runs import NewRun
+from threadkeep.runs.requests import RunRequest
 from threadkeep.store.migrations import known_migrations
 from threadkeep.web.api import health
 
@@ -100,3 +101,17 @@ async def test_all_that_the_service_does_counts_as_http(tmp_path: Path) -> None:
     assert any("_write_latency_ms_count" in line and 'channel="http"' in line for line in counted)
     assert any("_read_latency_ms_count" in line and 'channel="telegram"' in line for line in counted)
     assert not any('channel="other"' in line for line in counted if "_created" not in line)
+
+
+async def test_what_came_another_way_is_not_counted_as_http(tmp_path: Path) -> None:
+    """Such as the runs of the command line, which a service carries out too."""
+    async with open_app(settings_for(tmp_path)) as app, client_of(app) as client:
+        service = await app.runs.service()
+        submitted = await service.submit(RunRequest(workflow="chat", text="hi", session_id="s1", trigger="cli"))
+        assert (await service.result(submitted.run_id)).status == "done"
+        lines = (await client.get("/metrics")).text.splitlines()
+    counted = [
+        line for line in lines if "_latency_ms_count" in line and "channel=" in line and not line.endswith(" 0.0")
+    ]
+    assert any('channel="other"' in line for line in counted)
+    assert not any('channel="http"' in line for line in counted)

@@ -45,7 +45,7 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
             from threadkeep.cli.line_input import PipedLines, PromptedLines
 
             notices = Notices()
-            app = await stack.enter_async_context(open_app(settings, observers=[notices]))
+            app = await stack.enter_async_context(open_app(settings, observers=[notices], channel="other"))
         conversation = Conversation(
             app.chat,
             app.memory,

@@ -54,11 +54,11 @@ async def opened_memory() -> AsyncIterator[Memory]:
 
 
 @asynccontextmanager
-async def opened_runs(terminal: Terminal, *, in_background: bool) -> AsyncIterator[RunService]:
+async def opened_runs(terminal: Terminal, *, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
     """The runs of the database that the settings name.
 
-    A command that waits for its run works like a service: what another process left of the run may be in the queue,
-    before it. One that leaves its run to others takes none.
+    A command that waits for its run and `works` is like a worker meanwhile: what another process left of the run may be
+    in the queue, before it. One that leaves its run to others takes none.
 
     Raises:
         NotDone: a run is to be carried out by others, and the database is seen by nobody else.
@@ -72,7 +72,9 @@ async def opened_runs(terminal: Terminal, *, in_background: bool) -> AsyncIterat
         with terminal.waiting("Opening"):
             from threadkeep.app import open_app
 
-            app = await stack.enter_async_context(open_app(settings, works=not in_background))
+            app = await stack.enter_async_context(
+                open_app(settings, works=works and not in_background, channel="other")
+            )
             service = await app.runs.service()
         with naming_the_database(settings):
             yield service

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from threadkeep.cli.opening import opened_runs, run
+from threadkeep.cli.opening import opened_memory, opened_runs, run
 from threadkeep.cli.options import AsJson, RunIdArgument, RunUser
 from threadkeep.cli.payload import read_payload
 from threadkeep.cli.problems import WrongUse
@@ -123,7 +123,8 @@ def _change(terminal: Terminal, run_id: str, user: str | None, change: Change, *
     async def changing() -> bool:
         from threadkeep.cli.run_following import follow_to_its_end, leave_to_others
 
-        async with opened_runs(terminal, in_background=not wait) as service:
+        works = wait and await _others_are_before(run_id)
+        async with opened_runs(terminal, in_background=not wait, works=works) as service:
             await change(service, "wait" if wait else "background")
             if wait:
                 return await follow_to_its_end(terminal, service, run_id, user)
@@ -132,6 +133,16 @@ def _change(terminal: Terminal, run_id: str, user: str | None, change: Change, *
 
     if not run(changing()):
         raise typer.Exit(1)
+
+
+async def _others_are_before(run_id: str) -> bool:
+    """Whether a run would have to wait for another turn of its session, which perhaps nobody else carries out."""
+    async with opened_memory() as memory:
+        found = await memory.runs.run(run_id)
+        top = None if found is None else await memory.runs.run(found.root_run_id)
+        if top is None or top.session_id is None:
+            return False
+        return bool(await memory.runs.order.open_of(top.session_id))
 
 
 def _parts(payload: Mapping[str, Json]) -> _Payload:

@@ -9,6 +9,7 @@ from datetime import datetime
 from rich.text import Text
 from rich.tree import Tree
 
+from threadkeep.cli.run_messages import spoken
 from threadkeep.cli.run_values import questions_of, said_by
 from threadkeep.cli.terminal import Terminal, first_words, harmless
 from threadkeep.cli.wording import counted, duration, relative
@@ -26,6 +27,7 @@ _STYLES: Mapping[RunStatus, str] = {
 }
 _LABEL = 11
 _KIND = 14
+_ROLE = 9
 _LEAST_WORDS = 20
 
 
@@ -80,7 +82,10 @@ def show_tree(terminal: Terminal, runs: Sequence[Run], taken: Mapping[str, int],
 
 
 def show_trace(terminal: Terminal, run: Run, events: Sequence[RunEvent]) -> None:
-    """A line for each event: its number, the seconds since the run was asked for, its kind, its node, what it says."""
+    """A line for each event: its number, the seconds since the run was asked for, its kind, its node, what it says.
+
+    Below what an agent said a line for each message and each call of a tool.
+    """
     digits = len(str(events[-1].number)) if events else 1
     node = max((len(event.node or "") for event in events), default=0)
     for event in events:
@@ -89,7 +94,12 @@ def show_trace(terminal: Terminal, run: Run, events: Sequence[RunEvent]) -> None
             f"{event.number:>{digits}} {seconds:>9.3f} s  {event.kind:<{_KIND}}  {harmless(event.node or ''):<{node}}  "
         )
         room = max(terminal.out.width - len(head) - 1, _LEAST_WORDS)
-        terminal.say((head + first_words(_short(event), room)).rstrip())
+        said = spoken(event.data) if event.kind == "agent_messages" else []
+        words = counted(len(said), "line") + " of its loop" if said else _short(event)
+        terminal.say((head + first_words(words, room)).rstrip())
+        for role, text in said:
+            line = f"{'':<{len(head)}}{harmless(role):<{_ROLE}}  "
+            terminal.say((line + first_words(text, max(room - _ROLE - 2, _LEAST_WORDS))).rstrip())
 
 
 def took(run: Run, now: datetime) -> str:

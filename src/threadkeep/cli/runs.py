@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -30,6 +31,9 @@ def list_runs(
     workflow: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this workflow.")] = None,
     session: Annotated[str | None, typer.Option(metavar="ID", help="Only those in this session.")] = None,
     user: Annotated[str | None, typer.Option(metavar="ID", help="Only those that this user asked for.")] = None,
+    set_aside: Annotated[
+        bool, typer.Option("--set-aside", help="Only those that failed too often and wait to be tried again.")
+    ] = False,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
     cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where the last list ended.")] = None,
     as_json: AsJson = False,
@@ -43,6 +47,7 @@ def list_runs(
         workflow=workflow,
         session_id=session,
         user_id=user,
+        set_aside=True if set_aside else None,
         limit=limit,
         cursor=None if cursor is None else read_cursor(cursor),
     )
@@ -59,8 +64,9 @@ def list_runs(
         return
     from threadkeep.cli.run_drawing import show_runs
 
+    chosen = bool(status or workflow or session or user or set_aside)
     if not found:
-        terminal.note("There are no such runs." if status or workflow or session or user else "There are no runs yet.")
+        terminal.note("There are no such runs." if chosen else "There are no runs yet.")
         return
     show_runs(terminal, found, datetime.now(UTC))
     if text is not None:
@@ -150,6 +156,7 @@ def cancel_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = Fa
         async with opened_memory() as memory:
             await _seen(memory, run_id, user)
             stopped = await memory.runs.request_cancel(run_id)
+            await _begin_what_waited(memory, stopped)
             return stopped, await _seen(memory, run_id, user)
 
     stopped, found = run(cancelling())
@@ -162,6 +169,23 @@ def cancel_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = Fa
         below = f", with {len(stopped) - 1} below it" if len(stopped) > 1 else ""
         later = "" if found.over else "; the process that carries it out ends it within two seconds"
         terminal.say(f"{run_id} is {'cancelled' if found.over else 'being stopped'}{below}{later}.")
+
+
+async def _begin_what_waited(memory: Memory, stopped: Sequence[str]) -> None:
+    """Have the turns begin that were behind runs which were still in the queue: nobody carries those to an end."""
+    sessions: dict[str, None] = {}
+    for run_id in stopped:
+        run = await memory.runs.run(run_id)
+        if run is not None and run.over and run.arrival is not None and run.session_id is not None:
+            sessions[run.session_id] = None
+    following = [await memory.runs.order.next_of(session_id) for session_id in sessions]
+    if waiting := [run_id for run_id in following if run_id is not None]:
+        from threadkeep.errors import InvalidInput
+        from threadkeep.runs.waking import wake
+        from threadkeep.settings import load_settings
+
+        with contextlib.suppress(InvalidInput):  # without an engine here, others see to them in half a minute
+            await wake(load_settings().database, waiting)
 
 
 async def _seen(memory: Memory, run_id: str, user: str | None) -> Run:

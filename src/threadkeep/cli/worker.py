@@ -38,7 +38,7 @@ async def _work(settings: Settings, terminal: Terminal) -> None:
 
     configure_logging(settings.log_level, json=settings.log_json)
     with _told_to_stop() as told:
-        async with open_app(settings, observers=[LogObserver()]) as app:
+        async with open_app(settings, observers=[LogObserver()], channel="other") as app:
             await app.runs.service()
             up = f"Threadkeep {__version__} carries out the runs of {settings.database} (Ctrl+C stops it)"
             if terminal.as_json:

@@ -57,7 +57,7 @@ from threadkeep.observe.events import (
     WriteFailed,
     WriteRecovered,
 )
-from threadkeep.observe.observer import FromChannel, Observer, Observers
+from threadkeep.observe.observer import FromChannel, Observer, Observers, work_for
 
 __all__ = [
     "BACKENDS",
@@ -114,4 +114,5 @@ __all__ = [
     "WriteDropped",
     "WriteFailed",
     "WriteRecovered",
+    "work_for",
 ]

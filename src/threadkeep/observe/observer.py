@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Protocol
 
@@ -54,15 +55,27 @@ class Observers:
         logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
 
 
+_came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=None)
+
+
+def work_for(channel: Channel) -> None:
+    """Say by which channel the work came that the current task does: it may be another than its process serves."""
+    _came_by.set(channel)
+
+
 class FromChannel:
-    """An observer that passes events on, with the channel by which they came where their session names none."""
+    """An observer that passes events on, with the channel by which they came where their session names none.
+
+    That is the channel of the work which the task does (see `work_for`), or else the one that is given here.
+    """
 
     def __init__(self, channel: Channel, observer: Observer) -> None:
-        self._changes = {"channel": channel}
+        self._channel = channel
         self._observer = observer
 
     def notify(self, event: Event, /) -> None:
         """Pass the event on."""
         if getattr(event, "channel", None) == "other":
-            event = replace(event, **self._changes)
+            changes = {"channel": _came_by.get() or self._channel}
+            event = replace(event, **changes)
         self._observer.notify(event)

@@ -15,7 +15,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.graphs.definition import Workflow
 from threadkeep.history.memory import Memory
-from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble
+from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import Begun, Over, Run
 from threadkeep.runs.carried import Carried
 from threadkeep.runs.checkpoints import RunCheckpoints
@@ -230,6 +230,9 @@ class Runner:
         return await undisturbed(self._end(carried, ending))
 
     async def _execute(self, carried: Carried) -> Outcome:
+        if (trigger := carried.run.trigger) != "child":
+            # Whatever process it is in: somebody who works serves no channel.
+            work_for("http" if trigger == "http" else "other")
         try:
             workflow = await insist(lambda: self._workflow_of(carried))
         except VersionGone as gone:

@@ -86,6 +86,10 @@ class RunOrder:
         found = await self._ids("next", session_id=session_id)
         return found[0] if found else None
 
+    async def open_of(self, session_id: str) -> list[str]:
+        """The runs of a session that are queued or running, in order of arrival."""
+        return await self._ids("open", session_id=session_id)
+
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
         """Runs that may begin now, of all sessions, which were asked for at least so long ago; the oldest first."""
         # The time itself is meant to be among them: times are kept to a microsecond.
@@ -192,8 +196,9 @@ class RunOrder:
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
+        """The runs that a statement finds, by its first column."""
         async with self._driver.reading() as connection:
-            return [run_id for (run_id,) in await connection.fetch(self._sql[statement], parameters)]
+            return [row[0] for row in await connection.fetch(self._sql[statement], parameters)]
 
 
 def _message_key(new: NewRun) -> str:
