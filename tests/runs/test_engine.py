@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.databases import execute, query
@@ -213,6 +214,26 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
         await runs.until(lambda: runs.ended["run"] == 1)
     assert seen == ["lost"]
     assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
+
+
+async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
+    postgres_server: Postgres, postgres_url: str
+) -> None:
+    """The database takes no new connections just then; it works again as soon as it can."""
+    administrating, name = postgres_server.url("postgres"), str(query(postgres_url, "SELECT current_database()")[0][0])
+    runs = Runs()
+    options = EngineOptions(poll_seconds=0.05, dead_seconds=0.8)
+    async with open_engine(parse_address(postgres_url), runs.carry_out, options, listener=runs) as engine:
+        await engine.start("before")
+        await runs.until(lambda: runs.ended["before"] == 1)
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            execute(administrating, f"ALTER DATABASE {name} ALLOW_CONNECTIONS false")
+            try:
+                connection.execute("DELETE FROM threadkeep_engine.processes")
+                await eventually(lambda: "StoreUnavailable" in runs.troubles)
+            finally:
+                execute(administrating, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
+            await eventually(lambda: bool(connection.execute("SELECT 1 FROM threadkeep_engine.processes").fetchall()))
 
 
 @pytest.mark.xdist_group("processes")

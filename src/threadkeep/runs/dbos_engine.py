@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Final
 
-from threadkeep.errors import StoreClosed
+from threadkeep.errors import StoreClosed, ThreadkeepError
 from threadkeep.runs.carrying import Carrying, Ending
 from threadkeep.runs.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
 from threadkeep.runs.executor import Executor
 from threadkeep.store.address import DatabaseAddress
+
+_PAUSE_SECONDS = 0.5
 
 
 class DbosEngine:
@@ -22,11 +26,13 @@ class DbosEngine:
         self._address = address
         self._options = options
         self._carrying = Carrying(carry_out)
+        self._listener = listener
         self._owner: Final = _Here(self, asyncio.get_running_loop(), listener)
         self._executor: Executor | None = None
         self._launching = asyncio.Lock()
         self._closed = False
-        self._coming_back: asyncio.Task[None] | None = None
+        self._letting_go = False
+        self._coming_back: set[asyncio.Task[None]] = set()
 
     async def start(self, run_id: str) -> None:
         """Carry a run out in this process, from now on."""
@@ -60,8 +66,8 @@ class DbosEngine:
         self._closed = True
         if self._executor is not None:
             await asyncio.to_thread(self._executor.take_no_more)
-        if self._coming_back is not None:
-            await asyncio.wait([self._coming_back])
+        if self._coming_back:
+            await asyncio.wait(self._coming_back)
         await self._carrying.stop_all("closing", after_seconds=seconds, within_seconds=LETTING_GO_SECONDS)
         async with self._launching:
             if (executor := self._executor) is not None:
@@ -89,8 +95,12 @@ class DbosEngine:
 
     def lost(self) -> None:
         """Let go of every run, since others have them, and begin anew under another name."""
-        if self._coming_back is None and not self._closed:
-            self._coming_back = asyncio.create_task(self._come_back())
+        if self._letting_go or self._closed:
+            return
+        self._letting_go = True
+        task = asyncio.create_task(self._come_back())
+        self._coming_back.add(task)
+        task.add_done_callback(self._coming_back.discard)
 
     async def _come_back(self) -> None:
         async with self._launching:
@@ -98,9 +108,16 @@ class DbosEngine:
             if (executor := self._executor) is not None:
                 self._executor = None
                 await asyncio.to_thread(executor.stop)
-        self._coming_back = None
-        if self._options.works and not self._closed:
-            await self.launched()
+        self._letting_go = False
+        while self._options.works and not self._closed:
+            try:
+                await self.launched()
+            except ThreadkeepError as error:
+                # Who could not show itself to the database may not reach it yet.
+                self._listener.troubled(type(error).__name__)
+                await asyncio.sleep(_PAUSE_SECONDS)
+            else:
+                return
 
 
 class _Here:
@@ -117,7 +134,7 @@ class _Here:
 
     def stop(self, run_id: str, stop: Stop) -> None:
         """Stop a run."""
-        self._loop.call_soon_threadsafe(self._engine.stop, run_id, stop)
+        self._tell(self._engine.stop, run_id, stop)
 
     def gave_up(self, run_id: str, attempts: int) -> None:
         """Tell of a run that is not tried any more."""
@@ -125,8 +142,13 @@ class _Here:
 
     def lost(self) -> None:
         """Tell that this process was taken for dead."""
-        self._loop.call_soon_threadsafe(self._engine.lost)
+        self._tell(self._engine.lost)
 
     def troubled(self, error: str) -> None:
         """Tell of an error that the engine goes on from."""
-        self._loop.call_soon_threadsafe(self._listener.troubled, error)
+        self._tell(self._listener.troubled, error)
+
+    def _tell[*A](self, callback: Callable[[*A], None], *arguments: *A) -> None:
+        # Once its loop is closed nobody is there to hear.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, *arguments)

@@ -7,6 +7,7 @@ an event loop that nobody else uses.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -42,6 +43,8 @@ _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unu
 # Who carries the attempts of the dbos that is launched: none or one, as there is none or one dbos.
 _carriers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
+_nowhere = logging.NullHandler()
+_CONSOLE = "__dbos_console_log_handler__"
 
 
 @DBOS.workflow(name="carry_out", max_recovery_attempts=None)
@@ -72,6 +75,8 @@ class DbosProcess:
             )
         _carriers.append(carry)
         self._loop = asyncio.new_event_loop()
+        # What asyncio would log of a task that was cut off quotes it; the attempts are looked after anyway.
+        self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
         self._thread.start()
         self.submit(self._launch()).result()
@@ -101,7 +106,8 @@ class DbosProcess:
             DBOS.destroy()
             self._dbos = None
         if self._loop is not None and self._thread is not None:
-            self.submit(_end_tasks()).result(_STOP_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                self.submit(_end_tasks()).result(_STOP_SECONDS)
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
@@ -239,13 +245,16 @@ def _status(found: WorkflowStatus) -> AttemptStatus:
 def _silence() -> None:
     """Let dbos print nothing: it would write to the terminal by itself, with addresses in its sentences."""
     logger = logging.getLogger("dbos")
-    if not logger.handlers:
-        logger.addHandler(logging.NullHandler())
-        logger.propagate = False
+    for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
+        logger.removeHandler(handler)
+    # It adds one for the terminal itself where there is none.
+    logger.addHandler(_nowhere)
+    logger.propagate = False
+    logger.setLevel(logging.CRITICAL)
 
 
 async def _end_tasks() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks) if tasks else None
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
