@@ -12,7 +12,9 @@ import pytest
 
 from tests.cli.running import CommandLine, Outcome
 from tests.cli.test_pending import keep
+from tests.databases import execute
 from threadkeep.history.memory import Memory
+from threadkeep.records.runs import NewRun
 from threadkeep.workflow.demo import DemoModel
 
 if TYPE_CHECKING:
@@ -62,6 +64,29 @@ def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
     finding = _finding(outcome, "settings")
     assert (finding["level"], "THREADKEEP_SYSTEM_PROMPT" in finding["detail"]) == ("fail", True)
     assert "THREADKEEP_HISTORY_MAX_TOKENS" in finding["cure"]
+
+
+def test_runs_that_need_somebody_are_found(any_cli: CommandLine) -> None:
+    """Those that nobody carries out, and those that wait to be tried again."""
+    any_cli("migrate")
+    finding = _finding(any_cli("doctor", "--json"), "runs")
+    assert (finding["level"], finding["detail"]) == ("ok", "0 queued, 0 at work, 0 wait for a person.")
+
+    async def queue(memory: Memory) -> None:
+        await memory.runs.order.add(NewRun(run_id="r1", workflow="desk", input={}))
+
+    any_cli.remember(queue)
+    assert _finding(any_cli("doctor", "--json"), "runs")["level"] == "ok"
+    execute(any_cli.url, "UPDATE chat_runs SET created_at = '2026-01-01T00:00:00.000000+00:00'")
+    finding = _finding(any_cli("doctor", "--json"), "runs")
+    assert (finding["level"], "threadkeep worker" in finding["cure"]) == ("warn", True)
+
+    async def give_up(memory: Memory) -> None:
+        await memory.runs.set_aside("r1", "GaveUp")
+
+    any_cli.remember(give_up)
+    finding = _finding(any_cli("doctor", "--json"), "runs")
+    assert (finding["level"], "1 are set aside" in finding["detail"]) == ("warn", True)
 
 
 def test_a_database_that_is_not_there_yet_is_no_trouble(cli: CommandLine, tmp_path: Path) -> None:

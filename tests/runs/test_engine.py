@@ -277,6 +277,17 @@ async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> N
         await eventually(forgotten)
 
 
+async def test_finished_attempts_of_before_are_forgotten_at_once(sqlite_url: str, tmp_path: Path) -> None:
+    """Commands that work for a moment only leave none of them for ever."""
+    runs, file = Runs(), f"sqlite:///{tmp_path}/threadkeep.db.runs"
+    async with engine_of(sqlite_url, runs) as engine:
+        await engine.start("run")
+        await runs.until(lambda: runs.ended.total() == 1)
+    execute(file, "UPDATE workflow_status SET completed_at = 1")
+    async with engine_of(sqlite_url, runs):
+        await eventually(lambda: query(file, "SELECT count(*) FROM workflow_status") == [(0,)])
+
+
 async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Path) -> None:
     """One that had no run at work leaves nothing but its file, and even that goes."""
     stray = tmp_path / "threadkeep.db.runs.0123456789abcdef.lock"

@@ -61,6 +61,23 @@ async def test_children_of_the_dead(desk: RunDesk, clock: SettableClock) -> None
     assert (parent.status, parent.error) == ("interrupted", "WorkflowGone")
 
 
+async def test_what_was_behind_a_cancelled_child_begins(desk: RunDesk) -> None:
+    """In the child's own session, at once: nobody carries the child to an end that would see to it."""
+    order = desk.memory.runs.order
+    await order.add(NewRun(run_id="parent", workflow="none", input={}, session_id="room"), owner="other")
+    child = NewRun(run_id="child", workflow="none", input={}, session_id="hall", parent_run_id="parent")
+    await order.add(child)
+    await order.add(NewRun(run_id="behind", workflow="desk", input={"text": "hi"}, session_id="hall"))
+    await desk.memory.runs.wait("parent", "other", {})
+    async with desk.open(AGENT) as service:
+        assert sorted(await service.cancel("parent")) == ["child", "parent"]
+
+        async def done() -> bool:
+            return (await service.run("behind")).status == "done"
+
+        await eventually(done)
+
+
 async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableClock) -> None:
     """At once when a run is done; later where it may be tried again."""
     desk.model = ScriptedModel(["well", ValueError()])

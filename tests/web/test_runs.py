@@ -14,6 +14,7 @@ import pytest
 from tests.web.services import check_problem, client_of, opened_app, settings_for, until
 from threadkeep import rebuild
 from threadkeep.app import App
+from threadkeep.history.run_retention import RunRetention
 from threadkeep.testing import Gate, ScriptedModel
 
 FLOW = """
@@ -211,3 +212,24 @@ async def test_the_calls_of_a_child_are_told_under_its_run(tmp_path: Path) -> No
         assert [entry["section"] for entry in call["entries"]] == ["system", "input"]
         assert [message.text for message in await rebuild(call, app.memory)] == ["Be kind.", "My cat is Miso"]
         check_problem(await client.get(path, params={"user_id": "bob"}), 404, "run-not-found")
+
+
+async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
+    """A repeat gets its answer, as a whole or as a stream; there is no trace any more, and it is in no list."""
+    async with service(tmp_path, ScriptedModel(["hello"])) as (app, client):
+        body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
+        first = (await client.post(RUNS, json=body)).json()
+        await app.memory.run_retention.prune(RunRetention(keep_days=0.0))
+        again = (await client.post(RUNS, json=body)).json()
+        kept = ("run_id", "session_id", "message_id", "status", "text", "answer_id", "workflow")
+        assert [again[name] for name in kept] == [first[name] for name in kept]
+        assert (again["version"], again["usage"]["models"]) == (None, [])
+        streamed = events_of((await client.post(RUNS, json={**body, "mode": "stream"})).text)
+        assert [name for name, _, _ in streamed][-1] == "end"
+        assert streamed[-1][2]["text"] == "hello"
+        run = f"/api/v1/runs/{first['run_id']}"
+        assert (await client.get(run)).json() == again
+        assert (await client.get(f"{run}/trace")).json()["events"] == []
+        assert [one["run_id"] for one in (await client.get(f"{run}/tree")).json()["runs"]] == [first["run_id"]]
+        assert (await client.get("/api/v1/runs")).json()["runs"] == []
+        check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")

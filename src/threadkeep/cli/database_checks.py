@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import timedelta
 
 from threadkeep.cli.findings import Finding
 from threadkeep.cli.wording import counted, duration, size
@@ -17,11 +18,15 @@ from threadkeep.store.condition import Condition, LockHolder, can_write, read_co
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.file_locks import lock_holders
 from threadkeep.store.opening import open_database
+from threadkeep.store.runs.order import RunOrder
+from threadkeep.store.runs.records import RunRecords
+from threadkeep.store.runs.runs import STALE_SECONDS
 from threadkeep.store.token_factors import TokenFactors
 
 _PATIENCE_SECONDS = 5.0
 _SLOW_SECONDS = 1.0
 _MUCH_UNINDEXED = 10_000
+_LONG_QUEUED_SECONDS = 60.0
 
 
 async def check_database(settings: Settings) -> list[Finding]:
@@ -36,7 +41,8 @@ async def check_database(settings: Settings) -> list[Finding]:
             seconds = time.perf_counter() - started
             found = [_answer(address, condition, seconds), _schema(condition), _durability(address, condition)]
             found += await _writing(driver, address, condition)
-            return [*found, *_search(condition), *await _token_factors(driver, condition)]
+            found += [*_search(condition), *await _runs(driver, condition)]
+            return [*found, *await _token_factors(driver, condition)]
     except ModuleNotFoundError as error:
         cure = "Install it with: pip install 'threadkeep[postgres]'"
         return [Finding("database", "fail", f"{address} needs the package {error.name}.", cure)]
@@ -153,6 +159,22 @@ def _search(condition: Condition) -> list[Finding]:
             Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not in the search index yet.", cure)
         ]
     return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]
+
+
+async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
+    """What there is to do, and whether anybody does it."""
+    if condition.schema != condition.newest:
+        return []
+    records, order = RunRecords(driver), RunOrder(driver, clock=utc_now, stale=timedelta(seconds=STALE_SECONDS))
+    counts = await records.counts()
+    detail = f"{counts.queued:,} queued, {counts.running:,} at work, {counts.waiting:,} wait for a person"
+    if counts.set_aside:
+        cure = "See why, and have them tried again: threadkeep runs list --set-aside"
+        return [Finding("runs", "warn", f"{detail}, {counts.set_aside:,} are set aside.", cure)]
+    if await order.ready(limit=1, waited_seconds=_LONG_QUEUED_SECONDS):
+        cure = "Start `threadkeep serve` or `threadkeep worker` on this database, or more of them."
+        return [Finding("runs", "warn", f"{detail}; some have been in the queue for long.", cure)]
+    return [Finding("runs", "ok", f"{detail}.")]
 
 
 async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:

@@ -89,7 +89,9 @@ class Executor:
         self._run(self._watch, _WATCH_SECONDS)
         self._run(self._reap, min(1.0, pulse))
         if self._options.works:
-            self._run(self._forget_finished, min(_RETENTION_SECONDS, self._options.keep_finished_seconds))
+            # At once too: a command that works for a moment is often the only one that ever does.
+            every = min(_RETENTION_SECONDS, self._options.keep_finished_seconds)
+            self._run(self._forget_finished, every, first_after=0.0)
 
     def holds(self) -> bool:
         """Whether nobody can have taken this process for dead."""
@@ -237,13 +239,15 @@ class Executor:
         before = datetime.now(UTC) - timedelta(seconds=self._options.keep_finished_seconds)
         self._process.remove_finished(before.isoformat())
 
-    def _run(self, work: Callable[[], None], seconds: float) -> None:
-        thread = Thread(target=self._repeat, args=(work, seconds), name="threadkeep-runs", daemon=True)
+    def _run(self, work: Callable[[], None], seconds: float, *, first_after: float | None = None) -> None:
+        first = seconds if first_after is None else first_after
+        thread = Thread(target=self._repeat, args=(work, seconds, first), name="threadkeep-runs", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _repeat(self, work: Callable[[], None], seconds: float) -> None:
-        while not self._ended.wait(seconds):
+    def _repeat(self, work: Callable[[], None], seconds: float, pause: float) -> None:
+        while not self._ended.wait(pause):
+            pause = seconds
             try:
                 work()
             except Exception as error:  # noqa: BLE001 - what fails now is tried again, for as long as the process lives

@@ -153,7 +153,9 @@ class Runner:
         if run is not None:
             await self._endings.end(run, self.means.resources)
             await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
-            await self._clear_up(run, Outcome("failed"))
+            outcome = Outcome("failed", error="GaveUp", set_aside=True)
+            self._tell_end(run, outcome, time.perf_counter())
+            await self._clear_up(run, outcome)
         self.live.of(run_id).end()
 
     def troubled(self, error: str) -> None:

@@ -102,6 +102,11 @@ class RunService:
                 self._runner.live.signal(each)
                 self._runner.live.of(each).end()
         await self._runner.start_next(run)
+        if len(stopped) > 1:
+            # What was below it may have stood before turns of other sessions.
+            for below in await self._runs.records.tree(run_id):
+                if below.run_id != run_id and below.run_id in stopped and below.over:
+                    await self._runner.start_next(below)
         return stopped
 
     async def resume(self, run_id: str, value: Json, *, user_id: str | None = None, mode: Mode = "wait") -> None:
