@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.databases import query
+from tests.history.retaining import deleting
 from tests.recorded_events import RecordedEvents
 from tests.store.running import asked
 from threadkeep import Memory, MemoryOptions, Message, open_memory
@@ -150,6 +151,20 @@ async def test_a_message_that_was_answered_stays_known(memory: Memory, clock: Se
     await room.delete()
     assert await memory.runs.run("r1") is None
     assert (await memory.runs.order.add(asked("anew", message="m1"))).outcome == "new"
+
+
+async def test_what_is_left_goes_with_the_message_or_the_user(memory: Memory, clock: SettableClock) -> None:
+    """With the message by retention; where there is no session, when the user is forgotten."""
+    message = Message(role="user", content="hi", id="m1")
+    await memory.session("room", user_id="u1").append([message, Message(role="assistant", content="ho")])
+    await over(memory, "r1", message="m1")
+    await over(memory, "r2", "without a row", message="m1")
+    clock.advance(31 * DAY)
+    assert (await memory.run_retention.prune()).runs == 2
+    assert await memory.runs.records.forget_user("u1") == 0
+    assert [await memory.runs.run(run_id) is not None for run_id in ("r1", "r2")] == [True, False]
+    await memory.retention.prune(deleting(max_age_days=30))
+    assert await memory.runs.run("r1") is None
 
 
 async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) -> None:

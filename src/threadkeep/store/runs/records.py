@@ -73,7 +73,8 @@ class RunRecords:
     async def forget_user(self, user_id: str) -> int:
         """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
         async with self._driver.writing() as connection:
-            await connection.execute(self._sql["forget_sessions_of_user"], {"user_id": user_id})
+            for statement in ("forget_sessions_of_user", "forget_answered_of_user"):
+                await connection.execute(self._sql[statement], {"user_id": user_id})
             return len(await connection.fetch(self._sql["delete_of_user"], {"user_id": user_id}))
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:

@@ -85,6 +85,12 @@ WITH RECURSIVE gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 RETURNING run_id
 
+-- name: forget_answered_of_user
+-- Where there is no session that they could go with.
+DELETE FROM chat_answered_messages
+WHERE user_id = :user_id
+    AND NOT EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = chat_answered_messages.session_id)
+
 -- name: forget_sessions_of_user
 DELETE FROM chat_active_sessions WHERE user_id = :user_id
 
