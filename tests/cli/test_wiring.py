@@ -1,0 +1,42 @@
+"""Every way in of the command line gives a graph its store and its thread."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.running import CommandLine
+from tests.wired import BOTH, NAMED
+
+_PATIENCE_SECONDS = 60.0
+_ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.process
+def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
+    """Carried out by the command itself, and by a process that takes what others asked for."""
+    any_cli.set(THREADKEEP_WORKFLOWS=NAMED, PYTHONPATH=f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}")
+    asked = any_cli("workflows", "run", "wired", "go", "--json").json["run_id"]
+    assert any_cli("runs", "resume", asked, "yes", "--wait", "--json").json["text"] == BOTH
+    failed = any_cli("workflows", "run", "wired", "break", "--json").json["run_id"]
+    assert any_cli("runs", "retry", failed, "--wait", "--json").json["status"] == "waiting"
+    assert any_cli("runs", "resume", failed, "yes", "--wait", "--json").json["text"] == BOTH
+    queued = any_cli("workflows", "run", "wired", "go", "--background", "--json").json["run_id"]
+    with any_cli.start("worker") as worker:
+        _reached(any_cli, queued, "waiting")
+        any_cli("runs", "resume", queued, "yes")
+        assert _reached(any_cli, queued, "done")["text"] == BOTH
+        worker.send_signal(signal.SIGTERM)
+        worker.communicate(timeout=_PATIENCE_SECONDS)
+
+
+def _reached(cli: CommandLine, run_id: str, status: str) -> dict[str, Any]:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
+        assert time.monotonic() < deadline, run
+    return dict(run)
