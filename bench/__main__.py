@@ -37,6 +37,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from bench.chaos import main as make_chaos
 
         return make_chaos(arguments[1:])
+    if arguments[:1] == ["runs"]:
+        from bench.runs import main as measure_runs
+
+        return measure_runs(arguments[1:], _DOCS)
     given = _parser().parse_args(arguments)
     plan = _plan(given)
     results = _measure(plan)
@@ -59,7 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
-        "`python -m bench context`: the contexts of model calls; `python -m bench chaos`: runs in processes that die.",
+        "`python -m bench context`: the contexts of model calls; `python -m bench runs`: runs of workflows; "
+        "`python -m bench chaos`: runs in processes that die.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")
     parser.add_argument(

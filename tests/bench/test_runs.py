@@ -1,0 +1,30 @@
+"""The bench of runs is whole: every way to make a turn is timed, and all that grows is counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.run_growth import PARTS
+from bench.run_queue import PLAIN, SAVER, WAITED_FOR, QueuePlan
+from bench.runs import RunsPlan, run, sheets, write_section
+from bench.sections import PAGE
+from bench.tables import markdown
+
+# Workers are processes, which take seconds to begin.
+HERE = (WAITED_FOR, PLAIN, SAVER)
+HANDFUL = RunsPlan(engines=("sqlite",), latency_rounds=2, queue=QueuePlan(1, 2, HERE), growth_turns=3)
+
+
+async def test_every_figure_of_runs_is_there(tmp_path: Path) -> None:
+    """A turn as a run and without, turns a second of all contenders, and the growth by its parts."""
+    told: list[str] = []
+    found = await run(HANDFUL, told.append)
+    tables = {name: markdown(sheet) for name, sheet in sheets(found).items()}
+    assert all(name in tables["queue"] for name in HERE)
+    assert all(part in tables["growth"] for part in PARTS)
+    one = found["sqlite"]
+    assert min(one.latency.run, one.latency.plain, *one.queue.values(), one.growth.text, one.growth.saver) > 0
+    assert any(SAVER in line for line in told)
+    (tmp_path / PAGE).write_text("# Benchmarks\n", encoding="utf-8")
+    write_section(found, tmp_path)
+    assert tables["aims"] in (tmp_path / PAGE).read_text(encoding="utf-8")
