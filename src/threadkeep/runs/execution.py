@@ -12,7 +12,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
-from langgraph.types import Command, Durability, Interrupt, StreamMode
+from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.graphs.children import result_of
 from threadkeep.graphs.compiling import Compiler
@@ -23,6 +23,7 @@ from threadkeep.graphs.state import answer_of
 from threadkeep.observe import RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
+from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun, RunPiece
@@ -143,7 +144,7 @@ class Execution:
             context=context_of(self._run, self._means.resources),
             stream_mode=modes,
             subgraphs=self._live.wants_pieces,
-            durability=self._durability(),
+            durability=durability_of(self._workflow),
             version="v2",
         )
         async for part in stream:
@@ -236,9 +237,6 @@ class Execution:
             "callbacks": callbacks,
             "recursion_limit": self._workflow.options.recursion_limit,
         }
-
-    def _durability(self) -> Durability:
-        return "sync"
 
     def _seconds_left(self) -> float | None:
         """How long the run may still take. A person's time, to answer or to have it tried again, is not the run's."""

@@ -17,7 +17,7 @@ from pydantic import Field, InstanceOf, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.errors import InvalidInput
-from threadkeep.graphs.nodes.base import NodeKind, Step
+from threadkeep.graphs.nodes.base import Again, NodeKind, Step
 from threadkeep.graphs.nodes.history_fields import HistoryFields, is_reset, key_scope
 from threadkeep.graphs.nodes.passages import FoundPassages, passages_in
 from threadkeep.graphs.nodes.places import (
@@ -66,6 +66,11 @@ class AgentNode(SpeakingNode, HistoryFields):
     max_steps: int = Field(25, ge=1, le=500, description="Model calls of one turn at most.")
 
     _agents: dict[object, tuple[object, Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def again(self) -> Again:
+        """That of its model; what tools do is not known."""
+        return "unknown" if self.tools else "a model call"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
@@ -141,11 +146,14 @@ class AgentNode(SpeakingNode, HistoryFields):
         middleware: Sequence[AgentMiddleware[Any, Any, Any]],
     ) -> Any:
         memory = SessionMemory.of(place.memory, options)
+        tools = self.tool_objects()
         return create_agent(
             model,
-            self.tool_objects(),
+            tools,
             middleware=[memory, *middleware, ModelDeadline(self.timeout_seconds)],
             context_schema=RunContext,
+            # Without tools it is one step: there is nothing between its begin and its end to go on from.
+            checkpointer=None if tools else False,
         )
 
     def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:

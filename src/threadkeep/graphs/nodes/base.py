@@ -34,6 +34,9 @@ type NodeKind = Literal[
     "record_answer",
 ]
 
+type Again = Literal["nothing", "a model call", "unknown"]
+"""What it costs to carry a node out once more, when its process has died; unknown where it may do something twice."""
+
 END_NAME = "end"
 """How YAML and options name the end of a workflow."""
 
@@ -49,6 +52,11 @@ class Node(BaseModel):
     node_kind: ClassVar[NodeKind]
     speaks: ClassVar[bool] = False
     """Whether it puts an assistant message into the state."""
+
+    @property
+    def again(self) -> Again:
+        """What it costs to carry it out once more."""
+        return "unknown"
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """The templates among the options, each with the path of its option."""

@@ -15,7 +15,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered, sent_to
+from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step, found, rendered, sent_to
 from threadkeep.graphs.nodes.places import place_of_run
 from threadkeep.graphs.nodes.speaking import ModelName
 from threadkeep.graphs.resources import RunContext
@@ -75,6 +75,11 @@ class CategorizerNode(Node):
             wanted.setdefault(category.next, []).append(category.name)
         wanted.setdefault(self.default, []).append("else")
         return {target: ", ".join(names) for target, names in wanted.items()}
+
+    @property
+    def again(self) -> Again:
+        """Its model call."""
+        return "a model call"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]

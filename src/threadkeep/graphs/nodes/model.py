@@ -12,7 +12,7 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.runtime import Runtime
 from pydantic import Field
 
-from threadkeep.graphs.nodes.base import NodeKind, Step, found
+from threadkeep.graphs.nodes.base import Again, NodeKind, Step, found
 from threadkeep.graphs.nodes.passages import FoundPassages, passages_in
 from threadkeep.graphs.nodes.places import Place, place_of_run, place_of_session
 from threadkeep.graphs.nodes.speaking import SpeakingNode, said
@@ -32,6 +32,11 @@ class ModelNode(SpeakingNode):
     on_error: Literal["raise", "continue"] = Field(
         "raise", description="What a failing model does: end the run, or leave `error` in the node's result."
     )
+
+    @property
+    def again(self) -> Again:
+        """Its model call."""
+        return "a model call"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import Field
 
-from threadkeep.graphs.nodes.base import Node, NodeKind, Step
+from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step
 from threadkeep.graphs.nodes.history_fields import is_reset
 from threadkeep.graphs.nodes.places import place_of_session
 from threadkeep.graphs.resources import RunContext
@@ -26,6 +26,11 @@ class RecordingNode(Node):
     """What both have in common: the turn of the run's session. A run without a session has none."""
 
     reset_commands: tuple[str, ...] = Field((), description="Messages that are not stored: they begin anew.")
+
+    @property
+    def again(self) -> Again:
+        """Nothing: a message is stored once by its id."""
+        return "nothing"
 
     def turn(self, step: Step, question: Sequence[BaseMessage]) -> OpenTurn | None:
         """The run's turn; None where there is nothing to store."""

@@ -14,7 +14,7 @@ from pydantic import Field, InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
-from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
+from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step, found, rendered
 from threadkeep.graphs.nodes.references import Reference, import_named
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
@@ -44,6 +44,11 @@ class RetrieveNode(Node):
     recent_messages: int = Field(4, ge=0, le=50, description="How many messages before the question are asked with it.")
     max_passages: int = Field(8, ge=1, le=100, description="Passages that are kept at most.")
     timeout_seconds: float = Field(5.0, gt=0, description="Seconds that the retriever may take.")
+
+    @property
+    def again(self) -> Again:
+        """Nothing."""
+        return "nothing"
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """The query, if it is set."""

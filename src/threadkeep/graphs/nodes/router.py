@@ -11,7 +11,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, model_validator
 
-from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, sent_to
+from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step, found, sent_to
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.graphs.templates import ROOTS, scope_of
@@ -69,6 +69,11 @@ class RouterNode(Node):
 
     rules: tuple[Rule, ...] = Field(min_length=1, max_length=100, description="The rules, tried in their order.")
     otherwise: str = Field(description="Where the run goes on if no rule holds: a node, or end.")
+
+    @property
+    def again(self) -> Again:
+        """Nothing."""
+        return "nothing"
 
     def targets(self) -> Mapping[str, str]:
         """The nodes of the rules, and the other one."""

@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
 from pydantic import Field
 
-from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
+from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step, found, rendered
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 
@@ -22,6 +22,11 @@ class TemplateNode(Node):
 
     text: str = Field(min_length=1, description="The text; a template.")
     as_message: bool = Field(False, description="Whether the run says it: an assistant message.")
+
+    @property
+    def again(self) -> Again:
+        """Nothing."""
+        return "nothing"
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """The text."""
