@@ -17,7 +17,7 @@ from threadkeep.runs.tracing import RunTracer
 class Carried:
     """A run that is being carried out here; `stop` says why it is being stopped.
 
-    `begins` says that it has no life behind it.
+    `begins` says that it has no life behind it; `over` is the run as it ended here.
     """
 
     run: Run
@@ -28,6 +28,7 @@ class Carried:
     task: asyncio.Task[Outcome] | None = None
     stop: Stop | None = None
     ledger: RunLedger | None = None
+    over: Run | None = None
 
     def cancel(self, stop: Stop) -> None:
         """Stop it, once; what is lost to another process stays lost."""

@@ -48,7 +48,8 @@ class RunFollowing:
                     if has_stopped(run):
                         return run
                     await self._start_if_ready(run, live)
-                await changed(end, pause)
+                if await changed(end, pause) and end.run is not None:
+                    return _seen(end.run, user_id)
                 pause = min(pause * 2, _LONGEST_POLL_SECONDS)
         finally:
             live.waiting -= 1
@@ -93,8 +94,9 @@ class RunFollowing:
             RunNotFound: there is none.
         """
         run = await self._runs.run(run_id)
-        if run is None or (user_id is not None and run.user_id != user_id):
+        if run is None:
             raise RunNotFound(run_id)
+        _seen(run, user_id)
         return run if run.status != "done" or run.result is not None else await self._with_answer(run)
 
     async def _with_answer(self, run: Run) -> Run:
@@ -122,6 +124,12 @@ class RunFollowing:
             or await self._runs.order.next_of(run.session_id) == run.run_id
         ):
             await self._runner.start(run.run_id)
+
+
+def _seen(run: Run, user_id: str | None) -> Run:
+    if user_id is not None and run.user_id != user_id:
+        raise RunNotFound(run.run_id)
+    return run
 
 
 def has_stopped(run: Run) -> bool:

@@ -7,6 +7,8 @@ import contextlib
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
+from threadkeep.records.runs import Run
+
 
 @dataclass(frozen=True)
 class RunPiece:
@@ -16,6 +18,12 @@ class RunPiece:
     node: str | None
     message_id: str | None
     text: str
+
+
+class RunEnds(asyncio.Event):
+    """Is set when a run ends, or waits; `run` is how it ended, where that was seen here."""
+
+    run: Run | None = None
 
 
 class LiveRun:
@@ -28,7 +36,7 @@ class LiveRun:
         self.started = False
         self.waiting = 0
         self._changed = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._ended = RunEnds()
 
     def tell(self, piece: RunPiece) -> None:
         """Pass a piece on."""
@@ -40,14 +48,15 @@ class LiveRun:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
-    def end(self) -> None:
-        """Wake also those who wait for the run's end."""
-        ended, self._ended = self._ended, asyncio.Event()
+    def end(self, run: Run | None = None) -> None:
+        """Wake also those who wait for the run's end; tell them how it ended, if that is known."""
+        ended, self._ended = self._ended, RunEnds()
+        ended.run = run
         ended.set()
         self.signal()
 
     @property
-    def next_end(self) -> asyncio.Event:
+    def next_end(self) -> RunEnds:
         """What is set when the run ends, or waits; to be taken before one looks how it stands."""
         return self._ended
 

@@ -28,6 +28,7 @@ from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.turn_endings import TurnEndings
 from threadkeep.runs.versions import RunWorkflows, VersionGone
+from threadkeep.store.runs.runs import RunEnding
 
 _TAKE_OVERS = 3
 
@@ -175,7 +176,7 @@ class Runner:
         finally:
             del self._carried[run.run_id]
             await carried.tracer.close()
-            carried.live.end()
+            carried.live.end(carried.over)
         if outcome is not None:
             self._tell_end(run, outcome, started)
             await self._clear_up(run, outcome)
@@ -325,20 +326,18 @@ class Runner:
 
     async def _record(self, carried: Carried, outcome: Outcome) -> Outcome | None:
         run_id, owner = carried.run.run_id, carried.owner
-        await carried.tracer.flush()
         if outcome.status == "waiting":
+            await carried.tracer.flush()
             if await self._runs.wait(run_id, owner, outcome.interrupt):
                 return outcome
             outcome = Outcome("cancelled")
             carried.tracer.note("status", data={"status": "cancelled"})
-            await carried.tracer.flush()
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
             await self._endings.end(carried.run, self.means.resources)
-        ended = await self._runs.finish(
-            run_id, owner, outcome.status, result=outcome.result, error=outcome.error, set_aside=outcome.set_aside
-        )
-        return outcome if ended else None
+        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside)
+        carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
+        return outcome if carried.over is not None else None
 
     async def _clear_up(self, run: Run, outcome: Outcome) -> None:
         """What is not in anybody's way: upkeep sees to it where it fails."""

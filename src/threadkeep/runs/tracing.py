@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 from uuid import UUID
 
@@ -18,20 +17,12 @@ from threadkeep.errors import StoreError
 from threadkeep.records import Json
 from threadkeep.records.runs import TokenUsage, TraceEvent
 from threadkeep.runs.live import LiveRun
-from threadkeep.store.runs.trace import RunTrace
+from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
 type Data = Mapping[str, Json]
 
 _MOST_EVENTS = 5_000
 """How many events wait for a database that is down, before older ones are given up."""
-
-
-@dataclass
-class _Group:
-    """What is stored in one transaction, or not at all."""
-
-    events: list[TraceEvent] = field(default_factory=list)
-    usage: list[TokenUsage] = field(default_factory=list)
 
 
 class RunTracer:
@@ -49,8 +40,8 @@ class RunTracer:
         self._owner = owner
         self._lost = lost
         self._seconds = seconds
-        self._group = _Group()
-        self._sealed: deque[_Group] = deque()
+        self._group = TraceGroup()
+        self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None
         self._storing = asyncio.Lock()
         self._timer: asyncio.TimerHandle | None = None
@@ -74,27 +65,50 @@ class RunTracer:
         """
         self._disarm()
         async with self._storing:
-            if self._group.events or self._group.usage:
-                self._sealed.append(self._group)
-                self._group = _Group()
-            while self._sealed:
-                group = self._sealed[0]
-                number = await self._trace.append(
-                    self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=self._number
-                )
-                self._sealed.popleft()
-                if number is None:
-                    self._sealed.clear()
-                    self._lost()
-                    return
-                self._number = number
+            self._seal()
+            await self._store_sealed(leaving=0)
         self._live.signal()
+
+    async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
+        """Store what was noted so far, the last of it by `store`, with what belongs to it; answers what that answers.
+
+        Raises:
+            StoreError: the database does not take it; it is kept for the next try.
+        """
+        self._disarm()
+        async with self._storing:
+            self._seal()
+            await self._store_sealed(leaving=1)
+            group = self._sealed[0] if self._sealed else TraceGroup()
+            group.after = self._number
+            stored = await store(group)
+            self._sealed.clear()
+        self._live.signal()
+        return stored
 
     async def close(self) -> None:
         """Let go of what is half done; nothing is stored any more."""
         self._disarm()
         if self._tasks:
             await asyncio.wait(self._tasks)
+
+    def _seal(self) -> None:
+        if self._group.events or self._group.usage:
+            self._sealed.append(self._group)
+            self._group = TraceGroup()
+
+    async def _store_sealed(self, *, leaving: int) -> None:
+        while len(self._sealed) > leaving:
+            group = self._sealed[0]
+            number = await self._trace.append(
+                self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=self._number
+            )
+            self._sealed.popleft()
+            if number is None:
+                self._sealed.clear()
+                self._lost()
+                return
+            self._number = number
 
     def _arm(self) -> None:
         if self._timer is None:

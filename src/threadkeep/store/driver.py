@@ -12,6 +12,7 @@ from threadkeep.errors import StoreError, StoreUnavailable
 type Backend = Literal["sqlite", "postgres"]
 type Parameters = Mapping[str, object]
 type Row = tuple[Any, ...]
+type Statement = tuple[str, Parameters]
 
 
 GROUP_LOCK_SECONDS = 0.5
@@ -41,6 +42,10 @@ class Connection(Protocol):
         """Run a statement; answers the number of rows it changed."""
         ...
 
+    async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """All rows of each of some statements, with one wait for all; each sees what those before it did."""
+        ...
+
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
         """Run a statement once for each row of parameters."""
         ...
@@ -65,6 +70,10 @@ class Driver(Protocol):
 
     def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
         """A connection inside a write transaction."""
+        ...
+
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """All rows of each of some statements, which are a write transaction together, with one wait for all."""
         ...
 
     async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import LiteralString, Self
+from typing import Self
 from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg.types.string import TextLoader
-from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout
+from psycopg_pool import AsyncConnectionPool
 
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, DuplicateRow, Parameters, Row, RowLocked, StoreOptions
-from threadkeep.store.statements import for_psycopg, load_statements
+from threadkeep.errors import StoreUnavailable
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Parameters, Row, Statement, StoreOptions
+from threadkeep.store.postgres_connection import PostgresConnection, RawConnection, translated
+from threadkeep.store.statements import load_statements
 
-type RawConnection = psycopg.AsyncConnection[Row]
 type DictConnection = psycopg.AsyncConnection[DictRow]
 
 _TRUSTED_SECONDS = 1.0
@@ -30,36 +30,6 @@ _CONNECT_SECONDS = 10
 _RECONNECT_SECONDS = 5
 # Any fixed number: it names this lock among the advisory locks of a database.
 _SETUP_LOCK = 7310865113
-
-
-class PostgresConnection:
-    """A connection of psycopg behind the verbs of `threadkeep.store.driver.Connection`."""
-
-    def __init__(self, raw: RawConnection, another: Callable[[], Awaitable[RawConnection]] | None = None) -> None:
-        self.raw = raw
-        self._another = another
-
-    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """All rows of a statement."""
-        try:
-            cursor = await self.raw.execute(_query(sql), parameters)
-        except psycopg.OperationalError:
-            if self._another is None or not self.raw.closed:
-                raise
-            # What only reads may simply be asked again.
-            self.raw, self._another = await self._another(), None
-            cursor = await self.raw.execute(_query(sql), parameters)
-        return await cursor.fetchall()
-
-    async def execute(self, sql: str, parameters: Parameters) -> int:
-        """Run a statement; answers the number of rows it changed."""
-        cursor = await self.raw.execute(_query(sql), parameters)
-        return cursor.rowcount
-
-    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
-        """Run a statement once for each row of parameters."""
-        async with self.raw.cursor() as cursor:
-            await cursor.executemany(_query(sql), rows)
 
 
 class PostgresDriver:
@@ -95,7 +65,7 @@ class PostgresDriver:
         """
         driver = cls(dsn, options)
         try:
-            with _translated():
+            with translated():
                 await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
         except BaseException:
             await driver.close()
@@ -105,7 +75,7 @@ class PostgresDriver:
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
         """A connection to read from; one that breaks is replaced once, unnoticed."""
-        with _translated():
+        with translated():
             loan = _Loan(self._pool, self._used)
             try:
                 connection = PostgresConnection(await loan.take(), another=loan.exchange)
@@ -121,6 +91,11 @@ class PostgresDriver:
             if lock_timeout_seconds is not None:
                 await raw.execute("SELECT set_config('lock_timeout', %s, TRUE)", [_timeout_text(lock_timeout_seconds)])
             yield PostgresConnection(raw)
+
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """All rows of each of some statements in a write transaction, in one round trip."""
+        async with self._working() as raw:
+            return await PostgresConnection(raw).transact(statements)
 
     async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
         """Store a group of new turns: one statement, which is a transaction of its own."""
@@ -139,7 +114,7 @@ class PostgresDriver:
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
         """A connection to write with; when it breaks no other is trusted, and the caller decides what to do again."""
-        with _translated():
+        with translated():
             loan = _Loan(self._pool, self._used)
             try:
                 raw = await loan.take()
@@ -209,7 +184,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
         open=False,
     )
     try:
-        with _translated():
+        with translated():
             await pool.open(wait=True, timeout=options.pool_timeout_seconds)
         yield pool
     finally:
@@ -222,7 +197,7 @@ async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
 
     It asks again and again rather than wait in the server: a waiting session would stop CREATE INDEX CONCURRENTLY.
     """
-    with _translated():
+    with translated():
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS) as raw:
             deadline = time.monotonic() + seconds
             while not (
@@ -242,11 +217,6 @@ async def _lives(raw: RawConnection) -> bool:
     return True
 
 
-def _query(sql: str) -> LiteralString:
-    """psycopg wants literal strings; ours come from the package's own files, never from input."""
-    return for_psycopg(sql)
-
-
 async def _configure(raw: RawConnection, *, lock_timeout_seconds: float) -> None:
     """Read times in UTC, and JSON columns as the text they are: one codec for both engines parses it."""
     # Not options of the connection, which would replace those of the DSN.
@@ -259,53 +229,3 @@ async def _configure(raw: RawConnection, *, lock_timeout_seconds: float) -> None
 def _timeout_text(seconds: float) -> str:
     """Seconds as PostgreSQL's settings take them; 0 turns a timeout off, so nothing else becomes 0."""
     return f"{max(1, round(seconds * 1000))}ms" if seconds > 0 else "0"
-
-
-_CURES: Mapping[type[BaseException], str] = {
-    psycopg.errors.ReadOnlySqlTransaction: (
-        "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
-    ),
-    psycopg.errors.DiskFull: "PostgreSQL's disk is full; make room on the server.",
-    psycopg.errors.QueryCanceled: (
-        "PostgreSQL ended this call before it was done: somebody cancelled it, or the statement_timeout of its user is "
-        "too short."
-    ),
-}
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn the errors of psycopg into ours, each with its cure."""
-    try:
-        yield
-    except psycopg.errors.UniqueViolation as error:
-        raise DuplicateRow("A row with this key is there already.") from error
-    except PoolTimeout as error:
-        raise StoreUnavailable(
-            "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small."
-        ) from error
-    except PoolClosed as error:
-        raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-    except psycopg.errors.LockNotAvailable as error:
-        raise RowLocked(
-            "Another transaction has locked what this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
-            "see `threadkeep doctor` for who has one open, and end it."
-        ) from error
-    except tuple(_CURES) as error:
-        raise StoreUnavailable(_CURES[type(error)]) from error
-    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-        if (error.sqlstate or "").startswith("54"):
-            # A limit of the server is exceeded, which time does not change.
-            raise _refusal(error) from None
-        raise StoreUnavailable(
-            f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
-            interrupted=True,
-        ) from error
-    except psycopg.Error as error:
-        # From None: a detail of the server may quote the row, which is what people said.
-        raise _refusal(error) from None
-
-
-def _refusal(error: psycopg.Error) -> StoreError:
-    name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
-    return StoreError(f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables.")

@@ -3,87 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import sqlite3
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple, cast
 
 import aiosqlite
 
-from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
-from threadkeep.store.driver import Backend, DuplicateRow, Parameters, Row, StoreOptions
+from threadkeep.errors import StoreClosed
+from threadkeep.store.driver import Backend, Parameters, Row, Statement, StoreOptions
+from threadkeep.store.sqlite_connection import Batch, Group, SqliteConnection, ThreadConnection, translated
 from threadkeep.store.statements import load_statements
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-
-# aiosqlite's debug log has the parameters of every statement: what people said. No level may show it.
-logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
-
-
-class SqliteConnection:
-    """A connection of aiosqlite behind the verbs of `threadkeep.store.driver.Connection`."""
-
-    def __init__(self, raw: aiosqlite.Connection) -> None:
-        self.raw = raw
-
-    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """All rows of a statement."""
-        with _translated():
-            return cast("list[Row]", await self.raw.execute_fetchall(sql, parameters))
-
-    async def execute(self, sql: str, parameters: Parameters) -> int:
-        """Run a statement; answers the number of rows it changed."""
-        with _translated():
-            cursor = await self.raw.execute(sql, parameters)
-            return cursor.rowcount
-
-    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
-        """Run a statement once for each row of parameters."""
-        with _translated():
-            await self.raw.executemany(sql, rows)
-
-
-class _Group(NamedTuple):
-    """A group of new turns that stands in the place of a statement's parameters; `counted` takes the answer."""
-
-    sql: Mapping[str, str]
-    sessions: Sequence[Parameters]
-    messages: Sequence[Parameters]
-    counted: dict[str, int]
-
-    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Store the group in a transaction; whoever asked for it rolls back when this raises."""
-        connection.execute("BEGIN IMMEDIATE")
-        pruned: set[str] = set()
-        for session in self.sessions:
-            for session_id, last_seq, deleted_seq in connection.execute(self.sql["reserve"], session).fetchall():
-                self.counted[session_id] = last_seq
-                if deleted_seq:
-                    pruned.add(session_id)
-        connection.executemany(self.sql["insert_message"], self._numbered())
-        if pruned:
-            known = [message for message in self.messages if message["session_id"] in pruned]
-            connection.executemany(self.sql["refuse_deleted_id"], known)
-        answers = [message for message in self.messages if message["answers"] and message["session_id"] in self.counted]
-        if answers:
-            connection.executemany(self.sql["refuse_unanswered"], answers)
-        return connection.execute("COMMIT")
-
-    def _numbered(self) -> Iterator[Parameters]:
-        for message in self.messages:
-            if (last_seq := self.counted.get(str(message["session_id"]))) is not None:
-                yield {**message, "seq": last_seq - int(str(message["behind"]))}
-
-
-class _ThreadConnection(sqlite3.Connection):
-    """What runs in aiosqlite's thread: a group is one call, since every call costs a visit to the thread and back."""
-
-    def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement, or store a group."""
-        return parameters.store(self) if isinstance(parameters, _Group) else super().execute(sql, parameters)
 
 
 class SqliteDriver:
@@ -145,13 +78,23 @@ class SqliteDriver:
                 await self._roll_back(connection)
                 raise
 
-    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
-        """Store a group of new turns, in one visit to the writing connection's thread."""
-        group = _Group(self._sql, sessions, messages, {})
+    async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """All rows of each of some statements in a write transaction, in one visit to the connection's thread."""
         async with self._write_lock:
             connection = await self._writing_connection()
             try:
-                with _translated():
+                return await connection.run(Batch(statements, [], whole=True))
+            except BaseException:
+                await self._roll_back(connection)
+                raise
+
+    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
+        """Store a group of new turns, in one visit to the writing connection's thread."""
+        group = Group(self._sql, sessions, messages, {})
+        async with self._write_lock:
+            connection = await self._writing_connection()
+            try:
+                with translated():
                     await connection.raw.execute("", group)
             except BaseException:
                 await self._roll_back(connection)
@@ -199,7 +142,7 @@ class SqliteDriver:
             await connection.raw.close()
 
     async def _connect(self) -> SqliteConnection:
-        with _translated():
+        with translated():
             return SqliteConnection(await _open(self._path, self._options))
 
 
@@ -208,7 +151,7 @@ async def open_sqlite(
     path: Path | None, options: StoreOptions, *, autocommit: bool = True
 ) -> AsyncIterator[aiosqlite.Connection]:
     """A connection of its own to a file (or a database in memory), for libraries that bring their own statements."""
-    with _translated():
+    with translated():
         raw = await _open(path, options, autocommit=autocommit)
     try:
         yield raw
@@ -224,7 +167,7 @@ async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = 
             path or ":memory:",
             isolation_level=isolation,
             timeout=options.lock_timeout_seconds,
-            factory=_ThreadConnection,
+            factory=ThreadConnection,
         )
     )
     try:
@@ -274,40 +217,3 @@ async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
             if "locked" not in str(error) or asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(0.02)
-
-
-_CURES = (
-    ("locked", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
-    ("busy", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
-    ("full", "The disk (or the quota) is full; make room and try again."),
-    ("readonly", "The file or its folder is read-only for this user; change its permissions."),
-    ("unable to open", "The file or its folder cannot be opened; check that the folder exists and its permissions."),
-    ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
-    ("malformed", "The file is damaged; restore it from a backup."),
-    ("not a database", "The file is not an SQLite database; check THREADKEEP_DATABASE_URL."),
-)
-
-
-@contextmanager
-def _translated() -> Iterator[None]:
-    """Turn the errors of SQLite into ours, each with its cure."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = str(error).lower()
-        if isinstance(error, sqlite3.IntegrityError) and "unique" in text:
-            raise DuplicateRow("A row with this key is there already.") from error
-        for sign, cure in _CURES:
-            if sign in text:
-                raise StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}") from error
-        if "closed" in text:
-            raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        raise StoreError(
-            f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables."
-        ) from error
-    except ValueError as error:
-        # aiosqlite's word for a connection whose thread has ended.
-        if "closed" in str(error) or "no active connection" in str(error):
-            raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-        raise

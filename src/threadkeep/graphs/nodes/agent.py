@@ -146,14 +146,11 @@ class AgentNode(SpeakingNode, HistoryFields):
         middleware: Sequence[AgentMiddleware[Any, Any, Any]],
     ) -> Any:
         memory = SessionMemory.of(place.memory, options)
-        tools = self.tool_objects()
         return create_agent(
             model,
-            tools,
+            self.tool_objects(),
             middleware=[memory, *middleware, ModelDeadline(self.timeout_seconds)],
             context_schema=RunContext,
-            # Without tools it is one step: there is nothing between its begin and its end to go on from.
-            checkpointer=None if tools else False,
         )
 
     def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threadkeep.store.driver import Backend, Connection, Parameters
+from threadkeep.store.driver import Backend, Connection, Parameters, Statement
 from threadkeep.store.statements import load_statements
 
 
@@ -11,6 +11,14 @@ class RunLocks:
 
     def __init__(self, backend: Backend) -> None:
         self._sql = load_statements(f"{backend}/runs.sql")
+
+    def session(self, session_id: str) -> list[Statement]:
+        """What takes the lock of a session: nobody else orders its runs then. It need not be there."""
+        return self._statements("lock_order", {"session_id": session_id})
+
+    def tree(self, root_run_id: str) -> list[Statement]:
+        """What takes the lock of a tree of runs: nobody else adds to it then, or stops it."""
+        return self._statements("lock_tree", {"root_run_id": root_run_id})
 
     async def hold_session(self, connection: Connection, session_id: str) -> None:
         """Nobody else orders the runs of a session, which need not be there."""
@@ -29,5 +37,8 @@ class RunLocks:
         await self._hold(connection, "hold_below", {"run_id": run_id})
 
     async def _hold(self, connection: Connection, statement: str, parameters: Parameters) -> None:
-        if statement in self._sql:
-            await connection.fetch(self._sql[statement], parameters)
+        for sql, given in self._statements(statement, parameters):
+            await connection.fetch(sql, given)
+
+    def _statements(self, statement: str, parameters: Parameters) -> list[Statement]:
+        return [(self._sql[statement], parameters)] if statement in self._sql else []

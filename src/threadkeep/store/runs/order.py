@@ -13,7 +13,7 @@ from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow
 from threadkeep.store.runs.double_texting import OpenRun, Policies
 from threadkeep.store.runs.locks import RunLocks
-from threadkeep.store.runs.rows import fetch_run, inputs_text, json_text
+from threadkeep.store.runs.rows import fetch_run, inputs_text, json_text, run_of
 from threadkeep.store.statements import load_statements
 
 _PARENT_CANCELLED = "ParentCancelled"
@@ -64,7 +64,8 @@ class RunOrder:
             WrongUser: the session is another user's.
         """
         try:
-            return await self._add(new, policy, owner)
+            run = await self._arrive(new, policy, owner) if new.parent_run_id is None else None
+            return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
             # Another process claimed the message between our look and our write.
             return await self._add(new, policy, owner)
@@ -99,6 +100,21 @@ class RunOrder:
     async def abandoned(self, *, limit: int) -> list[str]:
         """Runs whose owner is dead: whoever begins them takes them over."""
         return await self._ids("abandoned", limit=limit, stale=time_text(self._clock() - self._stale))
+
+    async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
+        """Store a run with one wait for the database, if nothing stands in its way; most come so."""
+        place = _Place(new.run_id, 0, in_order=new.session_id is not None, late=False)
+        asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
+        parameters = {**self._parameters(new, place), **asked}
+        locks = self._locks.tree(new.run_id) if new.session_id is None else self._locks.session(new.session_id)
+        names = ["arrive"]
+        if owner is not None:
+            names.append("begun_may_have_checkpoints")
+        if new.session_id is not None and new.user_id is not None:
+            names.append("note_active_session_of")
+        rows = await self._driver.write([*locks, *((self._sql[name], parameters) for name in names)])
+        arrived = rows[len(locks)]
+        return run_of(arrived[0]) if arrived else None
 
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
@@ -156,8 +172,11 @@ class RunOrder:
         return into
 
     async def _insert(self, connection: Connection, new: NewRun, place: _Place) -> None:
+        await connection.execute(self._sql["insert"], self._parameters(new, place))
+
+    def _parameters(self, new: NewRun, place: _Place) -> dict[str, object]:
         now = time_text(self._clock())
-        parameters = {
+        return {
             "run_id": new.run_id,
             "session_id": new.session_id,
             "message_id": new.message_id,
@@ -178,7 +197,6 @@ class RunOrder:
             "now": now,
             "deadline_at": new.deadline_at and time_text(new.deadline_at),
         }
-        await connection.execute(self._sql["insert"], parameters)
 
     async def _note_session(self, connection: Connection, new: NewRun) -> None:
         """A person's next message goes on where the last one was."""

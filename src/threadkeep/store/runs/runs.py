@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json
@@ -15,13 +16,23 @@ from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.retention import FinishedRuns
-from threadkeep.store.runs.rows import fetch_run, json_text
-from threadkeep.store.runs.trace import RunTrace, TraceLimits
+from threadkeep.store.runs.rows import fetch_run, json_text, run_of
+from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
 from threadkeep.store.statements import load_statements
 
 STALE_SECONDS = 15.0
 _NEVER = "1970-01-01T00:00:00.000000+00:00"
+
+
+@dataclass(frozen=True)
+class RunEnding:
+    """How a run ended."""
+
+    status: RunEnd
+    result: Mapping[str, Json] | None = None
+    error: str | None = None
+    set_aside: bool = False
 
 
 class Runs:
@@ -101,18 +112,33 @@ class Runs:
 
         `error` names a kind, never a text of people. One that is `set_aside` waits for a person to have it tried again.
         """
-        end = {"run_id": run_id, "owner": owner, "status": status}
+        ending = RunEnding(status, result, error, set_aside)
+        return await self.end(run_id, owner, ending) is not None
+
+    async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
+        """Record how a run ended, and the last of its trace with it; the run, None when it is not the owner's any more.
+
+        The same again changes nothing.
+        """
+        key = {"run_id": run_id, "owner": owner, "status": ending.status}
         parameters = {
-            **end,
-            "result": None if result is None else json_text(dict(result)),
-            "error": error,
-            "set_aside": set_aside,
+            **key,
+            "result": None if ending.result is None else json_text(dict(ending.result)),
+            "error": ending.error,
+            "set_aside": ending.set_aside,
             "now": self._now(),
         }
+        finish = (self._sql["finish"], parameters)
         async with self._driver.writing() as connection:
-            if await connection.execute(self._sql["finish"], parameters):
-                return True
-            return bool(await connection.fetch(self._sql["ended"], end))
+            if group is None:
+                ended = await connection.fetch(*finish)
+            else:
+                ended, held = await connection.fetch_each([finish, self.trace.hold(run_id)])
+                if ended:
+                    await self.trace.store(connection, run_id, held, group)
+            if not ended:
+                ended = await connection.fetch(self._sql["ended"], key)
+        return run_of(ended[0]) if ended else None
 
     async def set_aside(self, run_id: str, error: str) -> bool:
         """Let a run fail that nobody carries out any more, and wait for a person; False when it is over, or waits.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Final
 
 from threadkeep.records import Json
 from threadkeep.records.runs import RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Connection, Driver, Parameters, Row
+from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.statements import load_statements
 
@@ -27,6 +27,18 @@ class TraceLimits:
 
     max_events: int = 10_000
     max_characters: int = 4_000_000
+
+
+@dataclass
+class TraceGroup:
+    """Events and usage that are stored together or not at all; `after` is the newest event that was stored before.
+
+    When there are newer ones the group is there already: the answer to an earlier try was lost. None is not to look.
+    """
+
+    events: list[TraceEvent] = field(default_factory=list)
+    usage: list[TokenUsage] = field(default_factory=list)
+    after: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,17 +81,36 @@ class RunTrace:
 
         Answers None when the run is gone.
         """
+        group = TraceGroup(list(events), list(usage), after)
         async with self._driver.writing() as connection:
-            kept = await connection.fetch(self._sql["keep_run"], {"run_id": run_id})
+            keep = (self._sql["keep_run"], {"run_id": run_id})
+            kept, held = await connection.fetch_each([keep, self.hold(run_id)])
             if not kept or (owner is not None and kept[0][0] != owner):
                 return None
-            [(last_number, characters, cut)] = await connection.fetch(self._sql["hold_trace"], {"run_id": run_id})
-            extent = _Extent(int(last_number), int(characters), bool(cut))
-            if after is not None and extent.last_number != after:
-                return extent.last_number
-            if events:
-                extent = await self._store(connection, run_id, extent, events)
-            await self._add_usage(connection, run_id, usage)
+            return await self.store(connection, run_id, held, group)
+
+    def hold(self, run_id: str) -> Statement:
+        """What keeps others from a run's trace until the transaction ends, and says how much there is of it."""
+        return self._sql["hold_trace"], {"run_id": run_id}
+
+    async def store(self, connection: Connection, run_id: str, held: Sequence[Row], group: TraceGroup) -> int:
+        """Store a group in a transaction that holds the trace; answers the number of the newest event."""
+        [(last_number, characters, cut)] = held
+        before = _Extent(int(last_number), int(characters), bool(cut))
+        if group.after is not None and before.last_number != group.after:
+            return before.last_number
+        rows, extent = self._fitting(before, group.events)
+        now = time_text(self._clock())
+        statements: list[Statement] = [
+            (self._sql["insert_event"], {"run_id": run_id, "created_at": now, **row}) for row in rows
+        ]
+        if rows:
+            trace = {"last_number": extent.last_number, "characters": extent.characters, "cut": extent.cut}
+            statements.append((self._sql["set_trace"], {"run_id": run_id, **trace}))
+        # In one order everywhere, so that nobody waits for anybody's rows in a circle.
+        in_order = sorted(group.usage, key=lambda used: used.model)
+        statements += [(self._sql["add_usage"], _usage_row(run_id, used)) for used in in_order]
+        await connection.fetch_each(statements)
         return extent.last_number
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 200) -> list[RunEvent]:
@@ -126,18 +157,6 @@ class RunTrace:
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["finish_tool"], parameters) > 0
 
-    async def _store(
-        self, connection: Connection, run_id: str, extent: _Extent, events: Sequence[TraceEvent]
-    ) -> _Extent:
-        kept, extent = self._fitting(extent, events)
-        now = time_text(self._clock())
-        rows: list[Parameters] = [{"run_id": run_id, "created_at": now, **row} for row in kept]
-        if rows:
-            await connection.execute_many(self._sql["insert_event"], rows)
-            trace = {"last_number": extent.last_number, "characters": extent.characters, "cut": extent.cut}
-            await connection.execute(self._sql["set_trace"], {"run_id": run_id, **trace})
-        return extent
-
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[Mapping[str, object]], _Extent]:
         """The rows of the events that are kept, and how much there is then."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
@@ -157,20 +176,18 @@ class RunTrace:
                 rows.append({"number": number, "kind": TRACE_CUT, "node": None, "data": "{}"})
         return rows, _Extent(number, characters, cut)
 
-    async def _add_usage(self, connection: Connection, run_id: str, usage: Sequence[TokenUsage]) -> None:
-        # In one order everywhere, so that nobody waits for anybody's rows in a circle.
-        for used in sorted(usage, key=lambda used: used.model):
-            parameters = {
-                "run_id": run_id,
-                "model": used.model,
-                "calls": used.calls,
-                "estimated_calls": used.estimated_calls,
-                "input_tokens": used.input_tokens,
-                "output_tokens": used.output_tokens,
-                "cache_read_tokens": used.cache_read_tokens,
-                "cost": used.cost,
-            }
-            await connection.execute(self._sql["add_usage"], parameters)
+
+def _usage_row(run_id: str, used: TokenUsage) -> Parameters:
+    return {
+        "run_id": run_id,
+        "model": used.model,
+        "calls": used.calls,
+        "estimated_calls": used.estimated_calls,
+        "input_tokens": used.input_tokens,
+        "output_tokens": used.output_tokens,
+        "cache_read_tokens": used.cache_read_tokens,
+        "cost": used.cost,
+    }
 
 
 def _event_of(row: Row) -> RunEvent:

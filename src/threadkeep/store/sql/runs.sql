@@ -57,10 +57,19 @@ UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owne
 UPDATE chat_runs SET
     status = :status, result = :result, error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now
 WHERE run_id = :run_id AND owner = :owner AND status = 'running'
+RETURNING
+    run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
+    user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
+    cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
 
 -- name: ended
--- Whether this owner has ended it so before.
-SELECT 1 FROM chat_runs WHERE run_id = :run_id AND owner = :owner AND status = :status
+-- The run, if this owner has ended it so before.
+SELECT
+    run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
+    user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
+    cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
+FROM chat_runs
+WHERE run_id = :run_id AND owner = :owner AND status = :status
 
 -- name: set_aside
 UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_at = :now

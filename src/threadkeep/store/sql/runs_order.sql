@@ -47,6 +47,59 @@ VALUES (
     :input, :budget, :now, :deadline_at
 )
 
+-- name: arrive
+-- A run at the top that nothing stands in the way of: not known, of no other user's session, and free to be one of its
+-- own. It begins at once for an :owner, if no other turn of its session is open. CASE takes the type of its ELSE.
+INSERT INTO chat_runs (
+    run_id, session_id, message_id, workflow, version, user_id, root_run_id, node_id, trigger, input, budget, created_at,
+    deadline_at, status, owner, attempts, started_at, heartbeat_at, arrival
+)
+SELECT
+    :run_id, :session_id, :message_id, :workflow, :version, :user_id, :run_id, :node_id, :trigger, :input, :budget, :now,
+    :deadline_at,
+    CASE WHEN t.begins THEN 'running' ELSE 'queued' END,
+    CASE WHEN t.begins THEN :owner END,
+    CASE WHEN t.begins THEN 1 ELSE 0 END,
+    CASE WHEN t.begins THEN :now ELSE (SELECT r.started_at FROM chat_runs r WHERE r.run_id IS NULL) END,
+    CASE WHEN t.begins THEN :now ELSE (SELECT r.started_at FROM chat_runs r WHERE r.run_id IS NULL) END,
+    CASE WHEN CAST(:session_id AS TEXT) IS NOT NULL THEN (
+        SELECT coalesce(max(o.arrival), 0) + 1 FROM chat_runs o WHERE o.session_id = :session_id
+    ) END
+FROM (
+    SELECT o.busy, CAST(:owner AS TEXT) IS NOT NULL AND NOT o.busy AS begins
+    FROM (
+        SELECT EXISTS (
+            SELECT 1 FROM chat_runs r
+            WHERE r.session_id = :session_id AND r.arrival IS NOT NULL AND r.status IN ('queued', 'running')
+        ) AS busy
+    ) o
+) t
+WHERE (CAST(:policy AS TEXT) = 'enqueue' OR NOT t.busy)
+    AND NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id)
+    AND NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.session_id = :session_id AND r.message_id = :message_key)
+    AND NOT EXISTS (SELECT 1 FROM chat_run_messages m WHERE m.session_id = :session_id AND m.message_id = :message_key)
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_sessions s
+        WHERE s.session_id = :session_id AND CAST(:user_id AS TEXT) IS NOT NULL
+            AND (s.user_id IS NULL OR s.user_id <> :user_id)
+    )
+RETURNING
+    run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
+    user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
+    cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
+
+-- name: begun_may_have_checkpoints
+INSERT INTO chat_run_checkpoints (run_id)
+SELECT r.run_id FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'running'
+ON CONFLICT (run_id) DO NOTHING
+
+-- name: note_active_session_of
+-- The same as below, if the run is there.
+INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
+SELECT r.user_id, r.workflow, r.session_id, r.created_at FROM chat_runs r WHERE r.run_id = :run_id
+ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since
+WHERE a.session_id <> excluded.session_id
+
 -- name: input
 SELECT input FROM chat_runs WHERE run_id = :run_id
 

@@ -3,7 +3,7 @@
 -- name: hold_trace
 -- The row stays locked until the transaction ends, so events of all processes are numbered one after the other.
 INSERT INTO chat_run_traces AS t (run_id, last_number, characters)
-VALUES (:run_id, 0, 0)
+SELECT r.run_id, 0, 0 FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (run_id) DO UPDATE SET last_number = t.last_number
 RETURNING last_number, characters, cut
 

@@ -1,0 +1,122 @@
+"""One connection of PostgreSQL, and its errors in our words."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext
+from typing import LiteralString
+
+import psycopg
+from psycopg_pool import PoolClosed, PoolTimeout
+
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
+from threadkeep.store.driver import DuplicateRow, Parameters, Row, RowLocked, Statement
+from threadkeep.store.statements import for_psycopg
+
+type RawConnection = psycopg.AsyncConnection[Row]
+
+_IN_TRANSACTION = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR)
+
+
+class PostgresConnection:
+    """A connection of psycopg behind the verbs of `threadkeep.store.driver.Connection`."""
+
+    def __init__(self, raw: RawConnection, another: Callable[[], Awaitable[RawConnection]] | None = None) -> None:
+        self.raw = raw
+        self._another = another
+
+    async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
+        """All rows of a statement."""
+        try:
+            cursor = await self.raw.execute(_query(sql), parameters)
+        except psycopg.OperationalError:
+            if self._another is None or not self.raw.closed:
+                raise
+            # What only reads may simply be asked again.
+            self.raw, self._another = await self._another(), None
+            cursor = await self.raw.execute(_query(sql), parameters)
+        return await cursor.fetchall()
+
+    async def execute(self, sql: str, parameters: Parameters) -> int:
+        """Run a statement; answers the number of rows it changed."""
+        cursor = await self.raw.execute(_query(sql), parameters)
+        return cursor.rowcount
+
+    async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """All rows of each of some statements, in one round trip."""
+        async with self._pipeline():
+            cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
+        return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """The same as a transaction of their own."""
+        try:
+            return (await self.fetch_each([("BEGIN", {}), *statements, ("COMMIT", {})]))[1:-1]
+        except BaseException:
+            if self.raw.info.transaction_status in _IN_TRANSACTION:
+                await self.raw.rollback()
+            raise
+
+    def _pipeline(self) -> AbstractAsyncContextManager[object]:
+        """Statements that do not wait for each other; the library of some systems is too old for it."""
+        return self.raw.pipeline() if psycopg.AsyncPipeline.is_supported() else nullcontext()
+
+    async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
+        """Run a statement once for each row of parameters."""
+        async with self.raw.cursor() as cursor:
+            await cursor.executemany(_query(sql), rows)
+
+
+def _query(sql: str) -> LiteralString:
+    """psycopg wants literal strings; ours come from the package's own files, never from input."""
+    return for_psycopg(sql)
+
+
+_CURES: Mapping[type[BaseException], str] = {
+    psycopg.errors.ReadOnlySqlTransaction: (
+        "PostgreSQL is read-only here; name the primary server in THREADKEEP_DATABASE_URL."
+    ),
+    psycopg.errors.DiskFull: "PostgreSQL's disk is full; make room on the server.",
+    psycopg.errors.QueryCanceled: (
+        "PostgreSQL ended this call before it was done: somebody cancelled it, or the statement_timeout of its user is "
+        "too short."
+    ),
+}
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Turn the errors of psycopg into ours, each with its cure."""
+    try:
+        yield
+    except psycopg.errors.UniqueViolation as error:
+        raise DuplicateRow("A row with this key is there already.") from error
+    except PoolTimeout as error:
+        raise StoreUnavailable(
+            "PostgreSQL gave no connection in time: it is down, or THREADKEEP_POSTGRES_POOL_MAX_SIZE is too small."
+        ) from error
+    except PoolClosed as error:
+        raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
+    except psycopg.errors.LockNotAvailable as error:
+        raise RowLocked(
+            "Another transaction has locked what this call needs for longer than THREADKEEP_LOCK_TIMEOUT; "
+            "see `threadkeep doctor` for who has one open, and end it."
+        ) from error
+    except tuple(_CURES) as error:
+        raise StoreUnavailable(_CURES[type(error)]) from error
+    except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+        if (error.sqlstate or "").startswith("54"):
+            # A limit of the server is exceeded, which time does not change.
+            raise _refusal(error) from None
+        raise StoreUnavailable(
+            f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
+            interrupted=True,
+        ) from error
+    except psycopg.Error as error:
+        # From None: a detail of the server may quote the row, which is what people said.
+        raise _refusal(error) from None
+
+
+def _refusal(error: psycopg.Error) -> StoreError:
+    name = f"{type(error).__name__} {error.sqlstate or ''}".strip()
+    return StoreError(f"PostgreSQL refused this call ({name}); see what `threadkeep doctor` says of its tables.")
