@@ -84,6 +84,27 @@ async def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come true")
 
 
+async def test_a_run_begins_at_once_and_is_recorded_beside(database_url: str) -> None:
+    """Its record joins what goes on already, or is over: it is carried out once."""
+    gate = asyncio.Event()
+
+    async def work(_: Runs, run_id: str) -> None:
+        if run_id == "long":
+            await gate.wait()
+
+    runs = Runs(work)
+    async with engine_of(database_url, runs) as engine:
+        await asyncio.gather(engine.begin("long"), engine.begin("short"))
+        await runs.until(lambda: runs.ended["short"] == 1)
+        # Who starts it meanwhile has it carried out once more.
+        await engine.start("long")
+        gate.set()
+        await runs.until(lambda: runs.ended["long"] >= 1)
+        await eventually(lambda: not engine.holds("long"))
+    assert runs.begun["short"] == 1
+    assert runs.given_up == []
+
+
 async def test_a_run_is_carried_out(database_url: str) -> None:
     """Started here or enqueued for anybody, each once."""
     runs = Runs()

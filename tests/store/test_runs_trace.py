@@ -13,7 +13,8 @@ from tests.store.running import asked
 from threadkeep import Memory
 from threadkeep.records.runs import TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.runs import Runs
-from threadkeep.store.runs.trace import TRACE_CUT, TraceLimits
+from threadkeep.store.runs.runs import RunEnding
+from threadkeep.store.runs.trace import TRACE_CUT, TraceGroup, TraceLimits
 from threadkeep.testing import SettableClock
 
 
@@ -54,6 +55,22 @@ async def test_a_group_is_stored_once(memory: Memory) -> None:
     assert await trace.append("r2", group, usage=used) is None
     assert len(await trace.events("r1")) == 2
     assert [usage.input_tokens for usage in await trace.usage("r1")] == [10]
+
+
+async def test_the_last_of_a_trace_is_stored_with_the_end(memory: Memory) -> None:
+    """Or nothing of both: by another owner, or when the same is asked for again."""
+    await memory.runs.order.add(asked("r1"), owner="me")
+    last = TraceGroup([TraceEvent("message")], [TokenUsage("gpt", input_tokens=5)], after=0)
+    ending = RunEnding("done", {"text": "so"})
+    assert await memory.runs.end("r1", "another", ending, last) is None
+    assert await memory.runs.trace.events("r1") == []
+    for _ in range(2):
+        over = await memory.runs.end("r1", "me", ending, last)
+        assert over is not None
+        assert over == await memory.runs.run("r1")
+        assert (over.status, over.result) == ("done", {"text": "so"})
+    assert len(await memory.runs.trace.events("r1")) == 1
+    assert [usage.input_tokens for usage in await memory.runs.trace.usage("r1")] == [5]
 
 
 async def test_a_long_trace_is_cut_with_a_mark(short_traces: Runs) -> None:

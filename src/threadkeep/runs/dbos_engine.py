@@ -10,6 +10,7 @@ from typing import Final
 
 from threadkeep.errors import StoreClosed, ThreadkeepError
 from threadkeep.runs.carrying import Carrying, Ending
+from threadkeep.runs.early import EarlyRuns
 from threadkeep.runs.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
 from threadkeep.runs.executor import Executor
 from threadkeep.store.address import DatabaseAddress
@@ -27,6 +28,7 @@ class DbosEngine:
         self._options = options
         self._carrying = Carrying(carry_out)
         self._listener = listener
+        self._early = EarlyRuns(self._carrying, self.start, listener)
         self._owner: Final = _Here(self, asyncio.get_running_loop(), listener)
         self._executor: Executor | None = None
         self._launching = asyncio.Lock()
@@ -39,6 +41,11 @@ class DbosEngine:
         executor = await self.launched()
         # Whoever is cancelled here must not cut off what is half recorded.
         await asyncio.shield(executor.start(run_id))
+
+    async def begin(self, run_id: str) -> None:
+        """Carry a run out in this process at once, and record it meanwhile."""
+        await self.launched()
+        self._early.begin(run_id)
 
     async def enqueue(self, run_id: str) -> None:
         """Have a run carried out by any process that works."""
@@ -72,6 +79,9 @@ class DbosEngine:
         async with self._launching:
             if (executor := self._executor) is not None:
                 self._executor = None
+                for run_id in await self._early.leave():
+                    with contextlib.suppress(ThreadkeepError):  # its own records tell of it, too
+                        await executor.enqueue(run_id)
                 await asyncio.to_thread(executor.stop)
 
     async def launched(self) -> Executor:
@@ -86,7 +96,9 @@ class DbosEngine:
             return self._executor
 
     async def carry(self, run_id: str) -> Ending:
-        """Carry a run out in this event loop, unless the engine closes."""
+        """Carry a run out in this event loop, unless the engine closes; one that began before its record goes on."""
+        if (early := self._early.join(run_id)) is not None:
+            return await asyncio.shield(early)
         return "left" if self._closed else await self._carrying.carry(run_id)
 
     def stop(self, run_id: str, stop: Stop) -> None:
@@ -105,13 +117,17 @@ class DbosEngine:
     async def _come_back(self) -> None:
         async with self._launching:
             await self._carrying.stop_all("lost", after_seconds=0, within_seconds=LETTING_GO_SECONDS)
+            left = await self._early.leave()
             if (executor := self._executor) is not None:
                 self._executor = None
                 await asyncio.to_thread(executor.stop)
         self._letting_go = False
-        while self._options.works and not self._closed:
+        while (self._options.works or left) and not self._closed:
             try:
-                await self.launched()
+                executor = await self.launched()
+                while left:
+                    await executor.enqueue(left[-1])
+                    left.pop()
             except ThreadkeepError as error:
                 # Who could not show itself to the database may not reach it yet.
                 self._listener.troubled(type(error).__name__)

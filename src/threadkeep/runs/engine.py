@@ -50,6 +50,16 @@ class Engine(Protocol):
         """
         ...
 
+    async def begin(self, run_id: str) -> None:
+        """Carry a run out in this process, for whoever finds it again by records of their own if this process dies.
+
+        It begins at once, and is recorded meanwhile: as soon as that is done, it survives the process by itself.
+
+        Raises:
+            StoreClosed: the engine takes no more runs.
+        """
+        ...
+
     async def enqueue(self, run_id: str) -> None:
         """Have a run carried out by any process that works, a few at a time in each.
 

@@ -25,6 +25,10 @@ class InProcessEngine:
         """Carry a run out from now on."""
         self._take(self._attempts(run_id))
 
+    async def begin(self, run_id: str) -> None:
+        """Carry a run out from now on."""
+        await self.start(run_id)
+
     async def enqueue(self, run_id: str) -> None:
         """Carry a run out when there is room for it."""
         self._take(self._queued(run_id))

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 
 from langchain_core.runnables import RunnableConfig
@@ -101,7 +101,7 @@ class Runner:
         """
         self._expected[run.run_id] = run
         try:
-            await self.start(run.run_id)
+            await self._start(run.run_id, self.engine.begin)
         except BaseException:
             if self._expected.pop(run.run_id, None) is not None:
                 await self._runs.give_back(run.run_id, self.owner)
@@ -109,13 +109,16 @@ class Runner:
 
     async def start(self, run_id: str) -> None:
         """Have a run carried out here, if that is not under way."""
+        await self._start(run_id, self.engine.start)
+
+    async def _start(self, run_id: str, starting: Callable[[str], Awaitable[None]]) -> None:
         live = self.live.of(run_id)
         if live.started:
             return
         live.started = True
         self._started[run_id] = live
         try:
-            await self.engine.start(run_id)
+            await starting(run_id)
         except BaseException:
             live.started = False
             self._started.pop(run_id, None)

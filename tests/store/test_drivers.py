@@ -1,0 +1,64 @@
+"""What both drivers promise of several statements in one go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.databases import migrated_driver
+from threadkeep import StoreError
+from threadkeep.store.driver import Driver, DuplicateRow, Statement
+
+_FACTORS = "SELECT model, samples FROM chat_token_factors ORDER BY model"
+
+
+@pytest.fixture
+async def driver(database_url: str) -> AsyncIterator[Driver]:
+    """A driver over each database, with its tables."""
+    async with migrated_driver(database_url) as opened:
+        yield opened
+
+
+def added(model: str, samples: int) -> Statement:
+    """A row of its own."""
+    sql = (
+        "INSERT INTO chat_token_factors (model, factor, samples, updated_at) VALUES (:model, 1, :samples, :now)"
+        " RETURNING samples"
+    )
+    return sql, {"model": model, "samples": samples, "now": "2026-01-01T00:00:00+00:00"}
+
+
+async def test_statements_see_what_those_before_them_did(driver: Driver) -> None:
+    """Each has its rows, and they are stored together."""
+    found = await driver.write([added("a", 1), (_FACTORS, {}), added("b", 2), (_FACTORS, {})])
+    assert found == [[(1,)], [("a", 1)], [(2,)], [("a", 1), ("b", 2)]]
+    async with driver.writing() as connection:
+        assert await connection.fetch_each([added("c", 3), (_FACTORS, {})]) == [
+            [(3,)],
+            [("a", 1), ("b", 2), ("c", 3)],
+        ]
+    async with driver.reading() as connection:
+        assert await connection.fetch_each([]) == []
+
+
+@pytest.mark.parametrize("wrong", [added("a", 9), ("SELECT nothing FROM nowhere", {})])
+async def test_statements_are_stored_whole_or_not_at_all(driver: Driver, wrong: Statement) -> None:
+    """One that is refused takes the others with it, and the next ones find the database usable."""
+    await driver.write([added("a", 1)])
+    with pytest.raises(DuplicateRow if wrong[1] else StoreError):
+        await driver.write([added("b", 2), wrong, added("c", 3)])
+    assert await driver.write([(_FACTORS, {})]) == [[("a", 1)]]
+
+
+@pytest.mark.parametrize("steps", range(6))
+async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: int) -> None:
+    """Wherever its caller is cancelled, the next one gets its transaction."""
+    writing = asyncio.create_task(driver.write([added("a", 1), (_FACTORS, {})]))
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    writing.cancel()
+    await asyncio.wait([writing])
+    async with asyncio.timeout(5):
+        await driver.write([added("b", 2)])
