@@ -191,6 +191,7 @@ class BeforeWriting:
         self.backend = driver.backend
         self.reading = driver.reading
         self.append = driver.append
+        self.write = driver.write
         self.close = driver.close
 
     @asynccontextmanager

@@ -1,7 +1,8 @@
 -- The order of the turns of a session: a run may begin if none that arrived before it is queued or at work.
 
 -- name: known
--- The run that has this id, or that a message began or joined; also where only its answer is left.
+-- The run that has this id, or that a message began or joined; also where only its answer is left. The same
+-- places are in `arrive`.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
@@ -78,6 +79,9 @@ WHERE (CAST(:policy AS TEXT) = 'enqueue' OR NOT t.busy)
     AND NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id)
     AND NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.session_id = :session_id AND r.message_id = :message_key)
     AND NOT EXISTS (SELECT 1 FROM chat_run_messages m WHERE m.session_id = :session_id AND m.message_id = :message_key)
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_answered_messages a WHERE a.session_id = :session_id AND a.message_id = :message_key
+    )
     AND NOT EXISTS (
         SELECT 1 FROM chat_sessions s
         WHERE s.session_id = :session_id AND CAST(:user_id AS TEXT) IS NOT NULL
