@@ -8,6 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
@@ -78,8 +79,7 @@ async def history(
     before: Annotated[int | None, Query(ge=1, lt=2**53, description="Only messages before this `seq`.")] = None,
 ) -> History:
     """The newest messages of a session, oldest first. `next_before` leads to older ones."""
-    session = app.memory.session(session_id, user_id=user_id)
-    await session.info()
+    session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     page = await session.page(before, limit)
     messages = [HistoryMessage.of(message) for message in page.messages]
     return History(session_id=session_id, messages=messages, count=len(messages), next_before=page.next_before)
