@@ -18,7 +18,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.errors import InvalidInput
 from threadkeep.graphs.nodes.base import Again, NodeKind, Step
-from threadkeep.graphs.nodes.history_fields import HistoryFields, is_reset, key_scope
+from threadkeep.graphs.nodes.history_fields import HistoryFields, is_reset
 from threadkeep.graphs.nodes.passages import FoundPassages, passages_in
 from threadkeep.graphs.nodes.places import (
     Place,
@@ -33,7 +33,6 @@ from threadkeep.graphs.nodes.references import Reference, import_named
 from threadkeep.graphs.nodes.speaking import SpeakingNode, said
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.observe import KeyResolutionFailed
 from threadkeep.workflow.answering import ModelDeadline
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.middleware import SessionMemory
@@ -109,17 +108,8 @@ class AgentNode(SpeakingNode, HistoryFields):
             return place_of_run(step)
         if not self.use_graph_chat_history:
             return place_of_session(step)
-        context = step.context
-        resolution = self.resolve(key_scope(state, context, config), by_hand=context.by_hand)
+        resolution = self.resolve_in(state, step.context, config)
         if resolution.key is None:
-            context.resources.observer.notify(
-                KeyResolutionFailed(
-                    channel=self.channel_in(state),
-                    reason=resolution.reason or "empty",
-                    candidates=len(self.history_key_candidates),
-                    run_id=context.run_id,
-                )
-            )
             return place_of_run(step)
         return await place_in_store(step, self.layout, resolution.key)
 

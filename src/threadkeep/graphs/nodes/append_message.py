@@ -8,26 +8,39 @@ from typing import ClassVar, Literal
 from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from threadkeep.errors import InvalidKey
+from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
+from threadkeep.graphs.nodes.history_fields import ConversationFields
+from threadkeep.graphs.nodes.places import place_in_store
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.graphs.templates import scope_of
-from threadkeep.history.keys import channel_of, resolve_key
+from threadkeep.history.keys import Reason, channel_of, resolve_key
+from threadkeep.history.session import Session
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.records import Message
 
 
-class AppendMessageNode(Node):
-    """Stores a message in the run's session, or in the one that a template names; once, however often it runs."""
+class AppendMessageNode(Node, ConversationFields):
+    """Stores a message in the run's session, or in the one that a template names; once, however often it runs.
+
+    With `use_graph_chat_history` it is for the conversation that an agent with the same fields keeps in the graph's
+    store.
+    """
 
     node_kind: ClassVar[NodeKind] = "append_message"
 
     text: str = Field(min_length=1, description="The message; a template.")
     role: Literal["assistant", "system"] = Field("assistant", description="Who says it.")
     session: str | None = Field(None, description="The session it is for, if not the run's own; a template of a key.")
+
+    @model_validator(mode="after")
+    def _check_place(self) -> AppendMessageNode:
+        if self.session is not None and self.use_graph_chat_history:
+            raise ValueError("A message goes to a session or to a conversation in the graph's store: leave one out.")
+        return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """The text; the session is a key, with rules of its own."""
@@ -38,14 +51,12 @@ class AppendMessageNode(Node):
     ) -> WorkflowState:
         """Store the message, and say it in the run too."""
         step = Step.of(config, runtime)
-        session_id = self._session_id(step, state)
+        session = await self._session(step, state, config)
         text = rendered(self.text, state)
-        result = {"text": text, "session_id": session_id, "message_id": step.message_id}
+        result = {"text": text, "session_id": session.session_id, "message_id": step.message_id}
         update = found(step, text, result)
         if not text.strip():
             return update
-        user_id = step.context.user_id if self.session is None else None
-        session = step.context.resources.memory.session(session_id, user_id=user_id)
         message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
         await session.record([message])
         said: AnyMessage = (
@@ -53,12 +64,26 @@ class AppendMessageNode(Node):
         )
         return {**update, "messages": [said]}
 
-    def _session_id(self, step: Step, state: WorkflowState) -> str:
+    async def _session(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Session:
         """Where the message goes.
 
         Raises:
             InvalidKey: the run has no session, or the template gives no key.
+            InvalidInput: the graph has no store.
         """
+        context = step.context
+        if not self.use_graph_chat_history:
+            user_id = context.user_id if self.session is None else None
+            return context.resources.memory.session(self._session_id(step, state), user_id=user_id)
+        resolution = self.resolve_in(state, context, config)
+        if resolution.key is None:
+            raise _no_key(step, resolution.reason or "empty")
+        place = await place_in_store(step, self.layout, resolution.key)
+        if place.kind == "run":
+            raise InvalidInput(f"Node {step.name!r} has no store to write to; compile the graph with one.")
+        return place.memory.session(place.session_id, user_id=place.user_id)
+
+    def _session_id(self, step: Step, state: WorkflowState) -> str:
         context = step.context
         if self.session is None:
             if context.session_id is None:
@@ -75,5 +100,9 @@ class AppendMessageNode(Node):
                     channel=channel_of(self.session), reason=reason, candidates=1, run_id=context.run_id
                 )
             )
-            raise InvalidKey(f"The session of node {step.name!r} is no key in this run ({reason}).", reason=reason)
+            raise _no_key(step, reason)
         return resolution.key
+
+
+def _no_key(step: Step, reason: Reason) -> InvalidKey:
+    return InvalidKey(f"The session of node {step.name!r} is no key in this run ({reason}).", reason=reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated
+from typing import Annotated, Self
 
 from langchain_core.runnables import RunnableConfig
 from pydantic import BaseModel, Field, model_validator
@@ -13,7 +13,7 @@ from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.graphs.templates import check_template, nodes_named, scope_of
 from threadkeep.history.keys import KEY_TEMPLATE, KeyResolution, channel_of, resolve_key
-from threadkeep.observe import Channel
+from threadkeep.observe import Channel, KeyResolutionFailed
 from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 
@@ -43,8 +43,8 @@ type Candidates = Annotated[tuple[str, ...], Field(max_length=32)]
 type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
 
 
-class HistoryFields(BaseModel):
-    """Where an agent's history is, when it is in the graph's store and not in the run's session."""
+class ConversationFields(BaseModel):
+    """Where a conversation is, when it is in the graph's store and not the run's session."""
 
     use_graph_chat_history: bool = Field(False, description="Whether earlier turns are those of the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="Where in the store conversations are.")
@@ -55,12 +55,9 @@ class HistoryFields(BaseModel):
     history_meta_key_suffix: str = Field("__meta__", description="What ends the keys of a conversation's metadata.")
     history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in one item of the store.")
     history_value_field: str = Field("content", description="Under which name an item has a message's text.")
-    reset_command: str | None = Field(
-        None, min_length=1, description="The message that begins the conversation anew; it is not stored."
-    )
 
     @model_validator(mode="after")
-    def _check_history(self) -> HistoryFields:
+    def _check_history(self) -> Self:
         """Refuse what no run could use, when the node is made."""
         try:
             _ = self.layout
@@ -88,6 +85,28 @@ class HistoryFields(BaseModel):
     def resolve(self, scope: Mapping[str, object], *, by_hand: bool) -> KeyResolution:
         """The key of a run's conversation; the fields stay as they are, whatever run it is."""
         return resolve_key(self.history_key_candidates, scope, template=self.history_key_template, manual=by_hand)
+
+    def resolve_in(self, state: WorkflowState, context: RunContext, config: RunnableConfig) -> KeyResolution:
+        """The same in a run, told where there is no key."""
+        resolution = self.resolve(key_scope(state, context, config), by_hand=context.by_hand)
+        if resolution.key is None:
+            context.resources.observer.notify(
+                KeyResolutionFailed(
+                    channel=self.channel_in(state),
+                    reason=resolution.reason or "empty",
+                    candidates=len(self.history_key_candidates),
+                    run_id=context.run_id,
+                )
+            )
+        return resolution
+
+
+class HistoryFields(ConversationFields):
+    """Where an agent's history is, and how it begins anew."""
+
+    reset_command: str | None = Field(
+        None, min_length=1, description="The message that begins the conversation anew; it is not stored."
+    )
 
 
 def key_scope(state: WorkflowState, context: RunContext, config: RunnableConfig) -> dict[str, object]:
