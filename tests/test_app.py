@@ -13,8 +13,8 @@ from tests.web.services import settings_for
 from threadkeep.app import App, open_app
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import InvalidSettings
+from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflow.chat import ChatRequest
 
 type NamedModels = Callable[..., None]
 

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
     from threadkeep.graphs.registry import Workflows
+    from threadkeep.graphs.resources import Resources
     from threadkeep.history.compression import Compression
     from threadkeep.history.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
+    from threadkeep.runs.chat import Chat
     from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.settings import Settings
-    from threadkeep.workflow.chat import Chat
     from threadkeep.workflow.chat_options import ChatOptions
 
 
@@ -39,6 +40,13 @@ class App:
     workflows: Workflows
     runs: RunsOnDemand
     metrics: PrometheusObserver | None
+
+    async def end_turns(self, seconds: float) -> None:
+        """Take no more turns, and let those that run finish within a limit; others go on with what is left of them."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        await self.chat.close(seconds)
+        await self.runs.close(max(until - loop.time(), 0.0))
 
 
 @asynccontextmanager
@@ -55,8 +63,6 @@ async def open_app(
         InvalidWorkflow: a workflow that the settings name cannot be used.
         StoreUnavailable: the database does not answer.
     """
-    from threadkeep.workflow.answering import ChatAgent
-    from threadkeep.workflow.chat import Chat
     from threadkeep.workflow.models import make_model
 
     model = make_model(settings.model)
@@ -68,39 +74,47 @@ async def open_app(
     told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[FromChannel(channel, told)], options=settings.memory_options()) as memory:
-        chat = Chat(memory, ChatAgent(memory, model, options))
-        runs = runs_of(settings, memory, workflows, model, options, works=works)
+        resources = resources_of(memory, model, options)
+        runs = runs_of(settings, memory, workflows, resources, works=works)
+        chat = chat_of(settings, memory, workflows, resources, runs)
+        app = App(settings, memory, chat, workflows, runs, metrics)
         try:
-            yield App(settings, memory, chat, workflows, runs, metrics)
+            yield app
         finally:
-            await asyncio.gather(chat.close(settings.shutdown_timeout), runs.close())
+            await app.end_turns(settings.shutdown_timeout)
 
 
-def runs_of(
-    settings: Settings,
-    memory: Memory,
-    workflows: Workflows,
-    model: BaseChatModel,
-    options: ChatOptions,
-    *,
-    works: bool = True,
-) -> RunsOnDemand:
-    """The runs of a memory's database, as the settings say; `model` is what nodes call that name none."""
+def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
+    """What the nodes of workflows may use; `model` is what those call that name none."""
     from threadkeep.graphs.resources import Resources
-    from threadkeep.runs.on_demand import RunsOnDemand
-    from threadkeep.runs.service import RunService, open_runs
     from threadkeep.workflow.models import make_model
     from threadkeep.workflow.recalled_turns import RecalledTurns
 
     named = cache(partial(make_model, variable="model"))
     sources = () if options.recall == "off" else (RecalledTurns(memory, scope=options.recall),)
-    resources = Resources(
+    return Resources(
         memory=memory,
         model=lambda name: model if name is None else named(name),
         observer=memory.observers,
         turn_options=options.turn_options(sources),
     )
-    run_options = settings.run_options(works=works, close_seconds=settings.shutdown_timeout)
+
+
+def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
+    """The chat over runs, which answers also where none can be recorded."""
+    from threadkeep.runs.chat import Chat
+    from threadkeep.runs.unstored import UnstoredRuns
+
+    options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
+    return Chat(memory, workflows, runs, UnstoredRuns(memory, workflows, resources, options))
+
+
+def runs_of(
+    settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
+) -> RunsOnDemand:
+    """The runs of a memory's database, as the settings say."""
+    from threadkeep.runs.on_demand import RunsOnDemand
+    from threadkeep.runs.service import RunService, open_runs
 
     @asynccontextmanager
     async def opening() -> AsyncIterator[RunService]:
@@ -113,7 +127,7 @@ def runs_of(
                 resources,
                 checkpointer=checkpointer,
                 store=await memory.graph_store(),
-                options=run_options,
+                options=settings.run_options(works=works, close_seconds=settings.shutdown_timeout),
             ) as service,
         ):
             yield service

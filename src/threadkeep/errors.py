@@ -19,7 +19,9 @@
     ├── ChildFailed                       a workflow that another one started gave no result
     ├── BudgetSpent                       a run has used the tokens or the money that it may
     ├── ModelCallFailed                   the model did not answer; the question is stored
-    ├── Interrupted                       the service stopped before the answer was complete
+    ├── RunFailed                         a workflow gave no answer; its run says why
+    ├── RunWaits                          a workflow asks a person before it answers
+    ├── Interrupted                       the service or the turn was stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
@@ -205,6 +207,32 @@ class ModelCallFailed(ThreadkeepError):
             "or check the model with `threadkeep doctor`."
         )
         self.kind = kind
+
+
+class RunFailed(ThreadkeepError):
+    """A workflow gave no answer; what the user said is stored, and nothing stands in for an answer.
+
+    `kind` names the error: its own sentence may quote what people said.
+    """
+
+    def __init__(self, run_id: str, kind: str, cure: str | None = None) -> None:
+        super().__init__(
+            f"Run {run_id!r} gave no answer ({kind}). "
+            + (cure or f"See how far it came with `threadkeep runs trace {run_id}`, and send the message again.")
+        )
+        self.run_id = run_id
+        self.kind = kind
+
+
+class RunWaits(ThreadkeepError):
+    """A workflow asks a person something before it answers; the run goes on with what it is told."""
+
+    def __init__(self, run_id: str) -> None:
+        super().__init__(
+            f"Run {run_id!r} waits for a person: answer it with POST /api/v1/runs/{run_id}/resume or "
+            f"`threadkeep runs resume {run_id}`."
+        )
+        self.run_id = run_id
 
 
 class Interrupted(ThreadkeepError):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.runs.chatting import Chats
 from threadkeep.cli.answers import Answers, JsonAnswers, PlainAnswers
 from threadkeep.cli.call_choice import CallChoice
 from threadkeep.cli.context_view import ContextLook
@@ -21,9 +22,8 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.opening import open_memory
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
+from threadkeep.runs.chat import Chat
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.answering import ChatAgent
-from threadkeep.workflow.chat import Chat
 from threadkeep.workflow.chat_options import ChatOptions
 
 type Stored = tuple[str, str, str]
@@ -52,14 +52,15 @@ async def _talk(
 ) -> tuple[bool, list[Stored]]:
     """Whether all went well, and what is stored at the end; Ctrl-C is pressed when the model is at a gate."""
     async with open_memory("sqlite://") as memory:
-        chat = Chat(memory, ChatAgent(memory, model, ChatOptions()))
+        chats = Chats()
+        chat = chats(memory, model)
         conversation = _conversation(memory, chat, as_json=as_json)
         task = asyncio.create_task(conversation.run(TypedLines(lines), keep_on=keep_on))
         if interrupt is not None:
             await interrupt.reached()
             os.kill(os.getpid(), signal.SIGINT)
         well = await task
-        await chat.close(0)
+        await chats.close()
         stored: list[Stored] = [(m.role, m.content, m.status) for m in await memory.session("a").tail(50)]
     return well, stored
 
@@ -185,7 +186,8 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
     async with open_memory(url, options=MemoryOptions(background=False)) as memory:
         notices = Notices()
         memory.observers.add(notices)
-        chat = Chat(memory, ChatAgent(memory, ScriptedModel(["Here I am."]), ChatOptions()))
+        chats = Chats()
+        chat = chats(memory, ScriptedModel(["Here I am."]))
         terminal = Terminal()
         conversation = Conversation(
             chat,
@@ -200,6 +202,7 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
             patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.recent", fail)
             assert await conversation.run(TypedLines(["hi"]), keep_on=False)
+        await chats.close()
     captured = capsys.readouterr()
     assert captured.out == "Here I am.\n"
     assert "kept on disk" in captured.err

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from itertools import count
 
 import pytest
 
 from tests.recorded_events import RecordedEvents
+from tests.runs.chatting import Chats
 from tests.runs.desk import RunDesk
 from threadkeep import Memory
 from threadkeep.testing import ScriptedModel
@@ -27,3 +29,11 @@ def desk(sqlite_memory: Memory, events: RecordedEvents) -> RunDesk:
 def every_desk(memory: Memory, events: RecordedEvents) -> RunDesk:
     """Runs on each database in turn, with an engine in the test's process."""
     return RunDesk(memory, numbered(), events)
+
+
+@pytest.fixture
+async def make_chat() -> AsyncIterator[Chats]:
+    """Makes chats, which are closed at the end: name it last, so that their memories are closed after them."""
+    chats = Chats()
+    yield chats
+    await chats.close()

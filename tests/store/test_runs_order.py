@@ -13,7 +13,6 @@ from tests.store.running import DEAD_AFTER_SECONDS, asked, begun, in_room
 from threadkeep import Memory, MemoryOptions, Message, WrongUser, open_memory
 from threadkeep.errors import InvalidInput, RunNotFound, SessionBusy
 from threadkeep.records.runs import Begun, NewRun, NotYet, Over, Run, RunBudget
-from threadkeep.store.runs import Claim
 from threadkeep.testing import SettableClock
 
 _PROCESSES = 4
@@ -86,17 +85,6 @@ async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
     assert (await memory.runs.order.add(asked(run_id))).outcome == "known"
     lone = [memory.runs.order.add(asked("lone", session=None)) for _ in range(4)]
     assert sorted(one.outcome for one in await asyncio.gather(*lone)) == ["known"] * 3 + ["new"]
-
-
-async def test_a_message_that_the_chat_has_claimed_is_not_asked_again(memory: Memory) -> None:
-    """It has a run already; nobody else can carry that one out, and it is in no order."""
-    await memory.runs.claim(Claim("r1", "room", "m1", "chat", "somebody"))
-    added = await memory.runs.order.add(asked("r2", message="m1"))
-    assert (added.outcome, added.run.run_id, added.run.inputs, added.run.arrival) == ("known", "r1", (), None)
-    assert isinstance(await memory.runs.order.begin("r1", "me"), Over)
-    assert await memory.runs.order.abandoned(limit=9) == []
-    await memory.runs.order.add(asked("r3", message="m2"))
-    await begun(memory, "r3")
 
 
 async def test_runs_without_a_session_are_in_no_order(memory: Memory) -> None:

@@ -14,14 +14,12 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
-from threadkeep.app import App, chat_options, load_workflows, runs_of
+from threadkeep.app import App, chat_of, chat_options, load_workflows, resources_of, runs_of
 from threadkeep.history.opening import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
 from threadkeep.web.server import Server, bind
 from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
-from threadkeep.workflow.answering import ChatAgent
-from threadkeep.workflow.chat import Chat
 
 PATIENCE_SECONDS = 30.0
 
@@ -47,13 +45,14 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
     metrics = PrometheusObserver(backend=settings.database.backend)
     url = settings.database_url.get_secret_value()
     async with open_memory(url, observers=[metrics], options=settings.memory_options()) as memory:
-        options, workflows = chat_options(settings), load_workflows(settings)
-        chat = Chat(memory, ChatAgent(memory, model, options))
-        runs = runs_of(settings, memory, workflows, model, options)
+        workflows, resources = load_workflows(settings), resources_of(memory, model, chat_options(settings))
+        runs = runs_of(settings, memory, workflows, resources)
+        chat = chat_of(settings, memory, workflows, resources, runs)
+        app = App(settings, memory, chat, workflows, runs, metrics)
         try:
-            yield App(settings, memory, chat, workflows, runs, metrics)
+            yield app
         finally:
-            await asyncio.gather(chat.close(0), runs.close())
+            await app.end_turns(0)
 
 
 def client_of(app: App) -> httpx2.AsyncClient:
@@ -70,7 +69,7 @@ async def served(
     started = asyncio.Event()
     service = create_service(app, heartbeat_seconds=heartbeat_seconds)
     with bind("127.0.0.1", 0) as bound:
-        server = Server(service, app.chat, shutdown_seconds=shutdown_seconds, on_start=started.set)
+        server = Server(service, app.end_turns, shutdown_seconds=shutdown_seconds, on_start=started.set)
         task = asyncio.create_task(server.serve(sockets=[bound]))
         await started.wait()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"

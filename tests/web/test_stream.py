@@ -22,8 +22,8 @@ from tests.web.services import (
     streamed,
     until,
 )
+from threadkeep.runs.chat_turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.chat import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.workflow.demo import DemoModel
 
 
@@ -134,12 +134,13 @@ async def test_heartbeats_keep_the_line_while_the_model_thinks(tmp_path: Path) -
     async with (
         opened_app(ScriptedModel([[gate, "done"]]), settings_for(tmp_path)) as app,
         listening(app, heartbeat_seconds=0.02) as client,
-        client.stream("POST", "/api/v1/chat/stream", json={"message": "hi"}) as response,
     ):
-        events = events_of(response)
-        assert [(await anext(events)).name for _ in range(4)] == ["start", "", "", ""]
-        gate.open()
-        rest = [event.name async for event in events if event.name]
+        await app.runs.service()  # opened here, so that the turn does not wait for it
+        async with client.stream("POST", "/api/v1/chat/stream", json={"message": "hi"}) as response:
+            events = events_of(response)
+            assert [(await anext(events)).name for _ in range(4)] == ["start", "", "", ""]
+            gate.open()
+            rest = [event.name async for event in events if event.name]
     assert rest == ["token", "end"]
 
 

@@ -45,7 +45,8 @@ async def _chat(settings: Settings, terminal: Terminal, session_id: str, user_id
             from threadkeep.cli.line_input import PipedLines, PromptedLines
 
             notices = Notices()
-            app = await stack.enter_async_context(open_app(settings, observers=[notices], channel="other"))
+            app = await stack.enter_async_context(open_app(settings, observers=[notices], works=False, channel="other"))
+            app.runs.open_soon()
         conversation = Conversation(
             app.chat,
             app.memory,

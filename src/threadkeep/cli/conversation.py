@@ -21,7 +21,8 @@ from threadkeep.cli.wording import counted
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
-from threadkeep.workflow.chat import Chat, ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
 
 COMMANDS = {
     "/help": "what can be typed here",
@@ -119,7 +120,9 @@ class Conversation:
         started = time.perf_counter()
         self._answers.begin()
         try:
-            request = ChatRequest(text, session_id=self._session.session_id, user_id=self._session.user_id)
+            request = ChatRequest(
+                text, session_id=self._session.session_id, user_id=self._session.user_id, trigger="cli"
+            )
             self._turn = self._chat.begin(request)
             async for event in self._turn.follow():
                 if isinstance(event, ChatToken):
@@ -134,7 +137,7 @@ class Conversation:
             self._answers.fail(problem_of(error))
         except asyncio.CancelledError:
             if self._turn is not None:
-                _stop(self._turn)
+                self._chat.stop(self._turn)
             raise
         finally:
             self._turn = None
@@ -147,7 +150,7 @@ class Conversation:
         def interrupt() -> None:
             self._stopped = True
             if self._turn is not None:
-                _stop(self._turn)
+                self._chat.stop(self._turn)
             elif task is not None:
                 task.cancel()
 
@@ -190,7 +193,8 @@ class Conversation:
         return True
 
     async def _reset(self) -> None:
-        await self._session.reset()
+        await self._session.info()
+        await self._chat.reset(self._session.session_id)
         info = await self._session.info()
         self._tell(
             {"session_id": info.session_id, "reset_seq": info.reset_seq},
@@ -234,8 +238,3 @@ class Conversation:
             self._terminal.json(values)
         else:
             self._terminal.say(sentence, style="dim")
-
-
-def _stop(turn: ChatTurn) -> None:
-    if turn.task is not None:
-        turn.task.cancel()

@@ -91,9 +91,7 @@ def _tell_end(terminal: Terminal, run: Run, usages: Sequence[TokenUsage]) -> Non
     if run.status == "waiting":
         return
     if run.status == "done":
-        # Of one that was asked for long ago neither is known any more.
-        facts = f": {took(run, datetime.now(UTC))}, {tokens}" if run.started_at is not None else ""
-        terminal.note(f"Run {run.run_id} is done{facts}.")
+        terminal.note(f"Run {run.run_id} is done: {took(run, datetime.now(UTC))}, {tokens}.")
         return
     why = f" ({run.error})" if run.error else ""
     terminal.error(

@@ -15,6 +15,7 @@ from threadkeep.graphs.nodes import (
     Node,
     RecordAnswerNode,
     RecordQuestionNode,
+    RetrieveNode,
     RouterNode,
     SubworkflowNode,
     TemplateNode,
@@ -113,6 +114,9 @@ def _ready(name: str, entry: Entry, document: WorkflowDocument, plan: TurnPlan, 
     changes: dict[str, object] = {}
     if isinstance(entry, SpeakingNode) and stores_question(entry) and name not in plan.answering:
         changes["answers"] = False
+    if isinstance(entry, SpeakingNode) and not any(isinstance(one, RetrieveNode) for one in document.nodes.values()):
+        # Nothing is found on the way: no room is kept for it in the model calls.
+        changes["snippets"] = False
     if isinstance(entry, SubworkflowNode) and "max_depth" not in entry.model_fields_set:
         changes["max_depth"] = document.options.max_depth
     if ends != END_NAME:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from langchain_core.messages import SystemMessage
+from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
 
 from threadkeep.graphs.building import add_node
 from threadkeep.graphs.definition import Graph, Workflow, digest_of
 from threadkeep.graphs.nodes import AgentNode
+from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.workflow.chat_options import ChatOptions
@@ -29,12 +31,13 @@ class ChatNode(AgentNode):
         return SystemMessage(self.system_prompt) if self.system_prompt.strip() else None
 
 
-def chat_workflow(options: ChatOptions | None = None) -> Workflow:
+def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] = ()) -> Workflow:
     """The built-in chat as a workflow.
 
     Args:
         options: the limits and the prompt. The rest (what is found anew for each question, the window, the
             compression) comes from the resources of its runs.
+        tools: what the agent may use.
     """
     options = options or ChatOptions()
     node = ChatNode(
@@ -43,6 +46,8 @@ def chat_workflow(options: ChatOptions | None = None) -> Workflow:
         max_tokens=options.max_tokens,
         max_output_tokens=options.max_output_tokens,
         timeout_seconds=options.model_timeout_seconds,
+        tools=tuple(tools),
+        snippets=False,
     )
     builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
     add_node(builder, "answer", node)
@@ -51,7 +56,9 @@ def chat_workflow(options: ChatOptions | None = None) -> Workflow:
     return Workflow(
         CHAT,
         builder,
-        version=digest_of(node.model_dump(mode="json")),
+        version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
         source="built-in",
         description="Answers in the memory of the session.",
+        # Somebody waits: who is told of a failure at once can send the message again.
+        options=RunOptions(max_tries=1),
     )

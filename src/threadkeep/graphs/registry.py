@@ -10,6 +10,7 @@ from threadkeep.graphs.built_in import chat_workflow
 from threadkeep.graphs.checking import nestings
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import SUFFIXES, load_python, load_yaml
+from threadkeep.graphs.session_workflows import OWN_NAMES
 
 
 class Workflows:
@@ -19,6 +20,8 @@ class Workflows:
         """Raises `InvalidWorkflow` where two have one name, or run each other in a circle or too deeply."""
         self._workflows: dict[str, Workflow] = {}
         for workflow in (chat or chat_workflow(), *workflows):
+            if workflow.name in OWN_NAMES:
+                raise InvalidWorkflow(f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise.")
             if workflow.name in self._workflows:
                 places = [one.origin or one.source for one in (self._workflows[workflow.name], workflow)]
                 raise InvalidWorkflow(f"Two workflows are called {workflow.name!r} ({', '.join(places)}); rename one.")

@@ -37,6 +37,10 @@ class Observers:
         """Tell this sink too, from the next event on."""
         self._sinks = (*self._sinks, sink)
 
+    def remove(self, sink: Observer) -> None:
+        """Tell this sink nothing more."""
+        self._sinks = tuple(each for each in self._sinks if each is not sink)
+
     def notify(self, event: Event, /) -> None:
         """Pass the event to every sink; never raises because of one."""
         for sink in self._sinks:

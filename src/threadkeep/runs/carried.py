@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from threadkeep.records.runs import Run
 from threadkeep.runs.engine import Stop
-from threadkeep.runs.execution import Outcome
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun
+from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.workflow.holding import RunHold
 
 
 @dataclass(eq=False)
@@ -29,10 +30,12 @@ class Carried:
     stop: Stop | None = None
     ledger: RunLedger | None = None
     over: Run | None = None
+    hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: Stop) -> None:
         """Stop it, once; what is lost to another process stays lost."""
         if self.stop is None or stop == "lost":
             self.stop = stop
+            self.hold.lost = stop == "lost"
             if self.task is not None:
                 self.task.cancel()

@@ -36,6 +36,10 @@ class DbosEngine:
         self._letting_go = False
         self._coming_back: set[asyncio.Task[None]] = set()
 
+    async def ready(self) -> None:
+        """Launch dbos."""
+        await self.launched()
+
     async def start(self, run_id: str) -> None:
         """Carry a run out in this process, from now on."""
         executor = await self.launched()

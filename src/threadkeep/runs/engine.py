@@ -42,6 +42,14 @@ class Engine(Protocol):
       `max_attempts` that ended so the run is set aside, and the listener is told.
     """
 
+    async def ready(self) -> None:
+        """Do now what the first run would have to wait for.
+
+        Raises:
+            StoreClosed: the engine takes no more runs.
+        """
+        ...
+
     async def start(self, run_id: str) -> None:
         """Carry a run out in this process, from now on; when this returns, the run survives the process.
 

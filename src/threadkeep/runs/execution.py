@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk
@@ -25,12 +25,13 @@ from threadkeep.records import Json
 from threadkeep.records.runs import Run
 from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
-from threadkeep.runs.ledger import RunLedger
+from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun, RunPiece
-from threadkeep.runs.metering import Meter
+from threadkeep.runs.metering import Account, Meter
+from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.runs.tracing import RunTracer, ToolTrace, jsonable
+from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.workflow.conversion import opinion_of, text_of
 
 _TOOLS = "tools"
@@ -38,24 +39,14 @@ _TOOLS = "tools"
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How carrying a run out ended; with `waiting` it is to go on when a person has answered."""
-
-    status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
-    result: Mapping[str, Json] | None = None
-    error: str | None = None
-    interrupt: Json = None
-    set_aside: bool = False
-
-
-@dataclass(frozen=True)
 class RunMeans:
-    """What all runs of a process share."""
+    """What all runs of a process share; without a `saver` they keep no checkpoints."""
 
     compiler: Compiler
-    saver: BaseCheckpointSaver[str]
+    saver: BaseCheckpointSaver[str] | None
     resources: Resources
     options: RunServiceOptions
+    contexts: LastContexts
 
 
 class _Part(TypedDict):
@@ -76,15 +67,15 @@ class Execution:
         workflow: Workflow,
         means: RunMeans,
         *,
-        tracer: RunTracer,
-        ledger: RunLedger,
+        notes: Notes,
+        ledger: Account,
         live: LiveRun,
         begins: bool,
     ) -> None:
         self._run = run
         self._workflow = workflow
         self._means = means
-        self._tracer = tracer
+        self._notes = notes
         self._ledger = ledger
         self._live = live
         self._begins = begins
@@ -97,10 +88,14 @@ class Execution:
         """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
         try:
             async with asyncio.timeout(self._seconds_left()):
-                return await self._until_it_ends()
+                with self._means.contexts.of(self._run.run_id, self._run.session_id) as seen:
+                    outcome = await self._until_it_ends()
         except TimeoutError:
             # Those of models and tools are caught inside.
             return Outcome("failed", error="DeadlinePassed")
+        if outcome.result is None or not (context := seen.to_dict()):
+            return outcome
+        return replace(outcome, result={**outcome.result, "context": context})
 
     async def _until_it_ends(self) -> Outcome:
         options, tries = self._means.options, max(self._run.attempts, 1)
@@ -113,7 +108,8 @@ class Execution:
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
                 if tries >= self._workflow.options.max_tries:
-                    return Outcome("failed", error=kind_of(error), set_aside=True)
+                    # One that is tried once only has not failed again and again.
+                    return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
                 tries += 1
                 self._tell_retry(kind_of(error), tries)
             pause = pause_before(
@@ -125,7 +121,7 @@ class Execution:
 
     def _tell_retry(self, error: str, attempt: int) -> None:
         run = self._run
-        self._tracer.note("retried", data={"error": error, "try": attempt})
+        self._notes.note("retried", data={"error": error, "try": attempt})
         self._means.resources.observer.notify(
             RunRetried(
                 workflow=run.workflow, error=error, attempt=attempt, run_id=run.run_id, session_id=run.session_id
@@ -144,7 +140,7 @@ class Execution:
             context=context_of(self._run, self._means.resources),
             stream_mode=modes,
             subgraphs=self._live.wants_pieces,
-            durability=durability_of(self._workflow),
+            durability=None if self._means.saver is None else durability_of(self._workflow),
             version="v2",
         )
         async for part in stream:
@@ -165,20 +161,20 @@ class Execution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            self._tracer.note("agent_messages", str(data.get("node")), _map(jsonable(data.get("data"))))
+            self._notes.note("agent_messages", str(data.get("node")), _map(jsonable(data.get("data"))))
         else:
-            self._tracer.note("custom", data={"value": jsonable(data)})
+            self._notes.note("custom", data={"value": jsonable(data)})
 
     def _note_task(self, task: Mapping[str, Any]) -> None:
         if "input" in task:
-            self._tracer.note("node_started", task["name"])
+            self._notes.note("node_started", task["name"])
             return
         told: dict[str, Json] = {}
         if (error := task["error"]) is not None:
             told["error"] = kind_of(error) if isinstance(error, BaseException) else "Exception"
         if task["interrupts"]:
             told["waits"] = True
-        self._tracer.note("node_finished", task["name"], told)
+        self._notes.note("node_finished", task["name"], told)
 
     def _tell(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
@@ -196,7 +192,7 @@ class Execution:
         if answer is not None:
             confidence, escalated = opinion_of(answer)
             result |= {"message_id": answer.id, "confidence": confidence, "escalated": escalated}
-            self._tracer.note("message", data={"message_id": answer.id, "text": text_of(answer)})
+            self._notes.note("message", data={"message_id": answer.id, "text": text_of(answer)})
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
@@ -211,10 +207,10 @@ class Execution:
         An answer is given once: if its process died after that, the graph may know it already, and would take it for
         the answer to its next question. At the worst a person is asked again.
         """
-        run = self._run
-        if self._begins:
+        run, saver = self._run, self._means.saver
+        if self._begins or saver is None:
             return begin_state(run)
-        if await self._means.saver.aget_tuple({"configurable": {"thread_id": run.run_id}}) is None:
+        if await saver.aget_tuple({"configurable": {"thread_id": run.run_id}}) is None:
             return begin_state(run)
         if not run.resumed or run.attempts > 1 or again:
             return None
@@ -225,7 +221,7 @@ class Execution:
         run = self._run
         callbacks: list[BaseCallbackHandler] = [
             Meter(self._ledger, self._means.options.prices),
-            ToolTrace(self._tracer),
+            ToolTrace(self._notes),
         ]
         return {
             "configurable": {

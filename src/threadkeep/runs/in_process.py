@@ -21,6 +21,9 @@ class InProcessEngine:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
+    async def ready(self) -> None:
+        """Do nothing: it is."""
+
     async def start(self, run_id: str) -> None:
         """Carry a run out from now on."""
         self._take(self._attempts(run_id))

@@ -23,6 +23,7 @@ class RunLedger:
     ) -> None:
         """`limited` are those with a budget, of the run and all above it; `flush_tree` stores what their tree took."""
         self.spent: BudgetSpent | None = None
+        self.input_tokens = self.output_tokens = 0
         self._trace = trace
         self._tracer = tracer
         self._limited = limited
@@ -50,6 +51,8 @@ class RunLedger:
 
     async def add(self, usage: TokenUsage) -> None:
         """Take a call down."""
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
         self._tracer.use(usage)
         self._tracer.note(
             "model_called",

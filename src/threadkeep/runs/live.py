@@ -1,4 +1,4 @@
-"""What is told of a run inside this process: that something changed, and the pieces of its answer as they come."""
+"""What is told of a run inside this process: that it began, the pieces of its answer as they come, what came out."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from threadkeep.records.runs import Run
+from threadkeep.runs.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -27,16 +28,40 @@ class RunEnds(asyncio.Event):
 
 
 class LiveRun:
-    """One run that somebody here carries out, waits for or follows."""
+    """One run that somebody here carries out, waits for or follows.
+
+    `begun` says that it is carried out here; `outcome` is what came out of that, maybe before it is recorded. The
+    pieces from `first_piece` on are of the try that goes on.
+    """
 
     def __init__(self, run_id: str) -> None:
         self.run_id = run_id
         self.pieces: list[RunPiece] = []
         self.wants_pieces = False
         self.started = False
+        self.begun = False
+        self.outcome: Outcome | None = None
+        self.first_piece = 0
         self.waiting = 0
         self._changed = asyncio.Event()
         self._ended = RunEnds()
+
+    def renew(self) -> None:
+        """Forget how it went before: it is asked for again."""
+        self.begun = False
+        self.outcome = None
+        self.first_piece = len(self.pieces)
+
+    def begin(self) -> None:
+        """Say that it is carried out here from now on."""
+        self.renew()
+        self.begun = True
+        self.signal()
+
+    def came_out(self, outcome: Outcome) -> None:
+        """Say how carrying it out ended."""
+        self.outcome = outcome
+        self.signal()
 
     def tell(self, piece: RunPiece) -> None:
         """Pass a piece on."""

@@ -10,6 +10,7 @@ from langchain_core.callbacks import AsyncCallbackHandler
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGeneration, LLMResult
 
+from threadkeep.errors import BudgetSpent
 from threadkeep.records.runs import TokenUsage
 from threadkeep.runs.prices import Prices
 from threadkeep.workflow.counting import count_tokens
@@ -29,6 +30,14 @@ class Ledger(Protocol):
     async def add(self, usage: TokenUsage) -> None:
         """Take a call down."""
         ...
+
+
+class Account(Ledger, Protocol):
+    """The ledger of one life of a run: what its own calls took in it, and the budget that it used up."""
+
+    input_tokens: int
+    output_tokens: int
+    spent: BudgetSpent | None
 
 
 class Meter(AsyncCallbackHandler):

@@ -21,7 +21,8 @@ class RunsOnDemand:
         self._opening = opening
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[RunService] | None = None
-        self._closing = asyncio.Event()
+        self._closing = False
+        self._may_end = asyncio.Event()
 
     async def service(self) -> RunService:
         """The open service.
@@ -30,24 +31,38 @@ class RunsOnDemand:
             StoreClosed: the application is being closed.
             StoreUnavailable: the database does not answer.
         """
-        if self._closing.is_set():
+        if self._closing:
             raise StoreClosed("The application is being closed, and takes no more runs.")
-        if self._opened is None or (self._opened.done() and self._opened.exception() is not None):
-            self._opened = asyncio.get_running_loop().create_future()
-            self._task = asyncio.create_task(self._keep_open(self._opened), context=Context(), name="threadkeep-runs")
-        return await asyncio.shield(self._opened)
+        opened = self._opened
+        if opened is None or (opened.done() and opened.exception() is not None):
+            opened = self._opened = self._begin()
+        return await asyncio.shield(opened)
 
-    async def close(self) -> None:
-        """Close what was opened; runs that go on are left to others."""
-        self._closing.set()
+    def open_soon(self) -> None:
+        """Begin to open, for whoever will ask; what fails is told to those who do."""
+        if not self._closing and self._opened is None:
+            self._opened = self._begin()
+
+    async def close(self, seconds: float = 0.0) -> None:
+        """Close what was opened; runs at work may go on for some seconds, and are left to others then."""
+        self._closing = True
+        opened = self._opened
+        if opened is not None and opened.done() and opened.exception() is None:
+            await opened.result().close(seconds)
+        self._may_end.set()
         if self._task is not None:
             await self._task
+
+    def _begin(self) -> asyncio.Future[RunService]:
+        opened: asyncio.Future[RunService] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_open(opened), context=Context(), name="threadkeep-runs")
+        return opened
 
     async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
         try:
             async with self._opening() as service:
                 opened.set_result(service)
-                await self._closing.wait()
+                await self._may_end.wait()
         except Exception as error:
             if opened.done():
                 raise

@@ -22,6 +22,7 @@ from threadkeep.runs.tracing import jsonable
 from threadkeep.store.runs.trace import RunTrace
 
 type ToolResult = ToolMessage | Command[Any]
+type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 
 AGAIN: Final = "again"
 SKIP: Final = "skip"
@@ -80,9 +81,7 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
         self._trace = trace
         self._holds = holds
 
-    async def awrap_tool_call(
-        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], Awaitable[ToolResult]]
-    ) -> ToolResult:
+    async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
         """Run the tool, unless that was done or begun before."""
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
@@ -113,13 +112,7 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
                 return _Part(call_id, call, asked)
             asked += 1
 
-    async def _run(
-        self,
-        run_id: str,
-        call_id: str,
-        request: ToolCallRequest,
-        handler: Callable[[ToolCallRequest], Awaitable[ToolResult]],
-    ) -> ToolResult:
+    async def _run(self, run_id: str, call_id: str, request: ToolCallRequest, handler: Handler) -> ToolResult:
         try:
             result = await handler(request)
         except GraphBubbleUp:

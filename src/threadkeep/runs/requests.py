@@ -70,13 +70,14 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before.
 
-    Whoever holds on to it is told of the run as soon as it begins.
+    Whoever holds on to it is told of the run as soon as it begins. One that is `over` had ended before, for good.
     """
 
     run_id: str
     session_id: str | None
     outcome: Literal["new", "joined", "known"]
     live: LiveRun = field(repr=False, compare=False)
+    over: bool = False
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,23 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.graphs.definition import Workflow
 from threadkeep.history.memory import Memory
-from threadkeep.observe import RunFinished, RunTakenOver, RunTrouble, work_for
+from threadkeep.observe import RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import Begun, Over, Run
 from threadkeep.runs.carried import Carried
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.engine import Engine, Stop
-from threadkeep.runs.execution import Execution, Outcome, RunMeans
+from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
+from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.telling import tell_run, tell_turn
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.turn_endings import TurnEndings
 from threadkeep.runs.versions import RunWorkflows, VersionGone
 from threadkeep.store.runs.runs import RunEnding
+from threadkeep.workflow.holding import run_hold
 
 _TAKE_OVERS = 3
 
@@ -158,7 +161,8 @@ class Runner:
             await self._endings.end(run, self.means.resources)
             await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
             outcome = Outcome("failed", error="GaveUp", set_aside=True)
-            self._tell_end(run, outcome, time.perf_counter())
+            tell_run(self._memory.observers, run, outcome, milliseconds=0.0)
+            tell_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
             await self._clear_up(run, outcome)
         self.live.of(run_id).end()
 
@@ -181,7 +185,9 @@ class Runner:
             await carried.tracer.close()
             carried.live.end(carried.over)
         if outcome is not None:
-            self._tell_end(run, outcome, started)
+            milliseconds = (time.perf_counter() - started) * 1000
+            tell_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
+            tell_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
             await self._clear_up(run, outcome)
         return outcome
 
@@ -212,6 +218,7 @@ class Runner:
         )
         carried = Carried(run, self.owner, live, tracer, begins)
         self._carried[run.run_id] = carried
+        live.begin()
         return carried
 
     async def _carry(self, carried: Carried) -> Outcome | None:
@@ -239,6 +246,7 @@ class Runner:
         if (trigger := carried.run.trigger) != "child":
             # Whatever process it is in: somebody who works serves no channel.
             work_for("http" if trigger == "http" else "other")
+        run_hold.set(carried.hold)
         try:
             workflow = await insist(lambda: self._workflow_of(carried))
         except VersionGone as gone:
@@ -256,7 +264,7 @@ class Runner:
             run,
             workflow,
             self.means,
-            tracer=carried.tracer,
+            notes=carried.tracer,
             ledger=carried.ledger,
             live=carried.live,
             begins=carried.begins,
@@ -273,7 +281,8 @@ class Runner:
 
     async def _is_untouched(self, carried: Carried) -> bool:
         thread: RunnableConfig = {"configurable": {"thread_id": carried.run.run_id}}
-        return carried.begins or await self.means.saver.aget_tuple(thread) is None
+        saver = self.means.saver
+        return carried.begins or saver is None or await saver.aget_tuple(thread) is None
 
     async def _limited(self, run: Run) -> list[Run]:
         """Those with a budget, of a run and all above it."""
@@ -321,6 +330,7 @@ class Runner:
             outcome = Outcome("cancelled")
         told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
+        carried.live.came_out(outcome)
         return await insist(lambda: self._record(carried, outcome))
 
     async def _is_to_stop(self, run: Run) -> bool:
@@ -352,16 +362,3 @@ class Runner:
                 await self._checkpoints.remove([run.run_id])
         except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="clearing_up"))
-
-    def _tell_end(self, run: Run, outcome: Outcome, started: float) -> None:
-        self._memory.observers.notify(
-            RunFinished(
-                workflow=run.workflow,
-                status=outcome.status,
-                error=outcome.error,
-                milliseconds=(time.perf_counter() - started) * 1000,
-                set_aside=outcome.set_aside,
-                run_id=run.run_id,
-                session_id=run.session_id,
-            )
-        )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Literal
@@ -26,6 +26,7 @@ from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
 from threadkeep.runs.insisting import undisturbed
+from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.once_only import OnceOnly
 from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
@@ -64,12 +65,16 @@ class RunService:
         live = self._runner.live.of(new.run_id)
         live.wants_pieces = request.stream
         added = await undisturbed(self._add(new, workflow, mode))
+        run = added.run
+        over = run.over
         if added.outcome == "known":
-            await self._try_again(added.run, request, mode)
+            if not self._runner.has(run.run_id):
+                self._runner.live.of(run.run_id).renew()
+            again = await self._try_again(run, request, mode)
+            over = over and not again
         if workflow.options.double_texting == "interrupt":
             self._upkeep.look_now()
-        run = added.run
-        return Submitted(run.run_id, run.session_id, added.outcome, self._runner.live.of(run.run_id))
+        return Submitted(run.run_id, run.session_id, added.outcome, self._runner.live.of(run.run_id), over=over)
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
         """What became of a run, when it is over or waits for a person. A caller that goes away does not stop it.
@@ -138,8 +143,6 @@ class RunService:
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
         if not await self._runs.retry(run_id):
-            if run.over and not run.inputs:
-                raise InvalidInput(f"Nothing is kept of what run {run_id!r} was asked; start a new run.")
             raise InvalidInput(f"Run {run_id!r} is {run.status}: only what failed or was stopped is tried again.")
         await self._go_on(run_id, mode)
 
@@ -186,6 +189,18 @@ class RunService:
         await self._following.run(run_id, user_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
+    async def ready(self) -> None:
+        """Do now what the first run would have to wait for.
+
+        Raises:
+            StoreClosed: the service takes no more runs.
+        """
+        await self._runner.engine.ready()
+
+    async def close(self, seconds: float) -> None:
+        """Take no more runs, let those at work end for so long, and leave the rest to others."""
+        await self._runner.engine.close(seconds)
+
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
         seconds = _least(request.deadline_seconds, options.deadline_seconds)
@@ -222,12 +237,14 @@ class RunService:
             await self._runner.engine.enqueue(new.run_id)
         return added
 
-    async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> None:
-        """Have a run that did not succeed tried again, since its message was sent again."""
+    async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:
+        """Have a run that did not succeed tried again, since its message was sent again; whether it is."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
-        if run.status in ("failed", "interrupted") and not run.set_aside and await self._runs.retry(run.run_id):
-            await self._go_on(run.run_id, mode)
+        if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
+            return False
+        await self._go_on(run.run_id, mode)
+        return True
 
     async def _go_on(self, run_id: str, mode: Mode) -> None:
         if mode == "wait":
@@ -274,15 +291,17 @@ async def open_runs(
     checkpoints = RunCheckpoints(memory.runs.records, checkpointer)
     runner = Runner(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
     upkeep = RunUpkeep(memory, runner, checkpoints, options)
-    async with (
-        upkeep.looking_after(),
-        open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
-    ):
-        compiler = Compiler(checkpointer=checkpointer, store=store)
-        once_only = OnceOnly(memory.runs.trace, runner.holds)
-        given = replace(resources, children=RunChildren(memory, runner), middleware=(*resources.middleware, once_only))
-        runner.open(engine, RunMeans(compiler, checkpointer, given, options))
-        yield RunService(memory, runner, upkeep)
+    with closing(LastContexts(memory.observers)) as contexts:
+        async with (
+            upkeep.looking_after(),
+            open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
+        ):
+            compiler = Compiler(checkpointer=checkpointer, store=store)
+            once_only = OnceOnly(memory.runs.trace, runner.holds)
+            middleware = (*resources.middleware, once_only)
+            given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
+            runner.open(engine, RunMeans(compiler, checkpointer, given, options, contexts))
+            yield RunService(memory, runner, upkeep)
 
 
 def _least(first: float | None, second: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 from uuid import UUID
 
 from langchain_core.callbacks import AsyncCallbackHandler
@@ -23,6 +23,14 @@ type Data = Mapping[str, Json]
 
 _MOST_EVENTS = 5_000
 """How many events wait for a database that is down, before older ones are given up."""
+
+
+class Notes(Protocol):
+    """Where what happens in a run is noted."""
+
+    def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
+        """Note an event."""
+        ...
 
 
 class RunTracer:
@@ -144,8 +152,8 @@ class ToolTrace(AsyncCallbackHandler):
     # What it does not listen to is not worth a coroutine for each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
-    def __init__(self, tracer: RunTracer) -> None:
-        self._tracer = tracer
+    def __init__(self, notes: Notes) -> None:
+        self._notes = notes
         self._called: dict[UUID, tuple[str, str | None]] = {}
 
     async def on_tool_start(
@@ -163,17 +171,17 @@ class ToolTrace(AsyncCallbackHandler):
         node = node_of(metadata)
         self._called[run_id] = (name, node)
         given = {key: value for key, value in (inputs or {}).items() if key != "runtime"} if inputs else input_str
-        self._tracer.note("tool_called", node, {"tool": name, "call": str(run_id), "args": jsonable(given)})
+        self._notes.note("tool_called", node, {"tool": name, "call": str(run_id), "args": jsonable(given)})
 
     async def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
         """After a tool."""
         name, node = self._called.pop(run_id, ("tool", None))
-        self._tracer.note("tool_finished", node, {"tool": name, "call": str(run_id), "result": jsonable(output)})
+        self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "result": jsonable(output)})
 
     async def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
         """After a tool that raised."""
         name, node = self._called.pop(run_id, ("tool", None))
-        self._tracer.note("tool_finished", node, {"tool": name, "call": str(run_id), "error": type(error).__name__})
+        self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "error": type(error).__name__})
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:

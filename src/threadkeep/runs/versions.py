@@ -10,6 +10,7 @@ from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import restore_workflow
 from threadkeep.graphs.registry import Workflows
+from threadkeep.graphs.session_workflows import session_workflows
 from threadkeep.records.runs import Run
 from threadkeep.store.runs.workflows import WorkflowVersions
 
@@ -30,6 +31,7 @@ class RunWorkflows:
 
     def __init__(self, workflows: Workflows, kept: WorkflowVersions) -> None:
         self._workflows = workflows
+        self._own = {workflow.name: workflow for workflow in session_workflows()}
         self._kept = kept
         self._known: dict[tuple[str, str], float] = {}
         self._restored: dict[tuple[str, str], Workflow] = {}
@@ -40,7 +42,7 @@ class RunWorkflows:
         Raises:
             WorkflowNotFound: there is none of that name.
         """
-        workflow = self._workflows.get(name)
+        workflow = self._get(name)
         key = (name, workflow.version)
         # Asked again now and then: what no run has had for long is forgotten, by whatever process.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
@@ -56,8 +58,9 @@ class RunWorkflows:
         """
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
-            current = self._workflows.get(run.workflow)
-        if current is not None and run.version in (None, current.version):
+            current = self._get(run.workflow)
+        # What is built in changes with the service's settings, and goes on with those of today.
+        if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
         if run.version is None:
             raise VersionGone("WorkflowGone")
@@ -85,6 +88,9 @@ class RunWorkflows:
             if gone.kind == "WorkflowGone" or not await is_untouched():
                 raise
         return await self.newest(run.workflow)
+
+    def _get(self, name: str) -> Workflow:
+        return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
         kept = await self._kept.version(name, version)

@@ -20,7 +20,9 @@ from threadkeep.errors import (
     InvalidInput,
     InvalidKey,
     ModelCallFailed,
+    RunFailed,
     RunNotFound,
+    RunWaits,
     SessionBusy,
     SessionNotFound,
     StoreError,
@@ -45,10 +47,10 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
     404: "There is no such thing, or not for this user.",
-    409: "Another turn of the session goes on, and the workflow takes no message meanwhile.",
+    409: "Another turn of the session goes on and the workflow takes no message meanwhile, or the run asks a person.",
     413: "The body is too large.",
     422: "The request cannot be used as it is.",
-    502: "The model did not answer; the message is stored.",
+    502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database does not answer, or the service stops; try again.",
 }
 # For each error its status and the last part of its type; without a sentence it speaks for itself.
@@ -80,12 +82,9 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when that is over.",
     ),
     ((ModelCallFailed,), 502, "model-failed", None),
-    (
-        (Interrupted,),
-        503,
-        "interrupted",
-        "The service stopped before the answer was complete; send the message again, with its message_id.",
-    ),
+    ((RunFailed,), 502, "run-failed", None),
+    ((RunWaits,), 409, "run-waits", None),
+    ((Interrupted,), 503, "interrupted", None),
     (
         (BudgetTooSmall,),
         500,

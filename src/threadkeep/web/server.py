@@ -8,13 +8,12 @@ import math
 import signal
 import socket
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Coroutine, Generator
 
 import uvicorn
 from fastapi import FastAPI
 
 from threadkeep.errors import InvalidSettings
-from threadkeep.workflow.chat import Chat
 
 _GRACE_SECONDS = 5
 """What connections get after the last turn has ended, to take its answer."""
@@ -27,7 +26,15 @@ class Server(uvicorn.Server):
     their callers are told. A second SIGINT does not wait.
     """
 
-    def __init__(self, service: FastAPI, chat: Chat, *, shutdown_seconds: float, on_start: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        service: FastAPI,
+        end_turns: Callable[[float], Coroutine[object, object, None]],
+        *,
+        shutdown_seconds: float,
+        on_start: Callable[[], None],
+    ) -> None:
+        """`end_turns` lets turns finish within some seconds; `on_start` is called when connections are accepted."""
         super().__init__(
             uvicorn.Config(
                 service,
@@ -39,7 +46,7 @@ class Server(uvicorn.Server):
                 ws="none",
             )
         )
-        self._chat = chat
+        self._end_turns = end_turns
         self._shutdown_seconds = shutdown_seconds
         self._on_start = on_start
 
@@ -50,11 +57,11 @@ class Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop accepting, end the turns, let the connections go."""
-        closing = asyncio.create_task(self._chat.close(self._shutdown_seconds))
+        closing = asyncio.create_task(self._end_turns(self._shutdown_seconds))
         await super().shutdown(sockets)
         if self.force_exit:
             closing.cancel()
-            await self._chat.close(0)
+            await self._end_turns(0)
         with contextlib.suppress(asyncio.CancelledError):
             await closing
 

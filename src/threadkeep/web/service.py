@@ -83,7 +83,7 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
         async with open_app(settings, observers=[LogObserver()]) as app:
             server = Server(
-                create_service(app), app.chat, shutdown_seconds=settings.shutdown_timeout, on_start=announce
+                create_service(app), app.end_turns, shutdown_seconds=settings.shutdown_timeout, on_start=announce
             )
             working = asyncio.create_task(_work(app), name="threadkeep-worker")
             await server.serve(sockets=[listening])

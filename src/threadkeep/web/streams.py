@@ -18,9 +18,9 @@ from starlette.types import Send
 
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Json
+from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import Problem, problem_of
-from threadkeep.workflow.chat import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 
 EXAMPLE = (
     'event: start\ndata: {"session_id": "session-123", "run_id": "0199…", "message_id": "web-0001"}\n\n'

@@ -21,6 +21,7 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, Status
 from threadkeep.workflow.call_measure import ModelUse
 from threadkeep.workflow.conversion import from_langchain, id_of, text_of
+from threadkeep.workflow.holding import run_hold
 from threadkeep.workflow.model_call import Assembled
 from threadkeep.workflow.turn_context import TurnContext
 from threadkeep.workflow.turn_options import CallPlace, TurnOptions
@@ -62,6 +63,7 @@ class OpenTurn:
         self._options = options
         self._repeated = False
         self._forgotten = False
+        self._hold = run_hold.get()
         self._known_question_id: str | None = None
         self._began = memory.clock()
         self.contexts = TurnContext(memory, session, options, self.question, place)
@@ -135,8 +137,10 @@ class OpenTurn:
         return await self._find(id_of(message)) is not None
 
     async def _close(self, message: BaseMessage, status: Status) -> None:
-        # What was deleted comes back neither as a question nor as the answer to one that is not there.
-        if self._options.answers and text_of(message).strip() and not self._forgotten:
+        # What was deleted comes back neither as a question nor as the answer to one that is not there; and where
+        # another process has the run, half an answer of this one is nobody's.
+        given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
+        if self._options.answers and text_of(message).strip() and not given_up:
             await self._answer(message, status)
         await self.contexts.settle()
 

@@ -33,9 +33,9 @@ from threadkeep.graphs.nodes.references import Reference, import_named
 from threadkeep.graphs.nodes.speaking import SpeakingNode, said
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.workflow.answering import ModelDeadline
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.middleware import SessionMemory
+from threadkeep.workflow.model_deadline import ModelDeadline
 from threadkeep.workflow.turn_options import CallPlace, NodeTurnOptions, TurnOptions
 
 type Tool = BaseTool | Callable[..., Any]
@@ -144,7 +144,8 @@ class AgentNode(SpeakingNode, HistoryFields):
         )
 
     def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:
-        sources = (*(options.sources if kind == "session" else ()), FoundPassages())
+        found_before = (FoundPassages(),) if self.snippets else ()
+        sources = (*(options.sources if kind == "session" else ()), *found_before)
         placed = NodeTurnOptions.of(options, _call_of)
         named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
         if kind == "session":

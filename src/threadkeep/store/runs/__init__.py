@@ -6,7 +6,6 @@ version) and `sessions` (which session a user goes on with).
 """
 
 from threadkeep.records.runs import Run, RunEnd, RunStatus
-from threadkeep.store.runs.claims import Claim
 from threadkeep.store.runs.runs import Runs
 
-__all__ = ["Claim", "Run", "RunEnd", "RunStatus", "Runs"]
+__all__ = ["Run", "RunEnd", "RunStatus", "Runs"]

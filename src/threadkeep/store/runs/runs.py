@@ -11,7 +11,6 @@ from threadkeep.records.runs import Run, RunEnd
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Parameters
 from threadkeep.store.runs.active_sessions import ActiveSessions
-from threadkeep.store.runs.claims import Claim, claim_message
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
@@ -63,18 +62,10 @@ class Runs:
         self.workflows = WorkflowVersions(driver, clock=clock)
         self.sessions = ActiveSessions(driver, clock=clock)
 
-    async def claim(self, claim: Claim) -> tuple[Run, bool]:
-        """The run of a message, and whether the caller is the one who has to carry it out now."""
-        return await claim_message(self._driver, claim, now=self._clock(), stale=self._stale)
-
     async def run(self, run_id: str) -> Run | None:
         """The run with an id."""
         async with self._driver.reading() as connection:
             return await fetch_run(connection, run_id)
-
-    async def heartbeat(self, run_id: str, owner: str) -> None:
-        """Say that the owner of one run is alive and at work."""
-        await self._change("heartbeat", {"run_id": run_id, "owner": owner, "now": self._now()})
 
     async def keep_alive(self, owner: str) -> int:
         """Say that the owner is alive, of all its runs in one statement; answers how many it heard of."""

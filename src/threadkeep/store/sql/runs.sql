@@ -1,26 +1,5 @@
 -- Runs: who carries them out, and how they end.
 
--- name: claim
--- The first to come gets the row; everybody else gets nothing and reads who has it.
-INSERT INTO chat_runs (
-    run_id, session_id, message_id, workflow, status, owner, started_at, heartbeat_at, root_run_id, trigger, attempts, created_at
-)
-VALUES (:run_id, :session_id, :message_id, :workflow, 'running', :owner, :now, :now, :run_id, 'http', 1, :now)
-ON CONFLICT (session_id, message_id) DO NOTHING
-RETURNING run_id
-
--- name: claimed
-SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
-
--- name: take_over
--- A run that did not succeed, or whose process has not been heard of since :stale, is begun again by :owner.
-UPDATE chat_runs SET
-    status = 'running', owner = :owner, error = NULL, ended_at = NULL, heartbeat_at = :now, attempts = attempts + 1,
-    cancel_requested_at = NULL, cancel_reason = NULL
-WHERE session_id = :session_id AND message_id = :message_id
-    AND (status IN ('failed', 'interrupted', 'cancelled') OR (status = 'running' AND heartbeat_at < :stale))
-RETURNING run_id
-
 -- name: rows
 WITH wanted (run_id) AS (
 VALUES (:run_id)
@@ -39,9 +18,6 @@ FROM chat_answered_messages
 WHERE run_id = :run_id
 ORDER BY message_id
 LIMIT 1
-
--- name: heartbeat
-UPDATE chat_runs SET heartbeat_at = :now WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
 -- name: held
 -- What an owner carries out now, and what of it is to be stopped, and why.

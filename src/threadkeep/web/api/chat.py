@@ -7,19 +7,17 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from threadkeep.app import App
-from threadkeep.errors import Interrupted, ModelCallFailed
-from threadkeep.history.all_sessions import AllSessions
+from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
+from threadkeep.graphs.built_in import CHAT
+from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
-from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.problems import ProblemRaised, documented
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
 from threadkeep.web.streams import EXAMPLE, EventStream, failure_of, open_stream
-from threadkeep.workflow.chat import ChatRequest, ChatTurn
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"])
 
-WORKFLOWS = ("chat",)
-
-_FAILURES = documented(400, 404, 413, 422, 502, 503)
+_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
 _EVENT = {
     "type": "object",
     "required": ["event", "data"],
@@ -38,13 +36,15 @@ _STREAM: dict[str, object] = {
 async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
-    Turns of one session run one after the other, in order of arrival. The turn goes on if the caller goes away; the
-    same `message_id` then gets its answer. If the model fails (502), the message is stored and no answer is.
+    Without a `session_id` the user goes on with the session of the last message to the workflow; without a `user_id`
+    too, a session begins. Turns of one session run one after the other, in order of arrival. The turn goes on if the
+    caller goes away; the same `message_id` then gets its answer. If the model fails (502), the message is stored and no
+    answer is. Each turn is a run of the workflow: GET /api/v1/runs/{run_id} tells of it.
     """
     turn = _begin(app, body, stream=False)
     try:
         answer = await turn.answer()
-    except (ModelCallFailed, Interrupted) as error:
+    except (ModelCallFailed, RunFailed, RunWaits, Interrupted) as error:
         raise ProblemRaised(failure_of(turn, error)) from error
     return ChatResponseBody.model_validate(answer.to_dict())
 
@@ -79,7 +79,8 @@ async def history(
     before: Annotated[int | None, Query(ge=1, lt=2**53, description="Only messages before this `seq`.")] = None,
 ) -> History:
     """The newest messages of a session, oldest first. `next_before` leads to older ones."""
-    session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    session = app.memory.session(session_id, user_id=user_id)
+    await session.info()
     page = await session.page(before, limit)
     messages = [HistoryMessage.of(message) for message in page.messages]
     return History(session_id=session_id, messages=messages, count=len(messages), next_before=page.next_before)
@@ -90,13 +91,8 @@ def _begin(app: App, body: ChatRequestBody, *, stream: bool) -> ChatTurn:
 
     Raises:
         InvalidKey, InvalidInput: the session id or the user id cannot be used.
-        ProblemRaised: there is no such workflow.
+        WorkflowNotFound: there is no such workflow.
     """
-    if body.workflow is not None and body.workflow not in WORKFLOWS:
-        problem = make_problem(
-            404, "workflow-not-found", "There is no such workflow; `available` names those there are."
-        )
-        raise ProblemRaised(problem.model_copy(update={"available": list(WORKFLOWS)}))
     if body.session_id is not None:
         app.memory.session(body.session_id)  # checks it: an empty one must not begin a new session
     return app.chat.begin(
@@ -106,6 +102,7 @@ def _begin(app: App, body: ChatRequestBody, *, stream: bool) -> ChatTurn:
             user_id=body.user_id,
             message_id=body.message_id,
             metadata=body.metadata,
+            workflow=CHAT if body.workflow is None else body.workflow,
         ),
         stream=stream,
     )

@@ -12,7 +12,7 @@ from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
 from tests.recorded_events import RecordedEvents
-from tests.workflow.chatting import ROOM, events_of, make_chat, said, words_of
+from tests.runs.chatting import ROOM, Chats, events_of, said, words_of
 from tests.workflow.talking import add, adding, kept, kept_with_status, numbered, seen
 from threadkeep import (
     BudgetTooSmall,
@@ -25,12 +25,12 @@ from threadkeep import (
 )
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
+from threadkeep.runs.chat_turns import ChatContext, ChatRequest, ChatStarted, ChatUsage
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.chat import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatUsage
 from threadkeep.workflow.chat_options import ChatOptions
 
 
-async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents) -> None:
+async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents, make_chat: Chats) -> None:
     """On every database: the ids, the words, what the provider reported, and what the model saw."""
     await memory.session(ROOM).append(numbered(25))
     answer = AIMessage(
@@ -47,29 +47,38 @@ async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEven
     assert told.usage == ChatUsage(70, 8)
     assert (told.context.messages, told.context.dropped) == (22, 5)
     assert told.context.tokens > 0
-    assert ChatAnswer.from_dict(told.to_dict()) == told
     (finished,) = events.of(TurnFinished)
     assert (finished.status, finished.input_tokens, finished.output_tokens) == ("complete", 70, 8)
     assert finished.run_id == told.run_id
 
 
-async def test_usage_is_estimated_when_nobody_reports_it(small_memory: Memory) -> None:
+async def test_usage_is_estimated_when_nobody_reports_it(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The input is what was counted when it was sent, the output is counted by the same measure."""
-    told = await make_chat(small_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
+    told = await make_chat(sqlite_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
     assert told.context == ChatContext(messages=1, tokens=count_tokens("hello there"), dropped=0)
     assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"))
 
 
-async def test_a_session_begins_without_an_id(small_memory: Memory) -> None:
-    """The answer names the session that was begun; two of them are two sessions."""
-    chat = make_chat(small_memory, ScriptedModel(["one", "two"]))
-    first, second = [await chat.ask(said("hi", session_id=None, user_id="ann")) for _ in range(2)]
+async def test_a_session_begins_without_an_id(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The answer names the session that was begun; two messages of nobody in particular begin two."""
+    chat = make_chat(sqlite_memory, ScriptedModel(["one", "two"]))
+    first, second = [await chat.ask(said("hi", session_id=None)) for _ in range(2)]
     assert first.session_id != second.session_id
-    info = await small_memory.session(first.session_id).info()
-    assert (info.user_id, info.message_count) == ("ann", 2)
+    assert (await sqlite_memory.session(first.session_id).info()).message_count == 2
 
 
-async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory) -> None:
+async def test_a_user_goes_on_where_the_last_message_was(memory: Memory, make_chat: Chats) -> None:
+    """On every database: a message without a session is one of the session that the user was in last."""
+    chat = make_chat(memory, ScriptedModel(["one", "two", "three", "four"]))
+    first, second = [await chat.ask(said("hi", session_id=None, user_id="ann")) for _ in range(2)]
+    assert first.session_id == second.session_id
+    await chat.ask(said("over here", user_id="ann"))
+    assert (await chat.ask(said("and now?", session_id=None, user_id="ann"))).session_id == ROOM
+    info = await memory.session(first.session_id).info()
+    assert (info.user_id, info.message_count) == ("ann", 4)
+
+
+async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory, make_chat: Chats) -> None:
     """On every database: one after the other, each seeing the turns before it."""
     gate = Gate()
     model = ScriptedModel([[gate, "answer 0"], *(f"answer {n}" for n in range(1, 20))])
@@ -86,11 +95,11 @@ async def test_twenty_at_once_are_answered_in_order_of_arrival(memory: Memory) -
     assert chat.running == 0
 
 
-async def test_who_comes_later_waits_for_those_who_wait(small_memory: Memory) -> None:
+async def test_who_comes_later_waits_for_those_who_wait(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The end of one turn does not open a second way in beside those who wait."""
     gates = [Gate() for _ in range(3)]
     model = ScriptedModel([[gate, f"answer {n}"] for n, gate in enumerate(gates)])
-    chat = make_chat(small_memory, model)
+    chat = make_chat(sqlite_memory, model)
     first, second = chat.begin(said("question 0")), chat.begin(said("question 1"))
     await gates[0].reached()
     gates[0].open()
@@ -103,10 +112,10 @@ async def test_who_comes_later_waits_for_those_who_wait(small_memory: Memory) ->
     gates[1].open()
     await third.answer()
     await second.answer()
-    assert [text for _, text in await kept(small_memory, ROOM)][2::2] == ["question 1", "question 2"]
+    assert [text for _, text in await kept(sqlite_memory, ROOM)][2::2] == ["question 1", "question 2"]
 
 
-async def test_sessions_run_in_parallel(memory: Memory) -> None:
+async def test_sessions_run_in_parallel(memory: Memory, make_chat: Chats) -> None:
     """On every database: a turn that takes long holds its own session up and no other."""
     gate = Gate()
     model = ScriptedModel([[gate, "slow"], "quick"])
@@ -118,7 +127,7 @@ async def test_sessions_run_in_parallel(memory: Memory) -> None:
     assert (await slow.answer()).response == "slow"
 
 
-async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory) -> None:
+async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory, make_chat: Chats) -> None:
     """On every database: the turn ends, and its answer is kept."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
@@ -136,10 +145,10 @@ async def test_a_caller_who_goes_away_does_not_stop_the_turn(memory: Memory) -> 
     ]
 
 
-async def test_followers_hear_everything_early_late_and_twice(small_memory: Memory) -> None:
+async def test_followers_hear_everything_early_late_and_twice(sqlite_memory: Memory, make_chat: Chats) -> None:
     """One follows from the beginning, one joins in the middle, one after the end; one leaves."""
     gate = Gate()
-    chat = make_chat(small_memory, ScriptedModel([["once upon ", gate, "a time"]]))
+    chat = make_chat(sqlite_memory, ScriptedModel([["once upon ", gate, "a time"]]))
     turn = chat.begin(said("a story"))
     early = asyncio.create_task(events_of(turn))
     await gate.reached()
@@ -155,17 +164,19 @@ async def test_followers_hear_everything_early_late_and_twice(small_memory: Memo
     assert heard[-1] == await turn.answer()
 
 
-async def test_the_loop_of_tools_is_the_turns_own_matter(small_memory: Memory) -> None:
+async def test_the_loop_of_tools_is_the_turns_own_matter(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The answer is the final message; usage is that of all calls, the context that of the last."""
-    chat = make_chat(small_memory, ScriptedModel([adding(), "3"]), tools=[add])
+    chat = make_chat(sqlite_memory, ScriptedModel([adding(), "3"]), tools=[add])
     told = await chat.ask(said("1 + 2?"))
     assert (told.response, told.context.messages) == ("3", 3)
     assert told.usage.input_tokens > 3
-    assert await kept(small_memory, ROOM) == [("user", "1 + 2?"), ("assistant", "3")]
+    assert await kept(sqlite_memory, ROOM) == [("user", "1 + 2?"), ("assistant", "3")]
 
 
 @pytest.mark.parametrize("streamed", [True, False])
-async def test_a_failing_model_is_told_by_kind(memory: Memory, events: RecordedEvents, streamed: bool) -> None:
+async def test_a_failing_model_is_told_by_kind(
+    memory: Memory, events: RecordedEvents, streamed: bool, make_chat: Chats
+) -> None:
     """On every database: the question is kept, no apology, and the error does not quote anybody."""
     model = ScriptedModel([ConnectionError("canary"), "hello"])
     chat = make_chat(memory, model)
@@ -178,32 +189,32 @@ async def test_a_failing_model_is_told_by_kind(memory: Memory, events: RecordedE
     assert (await chat.ask(said("hi again"))).response == "hello"
 
 
-async def test_a_model_that_takes_too_long_has_failed(small_memory: Memory) -> None:
+async def test_a_model_that_takes_too_long_has_failed(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The limit is for each model call."""
-    chat = make_chat(small_memory, ScriptedModel([[Gate(), "never"]]), ChatOptions(model_timeout_seconds=0.01))
+    chat = make_chat(sqlite_memory, ScriptedModel([[Gate(), "never"]]), ChatOptions(model_timeout_seconds=0.01))
     with pytest.raises(ModelCallFailed) as caught:
         await chat.ask(said("hi"))
     assert caught.value.kind == "TimeoutError"
-    assert await kept(small_memory, ROOM) == [("user", "hi")]
+    assert await kept(sqlite_memory, ROOM) == [("user", "hi")]
 
 
-async def test_a_failure_that_nobody_waits_for_makes_no_noise(small_memory: Memory) -> None:
+async def test_a_failure_that_nobody_waits_for_makes_no_noise(sqlite_memory: Memory, make_chat: Chats) -> None:
     """A turn whose callers are gone fails without a warning of the event loop (warnings are errors here)."""
-    chat = make_chat(small_memory, ScriptedModel([ConnectionError("down")]))
+    chat = make_chat(sqlite_memory, ScriptedModel([ConnectionError("down")]))
     chat.begin(said("hi"))
     await chat.close(60)
     assert chat.running == 0
 
 
-def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(small_memory: Memory) -> None:
+def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(sqlite_memory: Memory, make_chat: Chats) -> None:
     """Not at each message: no message could be answered. The cure is a number that works."""
     prompt = "be kind " * 99
     with pytest.raises(InvalidSettings, match="raise it to") as refused:
-        make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=50))
+        make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=50))
     assert refused.value.variable == "THREADKEEP_HISTORY_MAX_TOKENS"
     needed = int(re.findall(r"raise it to (\d+)", str(refused.value))[0])
-    make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=needed))
-    make_chat(small_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=0))
+    make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=needed))
+    make_chat(sqlite_memory, ScriptedModel(), ChatOptions(system_prompt=prompt, max_tokens=0))
 
 
 @pytest.mark.parametrize(
@@ -215,31 +226,31 @@ def test_a_system_prompt_that_leaves_no_room_is_refused_at_the_start(small_memor
     ],
 )
 def test_a_context_window_that_leaves_no_room_is_refused_at_the_start(
-    small_memory: Memory, options: ChatOptions, variable: str
+    sqlite_memory: Memory, options: ChatOptions, variable: str, make_chat: Chats
 ) -> None:
     """Not at the first message; the numbers and the variables are named."""
     with pytest.raises(InvalidSettings, match="THREADKEEP_CONTEXT_WINDOW") as refused:
-        make_chat(small_memory, ScriptedModel(), options)
+        make_chat(sqlite_memory, ScriptedModel(), options)
     assert refused.value.variable == variable
     assert re.search(r"\d", str(refused.value))
 
 
-def test_the_window_of_the_real_model_counts(small_memory: Memory) -> None:
+def test_the_window_of_the_real_model_counts(sqlite_memory: Memory, make_chat: Chats) -> None:
     """What its profile says, unless a setting says more."""
     model = ScriptedModel()
     model.profile = {"max_input_tokens": 700}
     with pytest.raises(InvalidSettings, match="A context window of 700 tokens"):
-        make_chat(small_memory, model, ChatOptions(max_output_tokens=500))
-    make_chat(small_memory, model, ChatOptions(max_output_tokens=500, context_window=8000))
+        make_chat(sqlite_memory, model, ChatOptions(max_output_tokens=500))
+    make_chat(sqlite_memory, model, ChatOptions(max_output_tokens=500, context_window=8000))
 
 
-async def test_a_budget_that_is_too_small_is_said_as_such(small_memory: Memory) -> None:
+async def test_a_budget_that_is_too_small_is_said_as_such(sqlite_memory: Memory, make_chat: Chats) -> None:
     """A mistake in the settings is no failure of the model."""
     with pytest.raises(BudgetTooSmall):
-        await make_chat(small_memory, ScriptedModel(), ChatOptions(max_tokens=1)).ask(said("one two three four five"))
+        await make_chat(sqlite_memory, ScriptedModel(), ChatOptions(max_tokens=1)).ask(said("one two three four five"))
 
 
-async def test_another_users_session_is_not_there(memory: Memory) -> None:
+async def test_another_users_session_is_not_there(memory: Memory, make_chat: Chats) -> None:
     """On every database: SessionNotFound, no model call, nothing stored; the owner goes on."""
     model = ScriptedModel(["hello", "again"])
     chat = make_chat(memory, model)
@@ -252,9 +263,9 @@ async def test_another_users_session_is_not_there(memory: Memory) -> None:
     assert (await chat.ask(said("still me", user_id="ann"))).response == "again"
 
 
-async def test_what_cannot_be_asked_is_refused_at_once(small_memory: Memory) -> None:
+async def test_what_cannot_be_asked_is_refused_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
     """A key that is none, and a user who is nobody, before anything runs."""
-    chat = make_chat(small_memory, ScriptedModel())
+    chat = make_chat(sqlite_memory, ScriptedModel())
     with pytest.raises(InvalidKey):
         chat.begin(said("hi", session_id="telegram:"))
     with pytest.raises(InvalidInput):
@@ -262,22 +273,22 @@ async def test_what_cannot_be_asked_is_refused_at_once(small_memory: Memory) -> 
     assert chat.running == 0
 
 
-async def test_metadata_is_kept_with_the_question(small_memory: Memory) -> None:
+async def test_metadata_is_kept_with_the_question(sqlite_memory: Memory, make_chat: Chats) -> None:
     """What the platform knows of a message stays with it."""
-    chat = make_chat(small_memory, ScriptedModel(["hello"]))
+    chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
     await chat.ask(ChatRequest("hi", session_id=ROOM, metadata={"chat_type": "group", "n": 1}))
-    question, answer = await small_memory.session(ROOM).tail(2)
+    question, answer = await sqlite_memory.session(ROOM).tail(2)
     assert (question.metadata, answer.metadata) == ({"chat_type": "group", "n": 1}, {})
 
 
-async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory) -> None:
+async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory, make_chat: Chats) -> None:
     """On every database: the turn at work is kept as far as it got, those that waited are told to come again."""
     gate = Gate()
     chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"]]))
     turns = [chat.begin(said(f"story {n}")) for n in range(3)]
     followers = [asyncio.create_task(events_of(turn)) for turn in turns]
     await gate.reached()
-    await chat.close(0)
+    await make_chat.close(chat)
     for turn, follower in zip(turns, followers, strict=True):
         with pytest.raises(Interrupted):
             await turn.answer()
@@ -290,7 +301,7 @@ async def test_a_chat_that_closes_keeps_what_was_said(memory: Memory) -> None:
     assert chat.running == 0
 
 
-async def test_a_chat_that_closes_lets_turns_end(small_memory: Memory) -> None:
+async def test_a_chat_that_closes_lets_turns_end(sqlite_memory: Memory, make_chat: Chats) -> None:
     """Within the limit everybody who is at work or waits gets an answer."""
     gate = Gate()
 
@@ -298,7 +309,7 @@ async def test_a_chat_that_closes_lets_turns_end(small_memory: Memory) -> None:
         await gate.pass_through()
         return f"answer to {messages[-1].text}"
 
-    chat = make_chat(small_memory, ScriptedModel(itertools.repeat(answer)))
+    chat = make_chat(sqlite_memory, ScriptedModel(itertools.repeat(answer)))
     turns = [chat.begin(said(f"question {n}")) for n in range(3)]
     await gate.reached()
     closing = asyncio.create_task(chat.close(60))
@@ -307,19 +318,15 @@ async def test_a_chat_that_closes_lets_turns_end(small_memory: Memory) -> None:
     assert [(await turn.answer()).response for turn in turns] == [f"answer to question {n}" for n in range(3)]
 
 
-async def test_a_reset_waits_for_its_place_among_the_turns(small_memory: Memory) -> None:
+async def test_a_reset_waits_for_its_place_among_the_turns(sqlite_memory: Memory, make_chat: Chats) -> None:
     """What must not part a question from its answer happens between turns."""
     gate = Gate()
     model = ScriptedModel([[gate, "hello Ann"], "who?"])
-    chat = make_chat(small_memory, model)
+    chat = make_chat(sqlite_memory, model)
     turn = chat.begin(said("I am Ann"))
     await gate.reached()
 
-    async def reset() -> None:
-        async with chat.in_turn(ROOM):
-            await small_memory.session(ROOM).reset()
-
-    resetting = asyncio.create_task(reset())
+    resetting = asyncio.create_task(chat.reset(ROOM))
     later = chat.begin(said("who am I?"))
     gate.open()
     await asyncio.gather(resetting, turn.answer(), later.answer())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
-from tests.workflow.chatting import ROOM, make_chat, said
+from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.workflow.talking import kept
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
@@ -13,7 +13,7 @@ ID = "telegram:42"
 
 
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(
-    shared_url: str, memory_options: MemoryOptions, clock: SettableClock
+    shared_url: str, memory_options: MemoryOptions, clock: SettableClock, make_chat: Chats
 ) -> None:
     """On every database: it stalled, another took its message over and answered; then it goes on."""
     async with AsyncExitStack() as stack:
@@ -23,7 +23,7 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         turn = stalled.begin(said("hi", ID))
         await gate.reached()
         clock.advance(16)
-        other = make_chat(memories[1], ScriptedModel(["hello"]))
+        other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
         assert (await other.ask(said("hi", ID))).response == "hello"
         gate.open()
         await turn.answer()

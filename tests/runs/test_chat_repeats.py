@@ -11,43 +11,53 @@ from typing import TYPE_CHECKING
 import pytest
 from langchain_core.language_models import BaseChatModel
 
-from tests.workflow.chatting import ROOM, events_of, make_chat, said, words_of
+from tests.runs.chatting import ROOM, WATCHFUL, Chats, events_of, said, words_of
 from tests.workflow.talking import kept, kept_with_status
 from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, open_memory
 from threadkeep.errors import Interrupted
+from threadkeep.records.runs import NewRun
+from threadkeep.runs.chat import Chat
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.runs import Claim
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
-from threadkeep.workflow.chat import Chat
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
 
 ID = "telegram:42"
+ELSEWHERE = NewRun(
+    run_id="0192b2c0-0000-7000-8000-000000000000", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id=ID
+)
 
 
 class Processes:
     """Chats over one database, each with a memory of its own, as in processes of their own."""
 
-    def __init__(self, stack: AsyncExitStack, url: str, options: MemoryOptions) -> None:
+    def __init__(self, stack: AsyncExitStack, url: str, options: MemoryOptions, make_chat: Chats) -> None:
         self._stack = stack
         self._url = url
         self._options = options
+        self._make_chat = make_chat
 
     async def start(self, model: BaseChatModel) -> tuple[Chat, Memory]:
         """One more."""
         memory = await self._stack.enter_async_context(open_memory(self._url, options=self._options))
-        return make_chat(memory, model), memory
+        chat = self._make_chat(memory, model, runs=WATCHFUL)
+        self._stack.push_async_callback(self._make_chat.close, chat)
+        return chat, memory
+
+    async def stop(self, chat: Chat) -> None:
+        """Let one end, at once."""
+        await self._make_chat.close(chat)
 
 
 @pytest.fixture
 async def processes(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[Processes]:
     """Processes over a database of each kind that can be shared, with one clock."""
     async with AsyncExitStack() as stack:
-        yield Processes(stack, shared_url, memory_options)
+        yield Processes(stack, shared_url, memory_options, Chats())
 
 
-async def test_a_repeat_gets_the_first_answer(memory: Memory) -> None:
+async def test_a_repeat_gets_the_first_answer(memory: Memory, make_chat: Chats) -> None:
     """On every database: the same answer in every field, from one model call; other words change nothing."""
     model = ScriptedModel(["hello"])
     chat = make_chat(memory, model)
@@ -58,7 +68,7 @@ async def test_a_repeat_gets_the_first_answer(memory: Memory) -> None:
     assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
-async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory) -> None:
+async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory, make_chat: Chats) -> None:
     """On every database: both callers follow one turn."""
     gate = Gate()
     model = ScriptedModel([["hell", gate, "o"]])
@@ -73,21 +83,21 @@ async def test_a_repeat_while_the_first_runs_joins_it(memory: Memory) -> None:
     assert len(await kept(memory, ROOM)) == 2
 
 
-async def test_a_follower_of_a_repeat_hears_the_answer_at_once(small_memory: Memory) -> None:
+async def test_a_follower_of_a_repeat_hears_the_answer_at_once(sqlite_memory: Memory, make_chat: Chats) -> None:
     """What was answered before has no beginning and no pieces any more."""
-    chat = make_chat(small_memory, ScriptedModel(["hello"]))
+    chat = make_chat(sqlite_memory, ScriptedModel(["hello"]))
     first = await chat.ask(said("hi", ID))
     assert await events_of(chat.begin(said("hi", ID))) == [first]
 
 
-async def test_the_same_id_in_another_session_is_another_message(small_memory: Memory) -> None:
+async def test_the_same_id_in_another_session_is_another_message(sqlite_memory: Memory, make_chat: Chats) -> None:
     """Platforms number messages within a chat."""
-    chat = make_chat(small_memory, ScriptedModel(["one", "two"]))
+    chat = make_chat(sqlite_memory, ScriptedModel(["one", "two"]))
     await chat.ask(said("hi", "42"))
     assert (await chat.ask(said("hi", "42", session_id="room:2"))).response == "two"
 
 
-async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory) -> None:
+async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory, make_chat: Chats) -> None:
     """On every database: the question stays one, in the first one's run."""
     model = ScriptedModel([ConnectionError("down"), "hello"])
     chat = make_chat(memory, model)
@@ -108,7 +118,7 @@ async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Proce
     chat, memory = await processes.start(ScriptedModel([["once upon ", gate, "never"]]))
     turn = chat.begin(said("a story", ID))
     await gate.reached()
-    await chat.close(0)
+    await processes.stop(chat)
     with pytest.raises(Interrupted):
         await turn.answer()
     second, _ = await processes.start(ScriptedModel(["once upon a time"]))
@@ -165,30 +175,27 @@ async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes,
     """Its heartbeat is old: whoever is asked again answers, in the run that was begun."""
     model = ScriptedModel(["hello"])
     chat, memory = await processes.start(model)
-    dead = Claim("run-of-the-dead", ROOM, ID, "chat", "a process that was killed")
-    dead = dataclasses.replace(dead, run_id="0192b2c0-0000-7000-8000-000000000000")
-    await memory.runs.claim(dead)
+    await memory.runs.order.add(ELSEWHERE, owner="a process that was killed")
     waiting = chat.begin(said("hi", ID))
     done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
     assert not done
     assert model.calls == []
     clock.advance(16)
     told = await waiting.answer()
-    assert (told.response, told.run_id) == ("hello", dead.run_id)
-    run = await memory.runs.run(dead.run_id)
+    assert (told.response, told.run_id) == ("hello", ELSEWHERE.run_id)
+    run = await memory.runs.run(ELSEWHERE.run_id)
     assert run is not None
     assert run.status == "done"
-    assert run.owner != dead.owner
+    assert run.owner != "a process that was killed"
 
 
 async def test_a_living_process_is_not_taken_over(processes: Processes, clock: SettableClock) -> None:
     """A heartbeat that was sent in time keeps the run where it is."""
     model = ScriptedModel(["never"])
     chat, memory = await processes.start(model)
-    living = Claim("0192b2c0-0000-7000-8000-000000000000", ROOM, ID, "chat", "another process")
-    await memory.runs.claim(living)
+    await memory.runs.order.add(ELSEWHERE, owner="another process")
     clock.advance(10)
-    await memory.runs.heartbeat(living.run_id, living.owner)
+    await memory.runs.keep_alive("another process")
     clock.advance(10)
     waiting = chat.begin(said("hi", ID))
     done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
@@ -197,7 +204,7 @@ async def test_a_living_process_is_not_taken_over(processes: Processes, clock: S
     assert model.calls == []
 
 
-async def test_another_user_does_not_get_the_answer(memory: Memory) -> None:
+async def test_another_user_does_not_get_the_answer(memory: Memory, make_chat: Chats) -> None:
     """On every database: knowing the ids is not enough, while the turn runs and after it."""
     gate = Gate()
     model = ScriptedModel([["hell", gate, "o"]])
@@ -214,11 +221,11 @@ async def test_another_user_does_not_get_the_answer(memory: Memory) -> None:
     assert len(model.calls) == 1
 
 
-async def test_a_message_that_an_agent_answered_is_known_to_the_chat(small_memory: Memory) -> None:
+async def test_a_message_that_an_agent_answered_is_known_to_the_chat(sqlite_memory: Memory, make_chat: Chats) -> None:
     """The transcript knows the answer even if no run of the chat did: after an import, say."""
-    await make_chat(small_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
+    await make_chat(sqlite_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
     async with open_memory("sqlite://") as other:
-        await other.session(ROOM).append(await small_memory.session(ROOM).tail(10))
+        await other.session(ROOM).append(await sqlite_memory.session(ROOM).tail(10))
         model = ScriptedModel(["never"])
         told = await make_chat(other, model).ask(said("hi", ID))
         assert told.response == "hello"
@@ -235,7 +242,7 @@ def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
 
 @pytest.mark.xdist_group("unsteady_postgres")
 async def test_an_outage_stops_no_chat(
-    unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions
+    unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
     """PostgreSQL is stopped: answers come within the patience, repeats too; all turns are kept once in the end."""
     pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.1)

@@ -1,0 +1,280 @@
+"""The chat: people's messages in, answers out, for every face (HTTP, terminal) alike.
+
+Each turn is a run: turns of one session go on one after the other, in order of arrival, whatever process they came to.
+A turn belongs to the chat, not to the caller who waits for it: a caller that goes away does not stop it. Where the
+database takes no runs, people are answered all the same, by runs that are recorded nowhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+from weakref import WeakValueDictionary
+
+from threadkeep.errors import (
+    Interrupted,
+    InvalidInput,
+    RunFailed,
+    RunNotFound,
+    SessionNotFound,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+    WrongUser,
+)
+from threadkeep.graphs.registry import Workflows
+from threadkeep.graphs.session_workflows import DELETE, RESET
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records.runs import Run, TokenUsage
+from threadkeep.runs.chat_failures import STOPPED, failure_of
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn, ChatUsage
+from threadkeep.runs.listening import listen
+from threadkeep.runs.live import LiveRun
+from threadkeep.runs.on_demand import RunsOnDemand
+from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.service import RunService
+from threadkeep.runs.unstored import UnstoredRuns
+
+
+class Chat:
+    """The conversations of one memory with the agents of its workflows."""
+
+    def __init__(self, memory: Memory, workflows: Workflows, runs: RunsOnDemand, unstored: UnstoredRuns) -> None:
+        self._memory = memory
+        self._workflows = workflows
+        self._runs = runs
+        self._unstored = unstored
+        self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
+        # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._stopping: set[asyncio.Task[None]] = set()
+
+    @property
+    def running(self) -> int:
+        """How many turns run or wait now."""
+        return len(self._turns)
+
+    def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
+        """Start a turn, or join the one that answers this message already.
+
+        Without `stream` the model is asked for its answer as a whole, and followers get no pieces.
+
+        Raises:
+            InvalidKey, InvalidInput: the session id or the user id cannot be used.
+            WorkflowNotFound: no workflow of that name is registered.
+        """
+        turn = ChatTurn(request, stream=stream)
+        self._memory.session(turn.session_id, user_id=request.user_id)
+        self._workflows.get(request.workflow)
+        key = (turn.session_id, turn.message_id, request.user_id)
+        if running := self._turns.get(key):
+            return running
+        task = asyncio.create_task(self._run(turn), name="threadkeep-turn")
+        turn.start(task)
+        self._turns[key] = turn
+        task.add_done_callback(lambda _: self._ended(key, turn))
+        return turn
+
+    async def ask(self, request: ChatRequest) -> ChatAnswer:
+        """The answer to a message.
+
+        Raises:
+            ModelCallFailed, RunFailed: there is no answer; the message is stored.
+            RunWaits: the workflow asks a person first.
+            SessionNotFound: the session is another user's, or was deleted meanwhile.
+            SessionBusy: the workflow takes no message while another turn of the session goes on.
+            Interrupted: the service or the turn was stopped meanwhile.
+        """
+        return await self.begin(request, stream=False).answer()
+
+    def stop(self, turn: ChatTurn) -> None:
+        """Stop a turn; what was said of its answer is stored as interrupted."""
+        turn.stopped = True
+        if turn.cancel is not None:
+            task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
+            self._stopping.add(task)
+            task.add_done_callback(self._stopping.discard)
+
+    async def reset(self, session_id: str) -> None:
+        """Let the model see only what comes after this. It has its place among the turns of the session."""
+        await self._between_turns(RESET, session_id)
+
+    async def delete(self, session_id: str) -> None:
+        """Delete a session, when the turns that came before are over."""
+        await self._between_turns(DELETE, session_id)
+
+    async def close(self, seconds: float) -> None:
+        """Let running turns finish within a limit; who waits for later ones is told to come again.
+
+        Their runs are left to others, and those that are recorded nowhere end here, as far as they came.
+        """
+        tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
+        if tasks:
+            _, late = await asyncio.wait(tasks, timeout=seconds)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
+        self._unstored.close()
+
+    def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
+        del self._turns[key]
+        if turn.task is not None and not turn.task.cancelled():
+            turn.task.exception()  # a caller who went away does not ask for it
+
+    async def _run(self, turn: ChatTurn) -> ChatAnswer:
+        answer: ChatAnswer | None = None
+        try:
+            answer = await self._answer_recorded(turn)
+        except (WrongUser, RunNotFound) as error:
+            raise SessionNotFound(turn.session_id) from error
+        except StoreClosed:
+            raise Interrupted("The service stops; send the message again, with its message_id.") from None
+        except (StoreError, TimeoutError):
+            pass
+        return answer or await self._answer_unstored(turn)
+
+    async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
+        """The answer of a run; None where it cannot be had of one now.
+
+        Raises:
+            StoreError, TimeoutError: the database does not answer.
+        """
+        session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
+        # One at a time into the session's order: messages arrive in it as they came to this process.
+        async with self._in_turn(turn.place):
+            runs = await self._service(session)
+            if runs is None:
+                return None
+            async with session.patience():
+                submitted = await runs.submit(turn.run_request)
+        turn.session_id, turn.run_id = submitted.session_id or turn.session_id, submitted.run_id
+        ended = await self._end_of(turn, runs, submitted)
+        if ended.status == "failed" and ended.error == StoreUnavailable.__name__:
+            return None
+        return self._answer(turn, ended, await self._usage(turn, runs) if ended.status == "done" else ())
+
+    async def _service(self, session: Session) -> RunService | None:
+        """The runs, ready to go; None where they cannot be had now.
+
+        Raises:
+            StoreError, TimeoutError: the database does not answer.
+        """
+        limit = session.patience() if self._memory.pending.database_fails else contextlib.nullcontext()
+        try:
+            async with limit:
+                runs = await self._runs.service()
+                await runs.ready()
+                return runs
+        except InvalidInput:
+            # No engine, or it is another database's: that is told where runs are asked for.
+            return None
+
+    async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
+        """Follow a run to its end, and a little less far where the database does not take its end."""
+        live = submitted.live
+        ending = asyncio.create_task(_ended(runs, submitted.run_id, turn.request.user_id))
+
+        async def cancel() -> None:
+            with contextlib.suppress(RunNotFound, StoreError):
+                await runs.cancel(submitted.run_id)
+
+        turn.cancel = cancel
+        if turn.stopped:
+            await cancel()
+        try:
+            if not submitted.over:
+                await listen(turn, live, ending)
+            return await ending if live.outcome is None else await self._recorded(turn, live.outcome, ending)
+        finally:
+            ending.cancel()
+
+    async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
+        """How a run ended that was carried out here; where that cannot be recorded in time, what came out of it."""
+        try:
+            async with self._memory.session(turn.session_id).patience():
+                return await asyncio.shield(ending)
+        except (StoreError, TimeoutError):
+            return outcome
+
+    async def _usage(self, turn: ChatTurn, runs: RunService) -> Sequence[TokenUsage]:
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with self._memory.session(turn.session_id).patience():
+                return await runs.usage(turn.run_id)
+        return ()
+
+    async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
+        async with self._in_turn(turn.place):
+            live = LiveRun(turn.run_id)
+            live.wants_pieces = turn.stream
+            work = asyncio.create_task(self._unstored.carry_out(turn.run_request, live, turn.session_id))
+
+            async def cancel() -> None:
+                work.cancel()
+
+            turn.cancel = cancel
+            try:
+                await listen(turn, live, work)
+                outcome, ledger = await work
+            except asyncio.CancelledError:
+                work.cancel()
+                await asyncio.wait([work])
+                if turn.stopped:
+                    raise Interrupted(STOPPED) from None
+                raise
+        if outcome.status == "waiting":
+            raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
+        used = TokenUsage("", input_tokens=ledger.input_tokens, output_tokens=ledger.output_tokens)
+        return self._answer(turn, outcome, [used])
+
+    def _answer(self, turn: ChatTurn, ended: Run | Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
+        """What a turn's callers get.
+
+        Raises:
+            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
+        """
+        if ended.status != "done":
+            raise failure_of(ended, turn, self._workflows.get(turn.request.workflow))
+        known: Mapping[str, Any] = ended.result or {}
+        return ChatAnswer(
+            session_id=turn.session_id,
+            run_id=turn.run_id,
+            message_id=turn.message_id,
+            response=known.get("text", ""),
+            confidence=known.get("confidence"),
+            escalated=bool(known.get("escalated")),
+            usage=ChatUsage(sum(each.input_tokens for each in usage), sum(each.output_tokens for each in usage)),
+            context=ChatContext(**known.get("context", {})),
+        )
+
+    async def _between_turns(self, workflow: str, session_id: str) -> None:
+        """Do something to a session when it is its turn.
+
+        Raises:
+            StoreError: the database does not answer.
+            RunFailed: it was not done.
+        """
+        runs = await self._runs.service()
+        async with self._in_turn(session_id):
+            submitted = await runs.submit(RunRequest(workflow=workflow, session_id=session_id))
+            try:
+                result = await runs.result(submitted.run_id)
+            except RunNotFound:
+                return  # it went with its session
+        if result.status != "done":
+            raise RunFailed(submitted.run_id, result.run.error or result.status)
+
+    @contextlib.asynccontextmanager
+    async def _in_turn(self, place: str) -> AsyncIterator[None]:
+        """A place among what is done to a session in this process and recorded in no order of runs."""
+        lock = self._locks.setdefault(place, asyncio.Lock())
+        async with lock:
+            yield
+
+
+async def _ended(runs: RunService, run_id: str, user_id: str | None) -> Run:
+    return (await runs.result(run_id, user_id=user_id)).run

@@ -1,0 +1,95 @@
+"""How the tests of the chat talk."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.tools import BaseTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.store.memory import InMemoryStore
+
+from tests.runs.desk import IN_MEMORY, QUICK
+from threadkeep import Memory
+from threadkeep.app import resources_of
+from threadkeep.graphs.built_in import chat_workflow
+from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.registry import Workflows
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.chat_turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.on_demand import RunsOnDemand
+from threadkeep.runs.service import RunService, open_runs
+from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.unstored import UnstoredRuns
+from threadkeep.workflow.chat_options import ChatOptions
+
+ROOM = "room:1"
+WATCHFUL = replace(QUICK, upkeep_seconds=0.05)
+"""Soon sees that another process is dead."""
+
+
+class Chats:
+    """Makes chats as the service does, over an engine in the test's process, and closes them."""
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[Chat, RunsOnDemand]] = []
+
+    def __call__(
+        self,
+        memory: Memory,
+        model: BaseChatModel,
+        options: ChatOptions | None = None,
+        tools: Sequence[BaseTool] = (),
+        *,
+        others: Sequence[Workflow] = (),
+        runs: RunServiceOptions = QUICK,
+    ) -> Chat:
+        """A chat."""
+        options = options or ChatOptions()
+        options.check_room(model)
+        resources = resources_of(memory, model, options)
+        workflows = Workflows(others, chat=chat_workflow(options, tools))
+
+        @asynccontextmanager
+        async def opening() -> AsyncIterator[RunService]:
+            async with open_runs(
+                memory,
+                IN_MEMORY,
+                workflows,
+                resources,
+                checkpointer=InMemorySaver(),
+                store=InMemoryStore(),
+                options=runs,
+            ) as service:
+                yield service
+
+        on_demand = RunsOnDemand(opening)
+        chat = Chat(memory, workflows, on_demand, UnstoredRuns(memory, workflows, resources))
+        self._opened.append((chat, on_demand))
+        return chat
+
+    async def close(self, chat: Chat | None = None, seconds: float = 0.0) -> None:
+        """Close one as the service does at its end, or all."""
+        for each, runs in self._opened:
+            if chat in (None, each):
+                await each.close(seconds)
+                await runs.close()
+
+
+def said(
+    message: str, message_id: str | None = None, *, session_id: str | None = ROOM, user_id: str | None = None
+) -> ChatRequest:
+    """A request of a person in the room."""
+    return ChatRequest(message, session_id=session_id, user_id=user_id, message_id=message_id)
+
+
+async def events_of(turn: ChatTurn) -> list[ChatEvent]:
+    """All that a follower hears."""
+    return [event async for event in turn.follow()]
+
+
+def words_of(events: Sequence[ChatEvent]) -> str:
+    """The pieces of an answer, put together."""
+    return "".join(event.text for event in events if isinstance(event, ChatToken))

@@ -1,0 +1,116 @@
+"""The chat over workflows of one's own, and what it does when their runs do not end with an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langgraph.graph import END, START, StateGraph
+
+from tests.recorded_events import RecordedEvents
+from tests.runs.chatting import ROOM, Chats
+from tests.runs.desk import asking_twice
+from tests.workflow.talking import kept
+from threadkeep import Memory
+from threadkeep.errors import Interrupted, RunFailed, RunWaits, SessionNotFound, WorkflowNotFound
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.loading import read_workflow
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.observe import TurnFinished
+from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.testing import Gate, ScriptedModel
+
+POLITE = read_workflow(
+    """
+schema: 1
+name: polite
+nodes:
+  answer: {kind: agent, system_prompt: Be polite., next: end}
+"""
+)
+
+
+def broken() -> Workflow:
+    """A graph whose only node fails."""
+
+    async def fail(state: WorkflowState) -> WorkflowState:
+        raise ValueError("canary")
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("fail", fail)
+    builder.add_edge(START, "fail")
+    builder.add_edge("fail", END)
+    return python_workflow("broken", builder)
+
+
+async def test_a_message_names_who_answers(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """Each workflow has the user's session of its own; one that is not there is an error at once."""
+    model = ScriptedModel(["at your service", "hi"])
+    chat = make_chat(sqlite_memory, model, others=[POLITE])
+    polite = await chat.ask(ChatRequest("hello", user_id="ann", workflow="polite"))
+    plain = await chat.ask(ChatRequest("hello", user_id="ann"))
+    assert (polite.response, plain.response) == ("at your service", "hi")
+    assert polite.session_id != plain.session_id
+    assert [message.text for message in model.calls[0]] == ["Be polite.", "hello"]
+    run = await sqlite_memory.runs.run(polite.run_id)
+    assert run is not None
+    assert (run.workflow, run.status, run.trigger) == ("polite", "done", "http")
+    with pytest.raises(WorkflowNotFound):
+        chat.begin(ChatRequest("hello", workflow="research"))
+
+
+async def test_what_fails_in_a_workflow_is_told_by_its_run(
+    sqlite_memory: Memory, events: RecordedEvents, make_chat: Chats
+) -> None:
+    """Not as a failure of the model, and without a word of the error; a turn that failed is counted as such."""
+    chat = make_chat(sqlite_memory, ScriptedModel(), others=[broken()])
+    with pytest.raises(RunFailed, match=r"ValueError.*threadkeep runs trace") as caught:
+        await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="broken"))
+    assert "canary" not in str(caught.value)
+    run = await sqlite_memory.runs.run(caught.value.run_id)
+    assert run is not None
+    assert run.status == "failed"
+    assert [(turn.status, turn.run_id) for turn in events.of(TurnFinished)] == [("failed", run.run_id)]
+
+
+async def test_a_workflow_that_asks_a_person_says_so(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """The run waits, and is named."""
+    chat = make_chat(sqlite_memory, ScriptedModel(), others=[asking_twice()])
+    with pytest.raises(RunWaits, match="resume") as caught:
+        await chat.ask(ChatRequest("hello", session_id=ROOM, workflow="form"))
+    run = await sqlite_memory.runs.run(caught.value.run_id)
+    assert run is not None
+    assert run.status == "waiting"
+
+
+async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
+    """On every database: its callers are told, what was said is kept, and the next turn goes on."""
+    gate = Gate()
+    chat = make_chat(memory, ScriptedModel([["once upon ", gate, "a time"], "hello"]))
+    turn = chat.begin(ChatRequest("a story", session_id=ROOM))
+    await gate.reached()
+    chat.stop(turn)
+    with pytest.raises(Interrupted):
+        await turn.answer()
+    assert (await chat.ask(ChatRequest("hi", session_id=ROOM))).response == "hello"
+    said = [("user", "a story"), ("assistant", "once upon "), ("user", "hi"), ("assistant", "hello")]
+    assert await kept(memory, ROOM) == said
+
+
+async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:
+    """On every database: the turn at work comes to its end before; one that came later begins a session anew."""
+    gate = Gate()
+    chat = make_chat(memory, ScriptedModel([[gate, "first"], "second"]))
+    turn = chat.begin(ChatRequest("one", session_id=ROOM))
+    await gate.reached()
+    deleting = asyncio.create_task(chat.delete(ROOM))
+    await asyncio.sleep(0)
+    gate.open()
+    assert (await turn.answer()).response == "first"
+    await deleting
+    with pytest.raises(SessionNotFound):
+        await memory.session(ROOM).info()
+    assert (await chat.ask(ChatRequest("two", session_id=ROOM))).response == "second"
+    assert await kept(memory, ROOM) == [("user", "two"), ("assistant", "second")]
