@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, RunFinished, TurnFinished, TurnStatus
 from threadkeep.records.runs import Run
@@ -28,6 +29,8 @@ def tell_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account | 
     """Tell that a turn of a session ended, if the run is one; a turn that waits for a person goes on."""
     if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
         return
+    if run.workflow in OWN_NAMES:
+        return  # nobody said anything
     status: TurnStatus = "interrupted"
     if outcome.status in ("done", "failed"):
         status = "complete" if outcome.status == "done" else "failed"
