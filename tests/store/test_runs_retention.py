@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -10,10 +11,10 @@ from tests.databases import query
 from tests.history.retaining import deleting
 from tests.recorded_events import RecordedEvents
 from tests.store.running import asked
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, RetentionOptions, open_memory
 from threadkeep.errors import InvalidInput
 from threadkeep.history.run_retention import PrunedRuns, RunRetention
-from threadkeep.observe import RunsPruned
+from threadkeep.observe import PruningFailed, RunsPruned
 from threadkeep.records.runs import RunEnd, RunQuery, TokenUsage, TraceEvent
 from threadkeep.testing import SettableClock
 
@@ -183,6 +184,35 @@ async def test_what_goes_on_again_stays(memory: Memory, clock: SettableClock) ->
     assert (await memory.run_retention.prune(goes_on=stopped)).runs == 0
     assert (await memory.run_retention.prune(goes_on=retried)).runs == 1
     assert await ids(memory) == {"r2"}
+
+
+async def test_an_open_memory_sees_to_it(
+    shared_url: str, memory_options: MemoryOptions, clock: SettableClock, events: RecordedEvents
+) -> None:
+    """On the schedule of retention, by one of those that have the database open, though no rule is about messages."""
+    options = replace(memory_options, retention=RetentionOptions(interval_seconds=0.01))
+    async with (
+        open_memory(shared_url, observers=[events], options=options) as memory,
+        open_memory(shared_url, observers=[events], options=options),
+    ):
+        await over(memory, "r1")
+        clock.advance(31 * DAY)
+        await events.until(lambda: bool(events.of(RunsPruned)))
+        assert await ids(memory) == set()
+    assert (events.of(RunsPruned), events.of(PruningFailed)) == ([RunsPruned(trees=1, runs=1)], [])
+
+
+async def test_two_rounds_at_once_take_each_run_once(
+    shared_url: str, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """Together they do what one would have done."""
+    options = replace(memory_options, background=False)
+    async with open_memory(shared_url, options=options) as one, open_memory(shared_url, options=options) as other:
+        for number in range(30):
+            await over(one, f"r{number}", None, events=40)
+        clock.advance(1)
+        done = await asyncio.gather(*(memory.run_retention.prune(RunRetention(0.0)) for memory in (one, other)))
+        assert (sum(each.runs for each in done), await ids(other)) == (30, set())
 
 
 async def test_versions_that_no_run_has_go(memory: Memory, clock: SettableClock) -> None:
