@@ -23,6 +23,7 @@ from bench.postgres_server import postgres_server
 
 _PART_SECONDS = 30.0
 _SHOWN = 20
+_PAUSE_SECONDS = 3.5
 # Where it takes two seconds to see that a process is dead, somebody has to live for longer.
 _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
@@ -38,9 +39,19 @@ def main(arguments: Sequence[str]) -> int:
     # In parts, each with a database of its own: what is found is found in a history that one can read.
     while not broken and (left := until - time.monotonic()) > 0:
         for engine in engines:
-            broken += asyncio.run(_part(engine, Plan(seed, min(left, _PART_SECONDS), between_kills=_KILLS[engine])))
+            broken += asyncio.run(_part(engine, _plan(given, engine, seed, min(left, _PART_SECONDS))))
         seed += 1
     return 1 if broken else 0
+
+
+def _plan(given: argparse.Namespace, engine: Engine, seed: int, seconds: float) -> Plan:
+    return Plan(
+        seed,
+        seconds,
+        between_kills=_KILLS[engine],
+        clocks_wrong_by_hours=(0.0, -1.0, 1.0) if given.clocks else (0.0,),
+        pauses_seconds=_PAUSE_SECONDS if given.pauses else 0.0,
+    )
 
 
 async def _part(engine: Engine, plan: Plan) -> int:
@@ -52,7 +63,9 @@ async def talk(engine: Engine, plan: Plan) -> int:
     """People who write to sessions; answers how many promises were broken, and says which."""
     async with _place(engine) as place:
         told = await soak(place, plan)
-        left = await history(place.url, told, place.graphs.notes.read())
+        left = await history(
+            place.url, told, place.graphs.notes.read(), times_are_true=not any(plan.clocks_wrong_by_hours)
+        )
         again = sum(run.attempts > 1 for run in left.runs)
         figures = f"{len(told.accepted)} messages, {len(left.runs)} runs, {again} begun again, {told.kills} kills"
         return _say(f"{engine} talk, seed {plan.seed}: {figures}", left.faults())
@@ -111,5 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seed", type=int, help="of the first part; another one each time by default")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long, about; it ends at the first fault")
+    parser.add_argument("--clocks", action="store_true", help="clocks jump an hour back or ahead")
+    parser.add_argument("--pauses", action="store_true", help="processes also stand still, and are taken for dead")
     parser.add_argument("--engine", choices=ENGINES, help="on this engine only")
     return parser

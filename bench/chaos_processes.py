@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 import multiprocessing
-from collections.abc import AsyncIterator
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 from typing import Any, Literal
@@ -39,6 +43,7 @@ PRELOADED = (
     "threadkeep.store.sqlite",
     __name__,
 )
+_RIGHT_SECONDS = 2.0
 # Shorter on a busy machine would take the living for dead. Whoever is killed often shall not be set aside for it.
 _ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0, max_attempts=1000)
 WORKING = RunServiceOptions(engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0)
@@ -57,10 +62,21 @@ class Refused:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process works: a database, and what its graphs do."""
+    """Where a process works: a database, and what its graphs do. After two seconds its clock is wrong by so much."""
 
     url: str
     graphs: Graphs
+    clock_is_wrong_by: timedelta = timedelta(0)
+
+    def clock(self) -> Callable[[], datetime]:
+        """The clock of a process, which begins to be wrong while it works."""
+        began = time.monotonic()
+
+        def now() -> datetime:
+            wrong = time.monotonic() - began > _RIGHT_SECONDS
+            return datetime.now(UTC) + (self.clock_is_wrong_by if wrong else timedelta(0))
+
+        return now
 
 
 @asynccontextmanager
@@ -68,7 +84,7 @@ async def opened(place: Place, options: RunServiceOptions = WORKING) -> AsyncIte
     """The runs of a place."""
     address, store = parse_address(place.url), StoreOptions()
     async with (
-        open_memory(place.url, options=MemoryOptions(background=False)) as memory,
+        open_memory(place.url, options=MemoryOptions(background=False, clock=place.clock())) as memory,
         open_checkpointer(address, store) as saver,
         open_graph_store(address, store) as graph_store,
     ):
@@ -118,6 +134,13 @@ class Worker:
             return await answer
         finally:
             del self._asked[number]
+
+    async def pause(self, seconds: float) -> None:
+        """Let the process stand still for a while: it is taken for dead, and what it had goes on elsewhere."""
+        self._place.graphs.notes.add("dead", pid=self.pid)
+        os.kill(self.pid, signal.SIGSTOP)
+        await asyncio.sleep(seconds)
+        os.kill(self.pid, signal.SIGCONT)
 
     async def kill(self) -> None:
         """End the process with SIGKILL, and note that."""

@@ -7,7 +7,8 @@ import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from typing import Any
 
 from bench.chaos_processes import Gone, Place, Refused, Verb, Worker
@@ -30,6 +31,8 @@ class Plan:
     workers: int = 2
     between_kills: tuple[float, float] = (0.3, 1.5)
     patience_seconds: float = 60.0
+    clocks_wrong_by_hours: tuple[float, ...] = (0.0,)
+    pauses_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class Crowd:
 
     def __init__(self, place: Place, plan: Plan, chance: random.Random) -> None:
         self._place = place
+        self._plan = plan
         self._chance = chance
-        self._workers = [Worker(place) for _ in range(plan.workers)]
+        self._workers = [Worker(self._some_place()) for _ in range(plan.workers)]
 
     async def ready(self) -> None:
         """Wait until all have opened the database."""
@@ -79,8 +83,16 @@ class Crowd:
     async def kill_one(self) -> None:
         """Kill one of them, and start another."""
         index = self._chance.randrange(len(self._workers))
-        dead, self._workers[index] = self._workers[index], Worker(self._place)
+        dead, self._workers[index] = self._workers[index], Worker(self._some_place())
         await dead.kill()
+
+    async def pause_one(self) -> None:
+        """Let one of them stand still for so long that it is taken for dead."""
+        await self._chance.choice(self._workers).pause(self._plan.pauses_seconds)
+
+    def _some_place(self) -> Place:
+        hours = self._chance.choice(self._plan.clocks_wrong_by_hours)
+        return replace(self._place, clock_is_wrong_by=timedelta(hours=hours))
 
     async def end(self) -> None:
         """Kill all."""
@@ -126,7 +138,10 @@ async def kill_now_and_then(workers: Crowd, plan: Plan, chance: random.Random, t
     """Kill processes at random moments."""
     while time.monotonic() < until:
         await asyncio.sleep(chance.uniform(*plan.between_kills))
-        await workers.kill_one()
+        if plan.pauses_seconds and chance.random() < 0.5:
+            await workers.pause_one()
+        else:
+            await workers.kill_one()
         told.kills += 1
 
 

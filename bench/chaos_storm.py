@@ -61,8 +61,10 @@ def stopped_after(storm: Storm, notes: Sequence[Note]) -> float | None:
             latest = note.seconds
         if note.what == "dead":
             at_work.pop(note.pid, None)
-        elif note.text == storm.text and note.what in ("begin", "end"):
-            at_work[note.pid] = at_work.get(note.pid, 0) + (1 if note.what == "begin" else -1)
+        elif note.text == storm.text and note.what == "begin":
+            at_work[note.pid] = at_work.get(note.pid, 0) + 1
+        elif note.text == storm.text and note.what == "end" and note.pid in at_work:
+            at_work[note.pid] -= 1
     return None if latest is None else latest - storm.asked
 
 
