@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from bench.chaos_graphs import Graphs
 from threadkeep import Memory, MemoryOptions, open_memory
-from threadkeep.errors import ThreadkeepError
+from threadkeep.errors import StoreUnavailable, ThreadkeepError
 from threadkeep.graphs.resources import Resources
 from threadkeep.observe import Observers
 from threadkeep.runs.engine import EngineOptions
@@ -44,13 +44,14 @@ PRELOADED = (
     __name__,
 )
 _RIGHT_SECONDS = 2.0
+_RESTART_SECONDS = 0.2
 # Shorter on a busy machine would take the living for dead. Whoever is killed often shall not be set aside for it.
 _ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0, max_attempts=1000)
 WORKING = RunServiceOptions(engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0)
 
 
 class Gone(Exception):
-    """The process was killed; nobody knows whether it did what it was told."""
+    """The process was killed, or its database was down; nobody knows whether it did what it was told."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ class Worker:
         """Have the process do something.
 
         Raises:
-            Gone: it was killed.
+            Gone: it was killed, or cannot reach its database.
         """
         number = next(self._numbers)
         answer = self._asked[number] = asyncio.get_running_loop().create_future()
@@ -131,9 +132,12 @@ class Worker:
         except OSError:
             raise Gone from None
         try:
-            return await answer
+            told = await answer
         finally:
             del self._asked[number]
+        if isinstance(told, Refused) and told.error == "StoreUnavailable":
+            raise Gone
+        return told
 
     async def pause(self, seconds: float) -> None:
         """Let the process stand still for a while: it is taken for dead, and what it had goes on elsewhere."""
@@ -166,6 +170,14 @@ def _work(place: Place, pipe: Connection) -> None:
 
 
 async def _worked(place: Place, pipe: Connection) -> None:
+    while True:
+        # As whoever looks after services does: one that cannot open its database is started again.
+        with suppress(StoreUnavailable):
+            await _serve(place, pipe)
+        await asyncio.sleep(_RESTART_SECONDS)
+
+
+async def _serve(place: Place, pipe: Connection) -> None:
     async with opened(place) as (_, service), asyncio.TaskGroup() as tasks:
         while True:
             number, verb, arguments = await asyncio.to_thread(pipe.recv)

@@ -14,6 +14,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command, Interrupt, StreamMode
 
+from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.children import result_of
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
@@ -25,6 +26,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import Run
 from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
+from threadkeep.runs.insisting import insist
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
@@ -98,26 +100,39 @@ class Execution:
         return replace(outcome, result={**outcome.result, "context": context})
 
     async def _until_it_ends(self) -> Outcome:
-        options, tries = self._means.options, max(self._run.attempts, 1)
-        given = await self._given()
+        tries, again = max(self._run.attempts, 1), False
         while True:
             try:
-                await self._through(given)
+                await self._through(await self._given(again=again))
                 return self._outcome()
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
-                if tries >= self._workflow.options.max_tries:
-                    # One that is tried once only has not failed again and again.
-                    return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
-                tries += 1
+                if not await self._outlasted():
+                    if tries >= self._workflow.options.max_tries:
+                        # One that is tried once only has not failed again and again.
+                        return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
+                    tries += 1
                 self._tell_retry(kind_of(error), tries)
-            pause = pause_before(
-                tries, first_seconds=options.pause_seconds, longest_seconds=options.longest_pause_seconds
-            )
-            await asyncio.sleep(pause)
-            self._begins = False
-            given = await self._given(again=True)
+            await self._pause(tries)
+            self._begins, again = False, True
+
+    async def _outlasted(self) -> bool:
+        """Whether the database was down, and is there again: what failed by that was no try of the run."""
+        runs = self._means.resources.memory.runs
+        if self._means.saver is None:
+            return False
+        try:
+            await runs.run(self._run.run_id)
+        except StoreUnavailable:
+            await insist(lambda: runs.run(self._run.run_id))
+            return True
+        return False
+
+    async def _pause(self, tries: int) -> None:
+        options = self._means.options
+        first, longest = options.pause_seconds, options.longest_pause_seconds
+        await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
     def _tell_retry(self, error: str, attempt: int) -> None:
         run = self._run

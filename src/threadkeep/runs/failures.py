@@ -8,14 +8,16 @@ from typing import Final
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 
-# Providers' packages are not imported for their errors: what they mean by a name, they all mean.
+# Packages of providers and databases are not imported for their errors: what they mean by a name, they all mean.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",
         "APITimeoutError",
         "ConnectError",
         "DeadlineExceeded",
+        "InterfaceError",
         "InternalServerError",
+        "OperationalError",
         "OverloadedError",
         "RateLimitError",
         "RemoteProtocolError",

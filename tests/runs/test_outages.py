@@ -1,0 +1,71 @@
+"""The database goes away under runs that are at work: they go on when it is back, and that was no try of theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langgraph.graph import START, StateGraph
+
+from tests.recorded_events import RecordedEvents
+from tests.runs.conftest import numbered
+from tests.runs.desk import RunDesk
+from tests.servers import Postgres
+from threadkeep import MemoryOptions, open_memory
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.nodes import AgentNode, RecordQuestionNode
+from threadkeep.graphs.options import RunOptions
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.runs.requests import RunRequest
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer
+from threadkeep.testing import Gate
+
+pytestmark = pytest.mark.xdist_group("unsteady_postgres")
+
+_IMPATIENT = StoreOptions(pool_timeout_seconds=0.2)
+_LONG_FOR_A_STEP = 1.5
+
+
+def halting(gate: Gate) -> Workflow:
+    """A workflow that stops at a gate, and is tried once."""
+
+    async def halt(state: WorkflowState) -> WorkflowState:
+        await gate.pass_through()
+        return {}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    nodes: list[tuple[str, Any]] = [("question", RecordQuestionNode()), ("halt", halt), ("answer", AgentNode())]
+    builder.add_sequence(nodes)
+    builder.add_edge(START, "question")
+    return python_workflow("halting", builder, version="1", options=RunOptions(max_tries=1))
+
+
+async def test_a_run_outlasts_its_database(
+    unsteady_postgres: Postgres, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """Its checkpoint could not be stored, again and again; then it is answered, and said once."""
+    gate = Gate()
+    options = replace(memory_options, store=_IMPATIENT)
+    with unsteady_postgres.database() as url:
+        async with (
+            open_memory(url, observers=[events], options=options) as memory,
+            open_checkpointer(parse_address(url), _IMPATIENT) as saver,
+        ):
+            desk = RunDesk(memory, numbered(), events, saver=saver)
+            async with desk.open(halting(gate)) as service:
+                run = await service.submit(RunRequest(workflow="halting", text="go", session_id="room"))
+                await gate.reached()
+                await asyncio.to_thread(unsteady_postgres.stop, "immediate")
+                gate.open()
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(_LONG_FOR_A_STEP):
+                        await service.result(run.run_id)
+                await asyncio.to_thread(unsteady_postgres.start)
+                result = await service.result(run.run_id)
+                assert (result.status, result.text, result.run.error) == ("done", "reply 1", None)
+            assert await desk.transcript("room") == [("user", "go"), ("assistant", "reply 1")]
