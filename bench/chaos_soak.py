@@ -203,15 +203,21 @@ class _Person:
             self._told.faults.append(f"{accepted.message_id} was taken twice: {answer}")
 
     async def _wait(self, accepted: Accepted) -> None:
-        """Until it is over; what it asks is answered, and the answer given twice by some."""
-        try:
+        """Until it is over; a till's, in which people decide, though those who are asked for it die."""
+        while True:
+            try:
+                return await self._waited(accepted)
+            except Gone:
+                if self._workflow != "till":
+                    return None
+            await asyncio.sleep(_POLL_SECONDS)
+
+    async def _waited(self, accepted: Accepted) -> None:
+        """What it asks is answered, and the answer given twice by some."""
+        status = await self._workers.ask("result", accepted.run_id)
+        while status == "waiting":
+            for _ in range(self._chance.choice((1, 2))):
+                given = await self._workers.ask("resume", accepted.run_id, self._chance.choice(_ANSWERS))
+                if isinstance(given, Refused) and given.error != "InvalidInput":
+                    self._told.faults.append(f"{accepted.message_id}: its answer was refused ({given.error})")
             status = await self._workers.ask("result", accepted.run_id)
-            while status == "waiting":
-                for _ in range(self._chance.choice((1, 2))):
-                    given = await self._workers.ask("resume", accepted.run_id, self._chance.choice(_ANSWERS))
-                    if isinstance(given, Refused) and given.error != "InvalidInput":
-                        self._told.faults.append(f"{accepted.message_id}: its answer was refused ({given.error})")
-                status = await self._workers.ask("result", accepted.run_id)
-        except Gone:
-            if self._workflow == "till":
-                await self._wait(accepted)

@@ -87,6 +87,17 @@ async def test_a_long_trace_is_cut_with_a_mark(short_traces: Runs) -> None:
     assert [(event.kind, event.data) for event in await short_traces.trace.events("long")] == [(TRACE_CUT, {})]
 
 
+async def test_tokens_are_counted_once_where_the_trace_is_cut(short_traces: Runs) -> None:
+    """A group of which no event is kept is known all the same when it comes again."""
+    await short_traces.order.add(asked("r1"), owner="me")
+    newest = await short_traces.trace.append("r1", [TraceEvent("message")] * 5)
+    for _ in range(2):
+        await short_traces.trace.append(
+            "r1", [TraceEvent("model_called")], usage=[TokenUsage("gpt", input_tokens=5)], owner="me", after=newest
+        )
+    assert [used.calls for used in await short_traces.trace.usage("r1")] == [1]
+
+
 async def test_tokens_are_counted_once(memory: Memory) -> None:
     """By model; with those of all runs below, and each run's own."""
     order, trace = memory.runs.order, memory.runs.trace

@@ -88,7 +88,7 @@ class RunTracer:
             self._seal()
             await self._store_sealed(leaving=1)
             group = self._sealed[0] if self._sealed else TraceGroup()
-            group.after = self._number
+            group.after = await self._newest()
             stored = await store(group)
             self._sealed.clear()
         self._live.signal()
@@ -105,11 +105,17 @@ class RunTracer:
             self._sealed.append(self._group)
             self._group = TraceGroup()
 
+    async def _newest(self) -> int:
+        """The newest event that is stored: known before anything is, so that an answer that is lost doubles nothing."""
+        if self._number is None:
+            self._number = await self._trace.last_number(self._live.run_id)
+        return self._number
+
     async def _store_sealed(self, *, leaving: int) -> None:
         while len(self._sealed) > leaving:
             group = self._sealed[0]
             number = await self._trace.append(
-                self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=self._number
+                self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=await self._newest()
             )
             self._sealed.popleft()
             if number is None:

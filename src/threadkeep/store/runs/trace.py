@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Final
 
@@ -104,7 +104,10 @@ class RunTrace:
         statements: list[Statement] = [
             (self._sql["insert_event"], {"run_id": run_id, "created_at": now, **row}) for row in rows
         ]
-        if rows:
+        if group.usage and not rows:
+            # A number although no event is kept: by that the same group is known when it comes again.
+            extent = replace(extent, last_number=extent.last_number + 1)
+        if rows or group.usage:
             trace = {"last_number": extent.last_number, "characters": extent.characters, "cut": extent.cut}
             statements.append((self._sql["set_trace"], {"run_id": run_id, **trace}))
         # In one order everywhere, so that nobody waits for anybody's rows in a circle.

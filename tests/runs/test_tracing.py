@@ -1,0 +1,40 @@
+"""A trace whose database takes a group and cannot say so: nothing of it is there twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.runs.desk import RunDesk
+from threadkeep import StoreUnavailable
+from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
+from threadkeep.runs.live import LiveRun
+from threadkeep.runs.tracing import RunTracer
+
+
+@pytest.mark.parametrize("begins", [True, False])
+async def test_an_answer_that_is_lost_doubles_nothing(
+    every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch, *, begins: bool
+) -> None:
+    """Neither of a run that begins here nor of one that goes on here."""
+    runs = every_desk.memory.runs
+    await runs.order.add(NewRun(run_id="r1", workflow="desk", input={"text": "hi"}), owner="me")
+    if not begins:
+        await runs.trace.append("r1", [TraceEvent("node_started")], owner="me")
+    tracer = RunTracer(runs.trace, LiveRun("r1"), "me", lost=lambda: None, seconds=3600.0, begins=begins)
+    stored = runs.trace.append
+
+    async def losing(*given: object, **named: object) -> None:
+        monkeypatch.undo()
+        await stored(*given, **named)  # type: ignore[arg-type]
+        raise StoreUnavailable("the connection broke")
+
+    monkeypatch.setattr(runs.trace, "append", losing)
+    tracer.note("model_called")
+    tracer.use(TokenUsage("gpt", input_tokens=5))
+    with pytest.raises(StoreUnavailable):
+        await tracer.flush()
+    await tracer.flush()
+    await tracer.close()
+    assert [event.kind for event in await runs.trace.events("r1")][-1:] == ["model_called"]
+    assert len(await runs.trace.events("r1")) == (1 if begins else 2)
+    assert [used.calls for used in await runs.trace.usage("r1")] == [1]
