@@ -1,4 +1,4 @@
-"""/api/v1/sessions/{id}/retention: limits of a session's own, each user their own."""
+"""Retention over HTTP: limits of a session's own, each user their own, and what is left of runs that are no longer kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.app import App
+from threadkeep.history.run_retention import RunRetention
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.testing import ScriptedModel
 
@@ -97,3 +98,18 @@ async def test_what_is_no_limit_is_refused(client: httpx2.AsyncClient, body: obj
     await say(client, "hi", session_id="s1")
     check_problem(await client.put(PATH, json=body), 422, "invalid-request")
     assert (await client.get(PATH)).json()["own"] is None
+
+
+async def test_a_message_is_answered_once_also_when_its_run_is_no_longer_kept(tmp_path: Path) -> None:
+    """As a whole and as a stream; the answer is that of the session, and no model is asked."""
+    model = ScriptedModel(["hello", "not this"])
+    async with opened_app(model, settings_for(tmp_path)) as app, client_of(app) as client:
+        body = {"message": "hi", "session_id": "s1", "message_id": "m1"}
+        first = (await client.post("/api/v1/chat", json=body)).json()
+        assert (await app.memory.run_retention.prune(RunRetention(keep_days=0.0))).runs == 1
+        again = (await client.post("/api/v1/chat", json=body)).json()
+        same = ("session_id", "run_id", "message_id", "response", "escalated")
+        assert [again[name] for name in same] == [first[name] for name in same]
+        assert '"response": "hello"' in (await client.post("/api/v1/chat/stream", json=body)).text
+        assert (await client.get("/api/v1/chat/history/s1")).json()["count"] == 2
+    assert len(model.calls) == 1
