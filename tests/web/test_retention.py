@@ -1,4 +1,4 @@
-"""Retention over HTTP: limits of a session's own, each user their own, and what is left of runs that are no longer kept."""
+"""Retention over HTTP: limits of a session's own, each user their own, and what is left of runs that went."""
 
 from __future__ import annotations
 
