@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 from tests.graphs.desk import Desk, spoken
 from tests.graphs.test_agent_history import BOT, said_in, telegram
 from threadkeep import InvalidKey, InvalidWorkflow
+from threadkeep.graphs.loading import read_workflow
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -68,3 +69,29 @@ async def test_a_run_that_is_cancelled_leaves_a_conversation_that_goes_on(desk: 
     assert [seq for seq, _, _ in await said_in(desk.store, KEY)] == list(
         range(1, len(await said_in(desk.store, KEY)) + 1)
     )
+
+
+@pytest.mark.parametrize("history", ["", ", use_graph_chat_history: true"])
+async def test_an_agent_may_look_up_what_is_not_in_its_context(desk: Desk, history: str) -> None:
+    """In the run's session or in its own conversation, and in no other."""
+    look = [("read_history", {"from_seq": 1, "to_seq": 2}), ("search_history", {"query": "order"})]
+    calls = [
+        AIMessage("", tool_calls=[{"name": name, "args": args, "id": f"c{n}"}]) for n, (name, args) in enumerate(look)
+    ]
+    desk.model = ScriptedModel(["Well.", "Hello.", *calls, "It was 4711."])
+    desk.use((BOT % ", history_tools: true, max_messages: 0").replace(", use_graph_chat_history: true", history))
+    asked = [("My order is 4711", 7), ("My order is 815", 8), ("Which was it?", 7)]
+    for text, chat_id in asked:
+        results = telegram(bot_id="b", chat_id=chat_id)
+        await desk.run("bot", text, results=results, trigger="webhook", session_id=f"room:{chat_id}")
+    told = str([message.text for message in desk.model.calls[-1] if message.type == "tool"])
+    assert told.count("My order is 4711") == 2
+    assert "815" not in told
+
+
+@pytest.mark.parametrize("kind", ["agent", "model"])
+def test_a_reply_without_room_for_a_prompt_is_refused_when_the_workflow_is_read(kind: str) -> None:
+    """With the three numbers; not at the first message."""
+    node = f"{{kind: {kind}, model: openai:gpt-4-0613, max_output_tokens: 8000, next: end}}"
+    with pytest.raises(InvalidWorkflow, match=r"8,?192.*8,?000"):
+        read_workflow(f"schema: 1\nname: one\nnodes:\n  answer: {node}")

@@ -34,6 +34,7 @@ from threadkeep.graphs.nodes.speaking import SpeakingNode, said
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.workflow.conversion import text_of
+from threadkeep.workflow.lookup_tools import history_tools
 from threadkeep.workflow.middleware import SessionMemory
 from threadkeep.workflow.model_deadline import ModelDeadline
 from threadkeep.workflow.turn_options import CallPlace, NodeTurnOptions, TurnOptions
@@ -61,6 +62,9 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     tools: tuple[ToolReference, ...] = Field(
         (), max_length=64, description="Import strings of tools, of functions, or of lists of them."
+    )
+    history_tools: bool = Field(
+        False, description="Whether it may look up what is not in its context: older messages, results that were cut."
     )
     max_steps: int = Field(25, ge=1, le=500, description="Model calls of one turn at most.")
 
@@ -136,9 +140,10 @@ class AgentNode(SpeakingNode, HistoryFields):
         middleware: Sequence[AgentMiddleware[Any, Any, Any]],
     ) -> Any:
         memory = SessionMemory.of(place.memory, options)
+        lookups = history_tools(place.memory, session_id=_session_of, user_id=_user_of) if self.history_tools else []
         return create_agent(
             model,
-            self.tool_objects(),
+            [*self.tool_objects(), *lookups],
             middleware=[memory, *middleware, ModelDeadline(self.timeout_seconds)],
             context_schema=RunContext,
         )

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from pydantic import Field, InstanceOf
+from pydantic import Field, InstanceOf, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from threadkeep.errors import InvalidInput
+from threadkeep.context.budget import context_window, input_budget
+from threadkeep.errors import BudgetTooSmall, InvalidInput
 from threadkeep.graphs.nodes.base import Node, Step, found, rendered
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.invocation import question_before
+from threadkeep.workflow.model_facts import ModelFacts, facts_of
 from threadkeep.workflow.turn_options import TurnOptions
 
 type ModelName = Annotated[str, Field(min_length=1)] | SkipJsonSchema[InstanceOf[BaseChatModel]]
@@ -40,6 +42,18 @@ class SpeakingNode(Node):
     timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
     snippets: bool = Field(True, description="Whether it sees the passages that retrieve nodes found before.")
     answers: bool = Field(True, description="Whether what it says is stored as the answer to the question.")
+
+    @model_validator(mode="after")
+    def _check_room(self) -> Self:
+        """Refuse a reply that leaves no room for a prompt, when the node is made; the service checks its own model."""
+        if self.max_output_tokens is not None and self.model is not None:
+            model = self.model
+            facts = ModelFacts(model, context_window(model)) if isinstance(model, str) else facts_of(model)
+            try:
+                input_budget(facts.name, self.max_output_tokens, facts.window)
+            except BudgetTooSmall as error:
+                raise ValueError(str(error)) from None
+        return self
 
     def templates(self) -> Iterable[tuple[str, str]]:
         """The prompt, and what is asked."""
