@@ -34,11 +34,11 @@ RUNS = "/api/v1/workflows/bot/runs"
 
 @asynccontextmanager
 async def service(
-    folder: Path, model: ScriptedModel, **overrides: object
+    folder: Path, model: ScriptedModel, flow: str = FLOW, **overrides: object
 ) -> AsyncIterator[tuple[App, httpx2.AsyncClient]]:
     """A service with the workflows `bot` and `parent` over a model."""
     names = []
-    for name, text in (("bot", FLOW), ("parent", PARENT)):
+    for name, text in (("bot", flow), ("parent", PARENT)):
         (folder / f"{name}.yaml").write_text(text)
         names.append(str(folder / f"{name}.yaml"))
     settings = settings_for(folder, workflows=names, prices=["scripted=1/2"], **overrides)
@@ -233,3 +233,24 @@ async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
         assert [one["run_id"] for one in (await client.get(f"{run}/tree")).json()["runs"]] == [first["run_id"]]
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
         check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")
+
+
+async def test_a_conversation_of_an_agent_s_own_is_seen_and_erased_as_sessions_are(tmp_path: Path) -> None:
+    """In lists, in the history, in the search; for its user alone."""
+    flow = FLOW.replace("kind: agent,", "kind: agent, use_graph_chat_history: true,")
+    async with service(tmp_path, ScriptedModel(["Well."]), flow=flow) as (_, client):
+        inputs = {"history_key": "desk-7"}
+        asked = {"message": "My cat is Miso", "inputs": inputs, "user_id": "ann", "sessionless": True}
+        assert (await client.post(RUNS, json=asked)).json()["status"] == "done"
+        [session] = (await client.get("/api/v1/sessions", params={"user_id": "ann"})).json()["sessions"]
+        assert (session["session_id"], session["namespace"]) == ("desk-7", ["agent_chat_history"])
+        messages = (await client.get("/api/v1/chat/history/desk-7")).json()["messages"]
+        assert [message["content"] for message in messages] == ["My cat is Miso", "Well."]
+        assert (await client.get("/api/v1/search", params={"q": "Miso"})).json()["count"] == 1
+        changed = await client.patch("/api/v1/sessions/desk-7", json={"title": "Cats"})
+        assert (changed.json()["title"], changed.json()["namespace"]) == ("Cats", ["agent_chat_history"])
+        assert (await client.post("/api/v1/sessions/desk-7/reset")).json()["reset_seq"] == 2
+        gone = "/api/v1/sessions/desk-7"
+        check_problem(await client.delete(gone, params={"user_id": "bob"}), 404, "session-not-found")
+        assert (await client.delete(gone, params={"user_id": "ann"})).status_code == 204
+        check_problem(await client.get("/api/v1/chat/history/desk-7"), 404, "session-not-found")

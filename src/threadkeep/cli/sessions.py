@@ -38,13 +38,14 @@ def list_sessions(
     as_json: AsJson = False,
 ) -> None:
     """List sessions, newest activity first."""
+    from threadkeep.history.all_sessions import AllSessions
     from threadkeep.store.transcripts import SessionQuery
 
     wanted = SessionQuery(user, query, active, limit, None if cursor is None else read_cursor(cursor))
 
     async def listing() -> tuple[Sequence[SessionInfo], Cursor | None]:
         async with opened_memory() as memory:
-            return await memory.sessions_page(wanted)
+            return await AllSessions(memory).page(wanted)
 
     infos, following = run(listing())
     text = None if following is None else write_cursor(following)
@@ -68,11 +69,11 @@ def show_session(
     as_json: AsJson = False,
 ) -> None:
     """Show the newest messages of a session, oldest first."""
+    from threadkeep.history.all_sessions import AllSessions
 
     async def showing() -> tuple[SessionInfo, tuple[Message, ...], int | None]:
         async with opened_memory() as memory:
-            handle = memory.session(session, user_id=user)
-            info = await handle.info()
+            handle, info = await AllSessions(memory).find(session, user_id=user)
             page = await handle.page(before=before, limit=limit)
             return info, page.messages, page.next_before
 
@@ -102,10 +103,11 @@ def search_messages(
     as_json: AsJson = False,
 ) -> None:
     """Find messages by their words, best first."""
+    from threadkeep.history.all_sessions import AllSessions
 
     async def searching() -> list[SearchHit]:
         async with opened_memory() as memory:
-            return await memory.search(query, user_id=user, limit=limit)
+            return await AllSessions(memory).search(query, user_id=user, limit=limit)
 
     hits = run(searching())
     terminal = Terminal(as_json=as_json)
@@ -126,11 +128,11 @@ def search_messages(
 @commands.command("reset")
 def reset_session(session: SessionIdArgument, user: UserId = None, as_json: AsJson = False) -> None:
     """Let later windows of a session start afresh; its transcript stays."""
+    from threadkeep.history.all_sessions import AllSessions
 
     async def resetting() -> SessionInfo:
         async with opened_memory() as memory:
-            handle = memory.session(session, user_id=user)
-            await handle.info()
+            handle, _ = await AllSessions(memory).find(session, user_id=user)
             await handle.reset()
             return await handle.info()
 
@@ -150,13 +152,15 @@ def delete_sessions(
     as_json: AsJson = False,
 ) -> None:
     """Delete sessions with all their messages, for good."""
+    from threadkeep.history.all_sessions import AllSessions
+
     terminal = Terminal(as_json=as_json)
     if not confirmed:
         _ask_before_deleting(terminal, sessions)
 
     async def deleting() -> tuple[list[str], list[str]]:
         async with opened_memory() as memory:
-            outcomes = {key: await memory.session(key, user_id=user).delete() for key in sessions}
+            outcomes = {key: await AllSessions(memory).erase(key, user_id=user) for key in sessions}
         return [key for key, gone in outcomes.items() if gone], [key for key, gone in outcomes.items() if not gone]
 
     deleted, missing = run(deleting())
@@ -192,6 +196,7 @@ def _session_values(info: SessionInfo) -> dict[str, object]:
         "metadata": dict(info.metadata),
         "created_at": info.created_at.isoformat(),
         "updated_at": info.updated_at.isoformat(),
+        **({"namespace": list(info.namespace)} if info.namespace else {}),
     }
 
 

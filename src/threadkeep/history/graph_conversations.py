@@ -3,43 +3,112 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AsyncExitStack
 from datetime import datetime
 from hashlib import sha256
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from threadkeep.errors import StoreError
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.codec import Counter
+from threadkeep.store.conversation_layouts import ConversationLayouts
+from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.graph_transcripts.search import TextSearch
+from threadkeep.store.graph_transcripts.table import TabledStore
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
+from threadkeep.store.graphs import open_graph_store
+from threadkeep.store.search import Search
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-    type OpenStore = Callable[[], Awaitable[BaseStore]]
+
+_NOTING_SECONDS = 5.0
+_OWN = "own"
+_ALL_AT_ONCE = 1_000_000  # a page of them reads the metadata of all
+
+
+class Opening(NamedTuple):
+    """What a store is opened on, which closes it, and how."""
+
+    stack: AsyncExitStack
+    options: StoreOptions
 
 
 class GraphConversations:
-    """The graph store of a memory, opened at its first use, and the transcripts that conversations in any store are."""
+    """The graph store of a memory, opened at its first use, and the transcripts that conversations in any store are.
+
+    The store is `given`, or the database that it is in; `layouts` are those of the conversations that agents keep
+    there.
+    """
 
     def __init__(
-        self, open_store: OpenStore, *, count: Counter, clock: Callable[[], datetime], observer: Observer
+        self,
+        given: DatabaseAddress | BaseStore,
+        layouts: ConversationLayouts,
+        opening: Opening,
+        *,
+        count: Counter,
+        clock: Callable[[], datetime],
+        observer: Observer,
     ) -> None:
-        self._open_store = open_store
+        self.given = given
+        self.layouts = layouts
+        self._to_open = opening
         self._count = count
         self._clock = clock
         self._observer = observer
-        self._store: BaseStore | None = None
+        self._store = None if isinstance(given, DatabaseAddress) else given
         self._opening = asyncio.Lock()
+        self._noted: set[GraphLayout] = set()
 
     async def store(self) -> BaseStore:
         """The store, which closes with the memory. Raises `StoreUnavailable` when its database does not answer."""
         async with self._opening:
             if self._store is None:
-                self._store = await self._open_store()
+                self._store = await self._opened()
             return self._store
+
+    async def _opened(self) -> BaseStore:
+        address = self.given
+        if not isinstance(address, DatabaseAddress):
+            return address
+        if address.path is None and address.dsn is None:
+            from langgraph.store.memory import InMemoryStore
+
+            return InMemoryStore()
+        stack, options = self._to_open
+        return await stack.enter_async_context(open_graph_store(address, options))
+
+    def name_of(self, store: BaseStore) -> object:
+        """What a store is known by: every way to the memory's own has the same name, any other is itself."""
+        if store is self._store:
+            return _OWN
+        address = self.given if isinstance(self.given, DatabaseAddress) else None
+        same = address is not None and isinstance(store, TabledStore) and store.fingerprint == address.fingerprint
+        return _OWN if same else store
+
+    def is_own(self, store: BaseStore) -> bool:
+        """Whether a store is the memory's own."""
+        return self.name_of(store) == _OWN
+
+    def is_news(self, store: BaseStore, layout: GraphLayout) -> bool:
+        """Whether other processes do not know for certain that agents keep conversations so."""
+        return layout not in self._noted and self.is_own(store)
+
+    async def note(self, layout: GraphLayout) -> None:
+        """Let other processes know of a layout in the memory's own store; what fails is tried again the next time."""
+        self._noted.add(layout)
+        try:
+            async with asyncio.timeout(_NOTING_SECONDS):
+                await self.layouts.add(layout)
+        except (StoreError, TimeoutError):
+            self._noted.discard(layout)
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
         """The conversations of a layout in a store."""
@@ -53,6 +122,10 @@ class GraphConversations:
             events.write_failed(ConversationChanged(), "conflict")
 
         return GraphTranscripts(items, layout, count=self._count, clock=self._clock, conflicted=conflicted)
+
+    def search(self, transcripts: GraphTranscripts) -> Search:
+        """What finds words in conversations."""
+        return TextSearch(transcripts, transcripts.reader, page_sessions=_ALL_AT_ONCE)
 
 
 def folder_of(layout: GraphLayout) -> str:

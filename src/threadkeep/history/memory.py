@@ -28,11 +28,13 @@ from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SessionInfo
 from threadkeep.store.archive import ArchivedPart, Restored, Restoring
 from threadkeep.store.context_tables import ContextTables
+from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import Search
+from threadkeep.store.spool import spool_files
 from threadkeep.store.transcripts import SessionQuery, Transcripts
-from threadkeep.store.unkept import UnkeptContexts, UnkeptTranscripts
+from threadkeep.store.unkept import UnkeptContexts, UnkeptSearch, UnkeptTranscripts
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -99,7 +101,7 @@ class Memory:
         self._speakers: WeakSet[LastWords] = WeakSet()
         self._conversations = conversations
         self._nowhere: Memory | None = None
-        self._others: dict[tuple[BaseStore, GraphLayout], Memory] = {}
+        self._others: dict[tuple[object, GraphLayout], Memory] = {}
         self._opening = asyncio.Lock()
 
     async def graph_store(self) -> BaseStore:
@@ -116,16 +118,47 @@ class Memory:
         It is opened at its first use, and closes with this one. The tables know nothing of them: there are no anchors
         and no summaries. Turns that cannot be written wait in a folder of their own below that of this memory's.
         """
+        told = store is not None
         store = await self.graph_store() if store is None else store
+        if told and self._conversations.is_news(store, layout):
+            _ = self._begin(self._conversations.note(layout))
+        key = (self._conversations.name_of(store), layout)
         async with self._opening:
-            if (store, layout) not in self._others:
+            if key not in self._others:
                 transcripts, options = self._conversations.transcripts(store, layout), self.pending.options
                 if options.folder is not None:
                     options = replace(options, folder=options.folder / folder_of(layout))
-                pending = PendingTurns(transcripts, options, observer=self.observers, clock=self.clock)
+                pending = self.pending.beside(transcripts, options)
                 await pending.start()
-                self._others[store, layout] = self._elsewhere(transcripts, pending)
-            return self._others[store, layout]
+                self._others[key] = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
+            return self._others[key]
+
+    async def besides(self) -> list[tuple[object, GraphLayout, Memory]]:
+        """The memories of all conversations that agents are known to keep by themselves, with their stores and layouts.
+
+        Raises:
+            StoreUnavailable: the graph store's database does not answer, or this memory's.
+        """
+        for layout in await self._conversations.layouts.all():
+            if not self.keeps(await self.graph_store(), layout):
+                await self.beside(layout)
+        return [(store, layout, memory) for (store, layout), memory in self._others.items()]
+
+    async def start(self) -> None:
+        """Take over what dead processes could not write, here and in conversations beside, and begin to deliver."""
+        await self.pending.start()
+        folder = self.pending.options.folder
+        if folder is None or not folder.is_dir():
+            return
+        for layout in await self._conversations.layouts.all():
+            if spool_files(folder / folder_of(layout)):
+                with contextlib.suppress(StoreError):  # the next start tries it again, and so does the next turn
+                    await self.beside(layout)
+
+    def keeps(self, store: BaseStore, layout: GraphLayout) -> bool:
+        """Whether this memory's own sessions are the conversations of a layout in a store."""
+        in_store = isinstance(self._transcripts, IndexedTranscripts)
+        return in_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def holding(self, place: ConversationPlace) -> Memory:
         """The memory that has a conversation; one without it if none has.
@@ -140,9 +173,9 @@ class Memory:
                 return memory
         return await self.beside(wanted)
 
-    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns) -> Memory:
+    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns, index: Search) -> Memory:
         other = copy.copy(self)
-        other._transcripts = transcripts  # noqa: SLF001 - it is a copy
+        other._transcripts, other._index = transcripts, index  # noqa: SLF001 - it is a copy
         other.pending = pending
         other.contexts = UnkeptContexts()
         other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
@@ -153,19 +186,21 @@ class Memory:
         if self._nowhere is None:
             nothing = UnkeptTranscripts()
             pending = PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock)
-            self._nowhere = self._elsewhere(nothing, pending)
+            self._nowhere = self._elsewhere(nothing, pending, UnkeptSearch())
         return self._nowhere
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
         """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
+        return await asyncio.shield(self._begin(work(*arguments, **named)))
 
+    def _begin[T](self, work: Awaitable[T]) -> asyncio.Task[T]:
         async def working() -> T:
-            return await work(*arguments, **named)
+            return await work
 
         task = asyncio.create_task(working())
         self._unfinished.add(task)
         task.add_done_callback(self._finished)
-        return await asyncio.shield(task)
+        return task
 
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)

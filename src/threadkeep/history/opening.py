@@ -7,12 +7,10 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.compressor import Compressor
-from threadkeep.history.graph_conversations import GraphConversations
+from threadkeep.history.graph_conversations import GraphConversations, Opening
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
@@ -25,18 +23,15 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend, Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.store.context_tables import ContextTables
+from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import Driver
 from threadkeep.store.duties import Duties
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.unretained import NOT_AVAILABLE
-from threadkeep.store.graphs import open_graph_store
 from threadkeep.store.keeping import Kept, Means, keep_in_graph_store, keep_in_tables
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
 from threadkeep.store.runs import Runs
-
-if TYPE_CHECKING:
-    from langgraph.store.base import BaseStore
 
 
 @asynccontextmanager
@@ -63,10 +58,15 @@ async def open_memory(
         # Beside the stack: what is opened late closes when nobody has anything to store any more.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock())
-        kept = await stack.enter_async_context(_keeping(address, driver, options, everyone))
         conversations = GraphConversations(
-            partial(_graph_store, late, address, options), count=options.counter, clock=options.clock, observer=everyone
+            address if options.graph_store is None else options.graph_store,
+            ConversationLayouts(driver, clock=options.clock),
+            Opening(late, options.store),
+            count=options.counter,
+            clock=options.clock,
+            observer=everyone,
         )
+        kept = await stack.enter_async_context(await _keeping(address, driver, options, everyone, conversations))
         memory = _assembled(stack, address, driver, kept, options, everyone, conversations=conversations)
         if options.background:
             await _begin_background(stack, memory, driver, options)
@@ -116,14 +116,6 @@ def _assembled(
     )
 
 
-async def _graph_store(stack: AsyncExitStack, address: DatabaseAddress, options: MemoryOptions) -> BaseStore:
-    """The LangGraph store that the options name, by default that of the memory's own database."""
-    given = address if options.graph_store is None else options.graph_store
-    if isinstance(given, DatabaseAddress):
-        return await stack.enter_async_context(open_graph_store(given, options.store))
-    return given
-
-
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
     """What goes on by itself while the memory is open."""
     duties = Duties(driver, clock=options.clock)
@@ -138,7 +130,7 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
         )
         for duty, pruner in pruners.items()
     ]
-    await memory.pending.start()
+    await memory.start()
     for work, name in (
         (memory.keep_index(), "search-index"),
         (memory.manifests.keep_writing(), "manifests"),
@@ -155,8 +147,12 @@ def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOption
     return replace(options, folder=folder_of(address, options.folder))
 
 
-def _keeping(
-    address: DatabaseAddress, driver: Driver, options: MemoryOptions, observer: Observer
+async def _keeping(
+    address: DatabaseAddress,
+    driver: Driver,
+    options: MemoryOptions,
+    observer: Observer,
+    conversations: GraphConversations,
 ) -> AbstractAsyncContextManager[Kept]:
     """The place where the options want transcripts kept.
 
@@ -173,7 +169,9 @@ def _keeping(
         return keep_in_tables(means)
     if not options.retention.rules.nothing:
         raise InvalidInput(f"{NOT_AVAILABLE} Take the rules away, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
-    store = address if options.graph_store is None else options.graph_store
+    store = conversations.given
+    if isinstance(store, DatabaseAddress) and store.path is None and store.dsn is None:
+        store = await conversations.store()
     return keep_in_graph_store(means, store, own=address, options=options.store)
 
 

@@ -71,6 +71,14 @@ class PendingTurns:
         self._disk = asyncio.Lock()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._all: list[PendingTurns] = [self]
+
+    def beside(self, transcripts: Transcripts, options: PendingOptions) -> PendingTurns:
+        """Those of other transcripts, which are counted together with these."""
+        other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
+        self._all.append(other)
+        other._all = self._all
+        return other
 
     @property
     def options(self) -> PendingOptions:
@@ -81,6 +89,11 @@ class PendingTurns:
     def entries(self) -> tuple[KeptTurn, ...]:
         """What waits, oldest first."""
         return tuple(self._kept)
+
+    @property
+    def count(self) -> int:
+        """How many turns wait, those of conversations beside included."""
+        return sum(len(each.entries) for each in self._all)
 
     async def start(self) -> None:
         """Take over what dead processes kept, and begin to deliver."""
@@ -287,7 +300,9 @@ class PendingTurns:
         return SessionEvents(self._observer, self._transcripts.backend, turn.session_id)
 
     def _tell_count(self) -> None:
-        self._observer.notify(PendingWrites(backend=self._transcripts.backend, count=len(self._kept)))
+        backend = self._transcripts.backend
+        count = sum(len(each._kept) for each in self._all if each._transcripts.backend == backend)  # noqa: SLF001 - ours
+        self._observer.notify(PendingWrites(backend=backend, count=count))
 
 
 def _is_outage(error: Exception) -> bool:

@@ -26,8 +26,13 @@ class EntryInUse(ThreadkeepError):
 
 
 def waiting_files(folder: Path) -> list[WaitingFile]:
-    """All files in a folder that keep something, oldest first. Blocking I/O."""
-    found = [WaitingFile(path, in_use(path), tuple(read_entries(path))) for path in spool_files(folder)]
+    """All files of a database's folder that keep something, oldest first. Blocking I/O.
+
+    Those for conversations beside its sessions are in folders of their own below.
+    """
+    below = [inner for inner in folder.iterdir() if inner.is_dir()] if folder.is_dir() else []
+    paths = sorted((path for each in (folder, *below) for path in spool_files(each)), key=lambda path: path.name)
+    found = [WaitingFile(path, in_use(path), tuple(read_entries(path))) for path in paths]
     return [file for file in found if file.entries]
 
 

@@ -16,7 +16,7 @@ class SessionInfo:
 
     Messages up to `deleted_seq` are gone. Those up to `archived_seq`, which is never behind it, are in no window and no
     search. Both are 0 while everything is as it was. `retention` are limits of its own, which stand in the place of all
-    rules.
+    rules. `namespace` is where in the graph store it is, for a conversation that an agent keeps by itself.
     """
 
     session_id: str
@@ -34,3 +34,4 @@ class SessionInfo:
     archived_seq: int = 0
     deleted_seq: int = 0
     retention: Retention | None = None
+    namespace: tuple[str, ...] = ()

@@ -38,7 +38,7 @@ async def open_graph_store(address: DatabaseAddress, options: StoreOptions) -> A
                 await postgres.setup()
             # No connection before somebody keeps conversations in the store.
             driver = await PostgresDriver.open(address.dsn, replace(options, pool_min_size=0))
-            async with _keeping_conversations(postgres, driver):
+            async with _keeping_conversations(postgres, driver, address):
                 yield postgres
         return
     from threadkeep.store.graph_store import SqliteGraphStore
@@ -51,16 +51,17 @@ async def open_graph_store(address: DatabaseAddress, options: StoreOptions) -> A
         if address.path is None:
             yield sqlite
             return
-        async with _keeping_conversations(sqlite, SqliteDriver(address.path, options)):
+        async with _keeping_conversations(sqlite, SqliteDriver(address.path, options), address):
             yield sqlite
 
 
 @asynccontextmanager
-async def _keeping_conversations(store: BaseStore, driver: Driver) -> AsyncIterator[None]:
+async def _keeping_conversations(store: BaseStore, driver: Driver, address: DatabaseAddress) -> AsyncIterator[None]:
     """Let the conversations of a store of ours be written by a driver, which is closed after the block."""
     try:
         if isinstance(store, TabledStore):
             store.items = TableItems(driver)
+            store.fingerprint = address.fingerprint
         yield
     finally:
         await driver.close()

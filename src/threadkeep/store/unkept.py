@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from threadkeep.observe import Backend
-from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.records import Message, Page, Receipt, SearchHit, SessionInfo, Turn
 from threadkeep.store.contexts import Contexts, ContextState
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
@@ -22,6 +22,20 @@ class UnkeptContexts(Contexts):
 
     async def move_anchor(self, session_id: str, profile: str, seq: int) -> None:
         """Nothing is noted."""
+
+
+class UnkeptSearch:
+    """Nothing to find."""
+
+    async def catch_up(self, *, seconds: float | None = None) -> bool:
+        """There is nothing to bring up."""
+        return True
+
+    async def search(
+        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
+    ) -> list[SearchHit]:
+        """No message."""
+        return []
 
 
 class UnkeptTranscripts:

@@ -179,6 +179,10 @@ class SessionBody(BaseModel):
     metadata: dict[str, JsonValue]
     created_at: datetime
     updated_at: datetime
+    namespace: tuple[str, ...] = Field(
+        (),
+        description="Where in the graph store a conversation is that an agent keeps by itself; absent for a session.",
+    )
 
     @classmethod
     def of(cls, info: SessionInfo) -> Self:

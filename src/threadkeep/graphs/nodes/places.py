@@ -73,7 +73,11 @@ async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
             ReadFailed(backend="other", channel=channel_of(key), outcome="fallback", error="NoGraphStore")
         )
         return place_of_run(step)
-    other = await context.resources.memory.beside(layout, store)
+    memory = context.resources.memory
+    if memory.keeps(store, layout):
+        call = CallPlace(context.run_id, step.name, key)
+        return Place("session", memory, key, context.user_id, call)
+    other = await memory.beside(layout, store)
     conversation = ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
     call = CallPlace(context.run_id, step.name, context.session_id, conversation)
     return Place("store", other, key, context.user_id, call)

@@ -19,27 +19,23 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.reading import ConversationReader
 from threadkeep.store.graph_transcripts.shapes import Conversation
-from threadkeep.store.transcripts import END, SessionQuery
+from threadkeep.store.transcripts import END, SessionQuery, Transcripts
 
 _SEARCH_SECONDS = 5.0
 _SEARCHES = 2
 
 
-class ConversationSearch:
-    """Searches conversations; keeps the rows of their sessions up, where the tables' search keeps an index up."""
+class TextSearch:
+    """Searches conversations, as a list of sessions names them."""
 
-    def __init__(self, transcripts: IndexedTranscripts, reader: ConversationReader) -> None:
+    def __init__(self, transcripts: Transcripts, reader: ConversationReader, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
         self._reader = reader
+        self._page_sessions = page_sessions
         self._searches = asyncio.Semaphore(_SEARCHES)
 
     async def catch_up(self, *, seconds: float | None = None) -> bool:
-        """Bring up the rows of sessions that are behind; True when nothing is left."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._transcripts.catch_up()
-        except TimeoutError:
-            return False
+        """There is nothing to bring up."""
         return True
 
     async def search(
@@ -77,7 +73,7 @@ class ConversationSearch:
             if conversation := await self._reader.conversation(session_id, user_id=user_id):
                 yield conversation
             return
-        query: SessionQuery | None = SessionQuery(user_id)
+        query: SessionQuery | None = SessionQuery(user_id, limit=self._page_sessions)
         while query is not None:
             page = await self._transcripts.sessions(query)
             for info in page:
@@ -85,6 +81,23 @@ class ConversationSearch:
                     yield conversation
             last = page[-1] if len(page) == query.limit else None
             query = None if last is None else replace(query, cursor=(last.updated_at, last.session_id))
+
+
+class ConversationSearch(TextSearch):
+    """The same over transcripts with rows in the tables; keeps these up, where the tables' search keeps an index up."""
+
+    def __init__(self, transcripts: IndexedTranscripts, reader: ConversationReader) -> None:
+        super().__init__(transcripts, reader)
+        self._indexed = transcripts
+
+    async def catch_up(self, *, seconds: float | None = None) -> bool:
+        """Bring up the rows of sessions that are behind; True when nothing is left."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._indexed.catch_up()
+        except TimeoutError:
+            return False
+        return True
 
 
 def _score(message: Message, words: list[str]) -> float:

@@ -24,9 +24,13 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """What a LangGraph store of ours has besides: its items by its table; None in memory, which nobody shares."""
+    """What a LangGraph store of ours has besides: its items by its table, and which database that is in.
+
+    Both are None in memory, which nobody shares.
+    """
 
     items: TableItems | None = None
+    fingerprint: str | None = None
 
 
 class TableItems:

@@ -10,10 +10,11 @@ from threadkeep.records.runs import Run, RunCursor, RunQuery
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Parameters
 from threadkeep.store.runs.rows import fetch_run, fetch_runs
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"
+_RUNS_AT_ONCE = 500
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,15 @@ class RunRecords:
             for statement in ("forget_sessions_of_user", "forget_answered_of_user"):
                 await connection.execute(self._sql[statement], {"user_id": user_id})
             return len(await connection.fetch(self._sql["delete_of_user"], {"user_id": user_id}))
+
+    async def forget_runs(self, run_ids: Sequence[str]) -> int:
+        """Delete those of some runs that are in no session, with all of their trees that are in none either."""
+        gone = 0
+        async with self._driver.writing() as connection:
+            for start in range(0, len(run_ids), _RUNS_AT_ONCE):
+                rows = [{"run_id": run_id} for run_id in run_ids[start : start + _RUNS_AT_ONCE]]
+                gone += await connection.execute(for_rows(self._sql["delete_alone"], len(rows)), row_parameters(rows))
+        return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
         """Runs that were over at a time, or are gone, and may still have checkpoints."""

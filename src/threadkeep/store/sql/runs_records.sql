@@ -91,6 +91,20 @@ DELETE FROM chat_answered_messages
 WHERE user_id = :user_id
     AND NOT EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = chat_answered_messages.session_id)
 
+-- name: delete_alone
+-- Those of some runs that are in no session: from the top of their trees, if that is in none, with all below.
+WITH RECURSIVE wanted (run_id) AS (
+VALUES (:run_id)
+),
+gone (run_id) AS (
+    SELECT CASE WHEN t.session_id IS NULL THEN t.run_id ELSE r.run_id END
+    FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id JOIN chat_runs t ON t.run_id = r.root_run_id
+    WHERE r.session_id IS NULL
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
+)
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+
 -- name: forget_sessions_of_user
 DELETE FROM chat_active_sessions WHERE user_id = :user_id
 

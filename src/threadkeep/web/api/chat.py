@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
 from threadkeep.graphs.built_in import CHAT
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
 from threadkeep.web.problems import ProblemRaised, documented
@@ -79,8 +80,7 @@ async def history(
     before: Annotated[int | None, Query(ge=1, lt=2**53, description="Only messages before this `seq`.")] = None,
 ) -> History:
     """The newest messages of a session, oldest first. `next_before` leads to older ones."""
-    session = app.memory.session(session_id, user_id=user_id)
-    await session.info()
+    session, _ = await AllSessions(app.memory).find(session_id, user_id=user_id)
     page = await session.page(before, limit)
     messages = [HistoryMessage.of(message) for message in page.messages]
     return History(session_id=session_id, messages=messages, count=len(messages), next_before=page.next_before)

@@ -37,7 +37,7 @@ async def readyz(app: AppInUse) -> Readiness:
         backend=backend,
         # The memory brought the database to this schema when it was opened.
         schema_version=known_migrations(backend)[-1][0],
-        pending_writes=len(app.memory.pending.entries),
+        pending_writes=app.memory.pending.count,
     )
     if not await _database_answers(app.memory):
         sentence = "The database does not answer; check that it runs. Turns are kept until it does."

@@ -6,6 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, UserId
 from threadkeep.web.problems import documented
 from threadkeep.web.schemas import SearchHitBody, SearchResult
@@ -21,5 +22,5 @@ async def search(
     limit: Limit = DEFAULT_LIMIT,
 ) -> SearchResult:
     """Messages that have all the words of a query, best first, of one user or of all."""
-    found = await app.memory.search(q, user_id=user_id, limit=limit)
+    found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
     return SearchResult(hits=[SearchHitBody.of(hit) for hit in found], count=len(found))

@@ -1,0 +1,114 @@
+"""All that people said: the sessions of a memory, and conversations that agents keep in a graph store by themselves."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import datetime
+from itertools import chain, zip_longest
+
+from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import LONGEST_PAGE, Session
+from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.store.transcripts import SessionQuery
+
+type _Cursor = tuple[datetime, str]
+
+
+class AllSessions:
+    """The sessions of a memory and the conversations beside them, as one list for the faces.
+
+    Where both have an id, it means the session; what is erased is all that has it: an id is one person's place.
+    """
+
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
+
+    async def page(self, query: SessionQuery) -> tuple[list[SessionInfo], _Cursor | None]:
+        """One page, newest activity first, and the cursor of the next (None at the end).
+
+        The metadata of all conversations are read; sessions have an index.
+        """
+        if query.limit < 1:
+            raise InvalidInput("A page of sessions has at least one.")
+        found, more = await self._memory.sessions_page(query)
+        async for namespace, memory in self._beside():
+            infos, further = await memory.sessions_page(query)
+            found += [replace(info, namespace=namespace) for info in infos]
+            more = more or further
+        found.sort(key=_place, reverse=True)
+        cut = query.limit
+        # Two of one id and one moment cannot be told apart by a cursor, and are on one page.
+        while 0 < cut < len(found) and _place(found[cut]) == _place(found[cut - 1]):
+            cut += 1
+        if len(found) <= cut and more is None:
+            return found, None
+        return found[:cut], _place(found[:cut][-1])
+
+    async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> list[SearchHit]:
+        """Messages that have all words of a query; the best of each place in turn, since their scores are not alike."""
+        found = [await self._memory.search(query, user_id=user_id, limit=limit)]
+        async for _, memory in self._beside():
+            found.append(await memory.search(query, user_id=user_id, limit=limit))
+        return [hit for hit in chain.from_iterable(zip_longest(*found)) if hit is not None][:limit]
+
+    async def find(self, session_id: str, *, user_id: str | None = None) -> tuple[Session, SessionInfo]:
+        """The session with an id, and what is known of it.
+
+        Raises:
+            SessionNotFound: there is none, or not for this user.
+        """
+        session = self._memory.session(session_id, user_id=user_id)
+        try:
+            return session, await session.info()
+        except SessionNotFound:
+            async for namespace, memory in self._beside():
+                other = memory.session(session_id, user_id=user_id)
+                if await other.count():
+                    return other, replace(await other.info(), namespace=namespace)
+            raise
+
+    async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
+        """Delete all that has an id, with what was derived from it; False when there was nothing (of this user).
+
+        The runs of a session go with it. Those that spoke in a conversation and are in no session go with that.
+        """
+        gone = await self._memory.session(session_id, user_id=user_id).delete()
+        return await self.erase_beside(session_id, user_id=user_id) or gone
+
+    async def erase_beside(self, session_id: str, *, user_id: str | None = None) -> bool:
+        """The same for conversations alone; the session is deleted in its own way."""
+        gone = False
+        for _, _, memory in await self._memory.besides():
+            session = memory.session(session_id, user_id=user_id)
+            runs = {run_id async for run_id in _runs_in(session)}
+            await self._memory.runs.records.forget_runs(sorted(runs))
+            gone = await session.delete() or gone
+        return gone
+
+    async def _beside(self) -> AsyncIterator[tuple[tuple[str, ...], Memory]]:
+        """The memories of conversations, each place once, with their namespaces."""
+        seen: set[object] = set()
+        for store, layout, memory in await self._memory.besides():
+            place = (store, replace(layout, chunk_size=1))
+            if place not in seen:
+                seen.add(place)
+                yield layout.namespace, memory
+
+
+def _place(info: SessionInfo) -> _Cursor:
+    return info.updated_at, info.session_id
+
+
+async def _runs_in(session: Session) -> AsyncIterator[str]:
+    """The runs that spoke in a session."""
+    before: int | None = None
+    while True:
+        page = await session.page(before, LONGEST_PAGE)
+        for message in page.messages:
+            if message.run_id is not None:
+                yield message.run_id
+        if page.next_before is None:
+            return
+        before = page.next_before

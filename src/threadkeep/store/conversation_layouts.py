@@ -1,0 +1,39 @@
+"""Where in the graph store agents keep conversations by themselves: known to all processes, once one has used it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+
+from threadkeep.store.codec import time_text
+from threadkeep.store.driver import Driver
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.statements import load_statements
+
+
+class ConversationLayouts:
+    """The table `chat_conversation_layouts`. The size of chunks is each conversation's own, and not in it."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("conversation_layouts.sql")
+
+    async def add(self, layout: GraphLayout) -> None:
+        """Let others know of a layout."""
+        row = {
+            "namespace": ".".join(layout.namespace),
+            "meta_key_suffix": layout.meta_key_suffix,
+            "value_field": layout.value_field,
+            "now": time_text(self._clock()),
+        }
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["add_layout"], row)
+
+    async def all(self) -> list[GraphLayout]:
+        """Those that were ever used, in a fixed order."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["layouts"], {})
+        return [
+            GraphLayout(tuple(namespace.split(".")), suffix, value_field=field) for namespace, suffix, field in rows
+        ]
