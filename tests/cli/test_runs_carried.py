@@ -93,6 +93,11 @@ def test_a_workflow_is_run(desk: CommandLine) -> None:
     again = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1", "--json").json
     assert (again["run_id"], again["text"], again["trigger"]) == (found[1], "Hello. I see 1 message.", "cli")
     assert set(again) == set(RunBody.model_fields)
+    assert desk("runs", "prune", "--older-than", "0", "--json").json["runs"] == 1
+    repeated = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1")
+    assert repeated.out == said.out
+    assert f"Run {found[1]} is done.\n" in repeated.err
+    assert desk("runs", "show", found[1], "--json").json["text"] == "Hello. I see 1 message."
     assert [message["content"] for message in desk("sessions", "show", "room:1", "--json").json["messages"]] == [
         "Hello there",
         "Hello. I see 1 message.",

@@ -214,6 +214,14 @@ async def test_the_calls_of_a_child_are_told_under_its_run(tmp_path: Path) -> No
         check_problem(await client.get(path, params={"user_id": "bob"}), 404, "run-not-found")
 
 
+async def test_how_much_of_a_run_is_traced_is_a_setting(tmp_path: Path) -> None:
+    """What comes after is left out, visibly, but for how the run stands."""
+    async with service(tmp_path, ScriptedModel(["hello"]), run_trace_max_events=2) as (_, client):
+        run_id = (await client.post(RUNS, json={"message": "hi"})).json()["run_id"]
+        events = (await client.get(f"/api/v1/runs/{run_id}/trace")).json()["events"]
+    assert [event["kind"] for event in events] == ["status", "node_started", "trace_cut", "status"]
+
+
 async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
     """A repeat gets its answer, as a whole or as a stream; there is no trace any more, and it is in no list."""
     async with service(tmp_path, ScriptedModel(["hello"])) as (app, client):
@@ -232,7 +240,8 @@ async def test_a_run_that_is_no_longer_kept(tmp_path: Path) -> None:
         assert (await client.get(f"{run}/trace")).json()["events"] == []
         assert [one["run_id"] for one in (await client.get(f"{run}/tree")).json()["runs"]] == [first["run_id"]]
         assert (await client.get("/api/v1/runs")).json()["runs"] == []
-        check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")
+        problem = check_problem(await client.post(f"{run}/retry", json={}), 422, "invalid-request")
+        assert "Nothing is kept" in problem["detail"]
 
 
 async def test_a_conversation_of_an_agent_s_own_is_seen_and_erased_as_sessions_are(tmp_path: Path) -> None:

@@ -91,7 +91,9 @@ def _tell_end(terminal: Terminal, run: Run, usages: Sequence[TokenUsage]) -> Non
     if run.status == "waiting":
         return
     if run.status == "done":
-        terminal.note(f"Run {run.run_id} is done: {took(run, datetime.now(UTC))}, {tokens}.")
+        # Of one that was asked for long ago neither is known any more.
+        facts = f": {took(run, datetime.now(UTC))}, {tokens}" if run.started_at is not None else ""
+        terminal.note(f"Run {run.run_id} is done{facts}.")
         return
     why = f" ({run.error})" if run.error else ""
     terminal.error(

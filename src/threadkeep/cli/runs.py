@@ -79,8 +79,11 @@ def show_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = Fals
     from threadkeep.cli.run_values import run_values
 
     async def showing() -> tuple[Run, Sequence[TokenUsage]]:
+        from threadkeep.runs.leftovers import with_answer
+
         async with opened_memory() as memory:
-            return await _seen(memory, run_id, user), await memory.runs.trace.usage(run_id)
+            found = await with_answer(memory, await _seen(memory, run_id, user))
+            return found, await memory.runs.trace.usage(run_id)
 
     found, usages = run(showing())
     terminal = Terminal(as_json=as_json)

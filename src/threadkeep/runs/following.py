@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import replace
 
 from threadkeep.errors import RunNotFound
 from threadkeep.history.memory import Memory
-from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent
+from threadkeep.runs.leftovers import with_answer
 from threadkeep.runs.live import LiveRun, RunPiece, changed
 from threadkeep.runs.runner import Runner
 
@@ -96,24 +95,7 @@ class RunFollowing:
         run = await self._runs.run(run_id)
         if run is None:
             raise RunNotFound(run_id)
-        _seen(run, user_id)
-        return run if run.status != "done" or run.result is not None else await self._with_answer(run)
-
-    async def _with_answer(self, run: Run) -> Run:
-        if run.session_id is None or run.message_id is None:
-            return run
-        session = self._memory.session(run.session_id)
-        question = await session.find(run.message_id)
-        answer = None if question is None else await session.answer_to(question)
-        if answer is None:
-            return run
-        said: dict[str, Json] = {
-            "text": answer.content,
-            "message_id": answer.id,
-            "confidence": answer.confidence,
-            "escalated": answer.escalated,
-        }
-        return replace(run, result={name: value for name, value in said.items() if value is not None})
+        return await with_answer(self._memory, _seen(run, user_id))
 
     async def _start_if_ready(self, run: Run, live: LiveRun) -> None:
         if run.status != "queued" or live.started or run.parent_run_id is not None:

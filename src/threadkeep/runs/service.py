@@ -143,6 +143,8 @@ class RunService:
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
         if not await self._runs.retry(run_id):
+            if run.over and not run.inputs:
+                raise InvalidInput(f"Nothing is kept of what run {run_id!r} was asked; start a new run.")
             raise InvalidInput(f"Run {run_id!r} is {run.status}: only what failed or was stopped is tried again.")
         await self._go_on(run_id, mode)
 
