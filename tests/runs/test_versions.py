@@ -15,11 +15,13 @@ from tests.runs.run_workers import ASKING, Desk, opened
 from tests.runs.test_runner_processes import until, working
 from tests.runs.workers import Notes
 from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.nodes import SubworkflowNode
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
+HELPER = "schema: 1\nname: helper\nnodes:\n  think: {kind: agent, next: end}"
 GO = RunRequest(workflow="saying", text="go", session_id="room")
 
 
@@ -70,6 +72,25 @@ async def test_what_waits_in_the_queue_is_answered_by_new_code(every_desk: RunDe
         ("WorkflowVersionGone", "", "1"),
         (None, "new", "2"),
     ]
+
+
+async def test_a_parent_that_cannot_go_on_leaves_no_child_at_work(every_desk: RunDesk, clock: SettableClock) -> None:
+    """The service closed in the middle of the child, and came back with other code of the parent."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([["half", gate]])
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    help_me: Any = SubworkflowNode(workflow="helper")
+    builder.add_node("help", help_me)
+    builder.add_edge(START, "help")
+    parent = python_workflow("saying", builder, version="1")
+    async with every_desk.open(parent, HELPER, options=LEAVING) as service:
+        run = await service.submit(GO)
+        await gate.reached()
+    clock.advance(1)
+    async with every_desk.open(replace(parent, version="2"), HELPER) as service:
+        assert (await service.result(run.run_id)).status == "interrupted"
+    # The service has let go of the parent only when nothing of it is left.
+    assert [one.status for one in await every_desk.memory.runs.records.tree(run.run_id)] == ["interrupted", "cancelled"]
 
 
 @pytest.mark.process

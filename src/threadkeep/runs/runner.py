@@ -356,7 +356,9 @@ class Runner:
         """What is not in anybody's way: upkeep sees to it where it fails."""
         try:
             await self.start_next(run)
-            if run.attempts > 1 and outcome.status != "waiting":
+            # One that was given back begins its first try once more.
+            again = run.attempts > 1 or run.started_at != run.heartbeat_at
+            if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done":
                 await self._checkpoints.remove([run.run_id])
