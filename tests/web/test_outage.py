@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from tests.web.services import check_problem, client_of, history, opened_app, said, say, settings_for, until
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 if TYPE_CHECKING:
     import httpx2
@@ -73,6 +73,37 @@ async def test_an_outage_costs_nobody_an_answer_and_no_turn(
         assert again["response"] == first["response"]
         assert len(await history(client, "s1", user_id="ann")) == 6
         assert len(model.calls) == 4
+
+
+async def test_an_outage_in_the_middle_of_a_turn_costs_nobody_an_answer(
+    tmp_path: Path, unsteady_postgres: Postgres, unsteady_url: str
+) -> None:
+    """The database goes while the model thinks: its answer is given all the same, and is there once when it is back."""
+    settings = settings_for(tmp_path, database_url=unsteady_url, postgres_pool_timeout=1.0, write_timeout=0.5)
+    gate = Gate()
+    model = ScriptedModel(["ok", [gate, "the answer"]])
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        await say(client, "before", session_id="s1")
+        asking = asyncio.create_task(say(client, "during", session_id="s1", message_id="m1"))
+        await gate.reached()
+        await asyncio.to_thread(unsteady_postgres.stop)
+        started = time.monotonic()
+        gate.open()
+        assert (await asking)["response"] == "the answer"
+        assert time.monotonic() - started < 15
+        await asyncio.to_thread(unsteady_postgres.start)
+        await until(lambda: is_ready(client))
+        run_id = asking.result()["run_id"]
+
+        async def is_recorded() -> bool:
+            return bool((await client.get(f"/api/v1/runs/{run_id}")).json()["status"] == "done")
+
+        await until(is_recorded)
+        contents = [message["content"] for message in await history(client, "s1")]
+        assert contents == ["before", "ok", "during", "the answer"]
+        again = await say(client, "during", session_id="s1", message_id="m1")
+        assert (again["run_id"], again["response"]) == (run_id, "the answer")
+        assert len(model.calls) == 2
 
 
 async def test_an_outage_shows_nobody_what_another_said(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import takewhile
@@ -123,25 +123,32 @@ class Session:
 
     def waiting(self) -> tuple[Message, ...]:
         """What this process could not write yet, in order; with a `user_id`, only what was said as that user."""
-        return tuple(
-            message
-            for entry in self._pending.entries
-            if entry.turn.session_id == self.session_id
-            and not entry.refused
-            and self.user_id in (None, entry.turn.user_id)
-            for message in entry.turn.messages
-        )
+        return tuple(message for turn in self._waiting_turns() for message in turn.messages)
+
+    def waiting_answer(self, message_id: str) -> Message | None:
+        """The complete answer to a message that this process could not write yet; the message may be stored or not."""
+        for turn in self._waiting_turns():
+            for message in turn.messages:
+                if turn.answers == message_id and message.role == "assistant" and message.status == "complete":
+                    return message
+        return None
+
+    def _waiting_turns(self) -> Iterator[Turn]:
+        for entry in self._pending.entries:
+            turn = entry.turn
+            if turn.session_id == self.session_id and not entry.refused and self.user_id in (None, turn.user_id):
+                yield turn
 
     @asynccontextmanager
-    async def patience(self) -> AsyncIterator[None]:
+    async def patience(self, seconds: float = PATIENCE_SECONDS) -> AsyncIterator[None]:
         """Wait for the database as long as somebody who answers people may, and not long once it is known to fail.
 
         Raises:
             TimeoutError: it did not answer in time. Whoever waits next is told so sooner.
         """
-        seconds = PATIENCE_SECONDS_IN_AN_OUTAGE if self._pending.database_fails else PATIENCE_SECONDS
+        limit = min(seconds, PATIENCE_SECONDS_IN_AN_OUTAGE) if self._pending.database_fails else seconds
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(limit):
                 yield
         except (StoreError, TimeoutError):
             self._pending.database_fails = True

@@ -40,6 +40,10 @@ from threadkeep.runs.service import RunService
 from threadkeep.runs.unstored import UnstoredRuns
 
 
+_SUBMIT_SECONDS = 15.0
+"""How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""
+
+
 class Chat:
     """The conversations of one memory with the agents of its workflows."""
 
@@ -150,7 +154,7 @@ class Chat:
             runs = await self._service(session)
             if runs is None:
                 return None
-            async with session.patience():
+            async with session.patience(_SUBMIT_SECONDS):
                 submitted = await runs.submit(turn.run_request)
         turn.session_id, turn.run_id = submitted.session_id or turn.session_id, submitted.run_id
         ended = await self._end_of(turn, runs, submitted)

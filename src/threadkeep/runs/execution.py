@@ -124,7 +124,9 @@ class Execution:
             return False
         try:
             await runs.run(self._run.run_id)
-        except StoreUnavailable:
+        except StoreUnavailable as error:
+            # Not the last word; but who waits for the run may not want to wait for the database.
+            self._live.came_out(Outcome("failed", error=kind_of(error)))
             await insist(lambda: runs.run(self._run.run_id))
             return True
         return False

@@ -325,12 +325,12 @@ class Runner:
 
     async def _end(self, carried: Carried, outcome: Outcome) -> Outcome | None:
         """Record how a run ended; None when it is not this process's any more."""
+        carried.live.came_out(outcome)
         if outcome.status == "failed" and await insist(lambda: self._is_to_stop(carried.run)):
             # It fails because a part of it has been stopped already, or would have been stopped next.
             outcome = Outcome("cancelled")
         told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
-        carried.live.came_out(outcome)
         return await insist(lambda: self._record(carried, outcome))
 
     async def _is_to_stop(self, run: Run) -> bool:

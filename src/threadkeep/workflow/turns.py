@@ -86,6 +86,11 @@ class OpenTurn:
         self.run_id = run_id or self.run_id
         if not self.question:
             return
+        if self.question_id is not None and (waiting := self.session.waiting_answer(self.question_id)) is not None:
+            # It was answered, and the database has not taken that yet.
+            self._repeated, self._known_question_id = True, self.question_id
+            self.answered = AIMessage(content=waiting.content, id=waiting.id)
+            return
         question = [self._stored(message, "complete").with_fields(metadata=metadata or {}) for message in self.question]
         self._repeated = any(message.id == self.question_id for message in self.session.waiting())
         if not self._repeated:
