@@ -39,7 +39,6 @@ from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.runs.unstored import UnstoredRuns
 
-
 _SUBMIT_SECONDS = 15.0
 """How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""
 
