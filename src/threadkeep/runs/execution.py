@@ -178,7 +178,7 @@ class Execution:
         elif part["type"] == "tasks":
             self._note_task(data)
         elif isinstance(data, Mapping) and data.get("kind") == "agent_messages":
-            self._notes.note("agent_messages", str(data.get("node")), _map(jsonable(data.get("data"))))
+            self._notes.note("agent_messages", str(data.get("node")), _without_empty(_map(jsonable(data.get("data")))))
         else:
             self._notes.note("custom", data={"value": jsonable(data)})
 
@@ -271,3 +271,20 @@ def _unheard(workflow: Workflow) -> frozenset[str]:
 
 def _map(value: Json) -> Mapping[str, Json]:
     return value if isinstance(value, Mapping) else {"value": value}
+
+
+def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
+    """LangChain's messages without the fields that say nothing, which it puts in again when it reads them."""
+    messages = data.get("messages")
+    if not isinstance(messages, list):
+        return dict(data)
+    return {**data, "messages": [_message(one) if isinstance(one, Mapping) else one for one in messages]}
+
+
+def _message(message: Mapping[str, Json]) -> dict[str, Json]:
+    fields = message.get("data")
+    if not isinstance(fields, Mapping):
+        return dict(message)
+    empty: tuple[Json, ...] = (None, [], {})
+    kept = {name: value for name, value in fields.items() if name == "content" or value not in empty}
+    return {**message, "data": kept}

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import Run, RunBudget, RunInput
 from threadkeep.store.codec import clean_json, time_of
 from threadkeep.store.driver import Connection, Row
+from threadkeep.store.runs.said import lookups, missing_in, texts_of, whole_result
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 # The statement has the columns in the order of the record; the column of `inputs` is called input.
@@ -78,7 +79,21 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
         for row in await connection.fetch(for_rows(sql, len(rows)), row_parameters(rows)):
             run = run_of(row)
             found[run.run_id] = run
+    await _put_in_texts(connection, found)
     return [found[run_id] for run_id in run_ids if run_id in found]
+
+
+async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
+    """Put in the texts that results only refer to."""
+    said = load_statements("runs.sql")["said"]
+    referring = {run.run_id: ids for run in runs.values() if run.result and (ids := missing_in([run.result]))}
+    if not referring:
+        return
+    statements = [one for run_id, ids in referring.items() for one in lookups(said, run_id, ids)]
+    texts = texts_of(await connection.fetch_each(statements))
+    for run_id in referring:
+        run = runs[run_id]
+        runs[run_id] = replace(run, result=whole_result(run.result or {}, texts))
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:

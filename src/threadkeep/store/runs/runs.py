@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEnd
-from threadkeep.store.codec import time_text
-from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.codec import clean_json, time_text
+from threadkeep.store.driver import Driver, Parameters, Row
 from threadkeep.store.runs.active_sessions import ActiveSessions
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.retention import FinishedRuns
-from threadkeep.store.runs.rows import fetch_run, json_text, run_of
+from threadkeep.store.runs.rows import fetch_run, json_of, json_text, run_of
+from threadkeep.store.runs.said import short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
 from threadkeep.store.statements import load_statements
 
 STALE_SECONDS = 15.0
 _NEVER = "1970-01-01T00:00:00.000000+00:00"
+
+
+def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
+    short = None if result is None else short_result(result)
+    message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
+    return {
+        "result": None if result is None else json_text(dict(result)),
+        "short_result": None if short is None else json_text(short),
+        "message_id": message_id,
+        "text": clean_json(text),
+    }
 
 
 @dataclass(frozen=True)
@@ -114,22 +126,22 @@ class Runs:
         key = {"run_id": run_id, "owner": owner, "status": ending.status}
         parameters = {
             **key,
-            "result": None if ending.result is None else json_text(dict(ending.result)),
+            **_result_parameters(ending.result),
             "error": ending.error,
             "set_aside": ending.set_aside,
             "now": self._now(),
         }
         finish = (self._sql["finish"], parameters)
         async with self._driver.writing() as connection:
-            if group is None:
-                ended = await connection.fetch(*finish)
-            else:
-                ended, held = await connection.fetch_each([finish, self.trace.hold(run_id)])
-                if ended:
-                    await self.trace.store(connection, run_id, held, group)
-            if not ended:
-                ended = await connection.fetch(self._sql["ended"], key)
-        return run_of(ended[0]) if ended else None
+            held: Sequence[list[Row]]
+            ended, *held = await connection.fetch_each([finish, *self.trace.hold(run_id, group)])
+            if ended and group is not None:
+                await self.trace.store(connection, run_id, held, group)
+            if not ended and not await connection.fetch(self._sql["ended"], key):
+                return None
+            if not ended or ending.result is None:
+                return await fetch_run(connection, run_id)
+        return replace(run_of(ended[0]), result=json_of(str(parameters["result"])))
 
     async def set_aside(self, run_id: str, error: str) -> bool:
         """Let a run fail that nobody carries out any more, and wait for a person; False when it is over, or waits.

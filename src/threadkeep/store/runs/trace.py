@@ -12,6 +12,7 @@ from threadkeep.records.runs import RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, json_text
+from threadkeep.store.runs.said import lookups, missing_in, restored, shortened, texts_in, texts_of
 from threadkeep.store.statements import load_statements
 
 TRACE_CUT: Final = "trace_cut"
@@ -57,7 +58,7 @@ class RunTrace:
         self._driver = driver
         self._clock = clock
         self._limits = limits
-        self._sql = load_statements("runs_trace.sql", f"{driver.backend}/runs.sql")
+        self._sql = load_statements("runs_trace.sql", "runs.sql", f"{driver.backend}/runs.sql")
 
     async def append(
         self,
@@ -84,22 +85,27 @@ class RunTrace:
         group = TraceGroup(list(events), list(usage), after)
         async with self._driver.writing() as connection:
             keep = (self._sql["keep_run"], {"run_id": run_id})
-            kept, held = await connection.fetch_each([keep, self.hold(run_id)])
+            kept, *held = await connection.fetch_each([keep, *self.hold(run_id, group)])
             if not kept or (owner is not None and kept[0][0] != owner):
                 return None
             return await self.store(connection, run_id, held, group)
 
-    def hold(self, run_id: str) -> Statement:
-        """What keeps others from a run's trace until the transaction ends, and says how much there is of it."""
-        return self._sql["hold_trace"], {"run_id": run_id}
+    def hold(self, run_id: str, group: TraceGroup | None) -> list[Statement]:
+        """What keeps others from a run's trace until the transaction ends, and says what there is of it already."""
+        if group is None:
+            return []
+        said = texts_in(event.data for event in group.events)
+        return [(self._sql["hold_trace"], {"run_id": run_id}), *lookups(self._sql["said"], run_id, said)]
 
-    async def store(self, connection: Connection, run_id: str, held: Sequence[Row], group: TraceGroup) -> int:
+    async def store(self, connection: Connection, run_id: str, held: Sequence[Sequence[Row]], group: TraceGroup) -> int:
         """Store a group in a transaction that holds the trace; answers the number of the newest event."""
-        [(last_number, characters, cut)] = held
+        [(last_number, characters, cut)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
         if group.after is not None and before.last_number != group.after:
             return before.last_number
-        rows, extent = self._fitting(before, group.events)
+        said = texts_of(found)
+        events = [replace(event, data=shortened(event.data, said)) for event in group.events]
+        rows, extent = self._fitting(before, events)
         now = time_text(self._clock())
         statements: list[Statement] = [
             (self._sql["insert_event"], {"run_id": run_id, "created_at": now, **row}) for row in rows
@@ -120,7 +126,11 @@ class RunTrace:
         """The events of a run that follow a number, in order."""
         parameters = {"run_id": run_id, "after": after, "limit": limit}
         async with self._driver.reading() as connection:
-            return [_event_of(row) for row in await connection.fetch(self._sql["events"], parameters)]
+            events = [_event_of(row) for row in await connection.fetch(self._sql["events"], parameters)]
+            if not (ids := missing_in(event.data for event in events)):
+                return events
+            said = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
+        return [replace(event, data=restored(event.data, said)) for event in events]
 
     async def last_number(self, run_id: str) -> int:
         """The number of a run's newest event; 0 when there is none."""

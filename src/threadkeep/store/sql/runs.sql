@@ -29,9 +29,24 @@ WHERE owner = :owner AND status = 'running'
 -- The version that a run goes on with, which has done nothing with another one.
 UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
+-- name: said
+-- A message of a run's session.
+SELECT m.id, m.content FROM chat_runs r JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :message_id
+WHERE r.run_id = :run_id
+
 -- name: finish
+-- What the run says stands in its result by reference, if the transcript has it. CASE takes the type of its ELSE.
 UPDATE chat_runs SET
-    status = :status, result = :result, error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now
+    status = :status,
+    result = CASE
+        WHEN EXISTS (
+            SELECT 1 FROM chat_messages m
+            WHERE m.session_id = chat_runs.session_id AND m.id = :message_id AND m.content = :text
+        ) THEN :short_result
+        WHEN TRUE THEN :result
+        ELSE chat_runs.result
+    END,
+    error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now
 WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 RETURNING
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
