@@ -11,6 +11,7 @@ from typing import Literal
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json, time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Row
+from threadkeep.store.manifest_packing import packed, unpacked
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 type Cursor = tuple[datetime, str, int]
@@ -101,7 +102,7 @@ class ManifestRows:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: somebody else has locked one of the sessions; nothing was stored.
         """
-        rows = [(entry, dump_json(clean_json(dict(entry.manifest)))) for entry in entries]
+        rows = [(entry, _manifest_text(entry)) for entry in entries]
         # In one order everywhere, so that two processes never wait for each other's rows in a circle.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
@@ -206,6 +207,13 @@ def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
     return row_parameters([{"digest": digest} for digest in digests])
 
 
+def _manifest_text(entry: NotedManifest) -> str:
+    manifest = clean_json(dict(entry.manifest))
+    columns = {"run_id": entry.run_id} | ({} if entry.session_id is None else {"session_id": entry.session_id})
+    return dump_json(packed(manifest, columns) if isinstance(manifest, dict) else manifest)
+
+
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, manifest = row
-    return StoredManifest(session_id, run_id, int(call), time_of(created_at), json.loads(manifest))
+    columns = {"session_id": session_id, "run_id": run_id}
+    return StoredManifest(session_id, run_id, int(call), time_of(created_at), unpacked(json.loads(manifest), columns))

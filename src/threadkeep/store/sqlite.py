@@ -17,6 +17,9 @@ from threadkeep.store.statements import load_statements
 
 _READERS = 4
 _STOP_SECONDS = 0.01
+# A row without a rowid that takes more than a quarter of a page gets another one for itself: of SQLite's 4,096 bytes
+# half of the room of a transcript would be left empty.
+_PAGE_BYTES = 8192
 
 
 class SqliteDriver:
@@ -175,6 +178,8 @@ async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = 
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
         if path is not None and mode != "wal":
+            # Of a file that is there already the pages stay as they are.
+            await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             await _switch_to_wal(raw, options.lock_timeout_seconds)
     except BaseException:
         await raw.close()

@@ -1,0 +1,66 @@
+"""Manifests as their column takes them: without what other columns have, entries that are alike in one list a field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+
+from threadkeep.records import Json
+
+_PACKED = "packed"
+_EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
+
+
+def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
+    """A manifest, shorter; `columns` are fields that its row has already. One of another make stays as it is."""
+    entries = manifest.get("entries")
+    told = all(manifest.get(name) == value for name, value in columns.items())
+    if not isinstance(entries, list) or _PACKED in manifest or not told:
+        return dict(manifest)
+    mappings = [one for one in entries if isinstance(one, Mapping) and _EACH not in one]
+    if len(mappings) < len(entries):
+        return dict(manifest)
+    short = {name: value for name, value in manifest.items() if name not in columns and name != "entries"}
+    short[_PACKED] = [part for _, group in groupby(mappings, key=tuple) for part in _together(list(group))]
+    return short
+
+
+def unpacked(short: Mapping[str, Json], columns: Mapping[str, str | None]) -> dict[str, Json]:
+    """The manifest that was packed; one that never was, as it is."""
+    parts = short.get(_PACKED)
+    if "entries" in short or not isinstance(parts, list):
+        return dict(short)
+    whole: dict[str, Json] = {name: value for name, value in columns.items() if value is not None}
+    whole |= {name: value for name, value in short.items() if name != _PACKED}
+    whole["entries"] = [one for part in parts for one in _apart(part)]
+    return whole
+
+
+def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
+    if len(group) == 1:
+        yield dict(group[0])
+        return
+    alike = {name: value for name, value in group[0].items() if all(_same(one[name], value) for one in group)}
+    each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0] if name not in alike}
+    # The order of the fields is that of the entries, which a text of them shows.
+    yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
+
+
+def _same(one: Json, other: Json) -> bool:
+    """Whether two values are written alike; 1 and true are equal and are not."""
+    return one == other and type(one) is type(other) and not isinstance(one, list | dict)
+
+
+def _apart(part: Json) -> Iterable[Json]:
+    if not isinstance(part, Mapping) or _EACH not in part:
+        yield part
+        return
+    each, alike, fields = part[_EACH], part[_ALL], part[_FIELDS]
+    if isinstance(each, Mapping) and isinstance(alike, Mapping) and isinstance(fields, list):
+        for number in range(int(str(part[_COUNT]))):
+            yield {str(name): _value(each, alike, str(name), number) for name in fields}
+
+
+def _value(each: Mapping[str, Json], alike: Mapping[str, Json], name: str, number: int) -> Json:
+    values = each.get(name)
+    return values[number] if isinstance(values, list) else alike[name]

@@ -1,0 +1,36 @@
+"""Manifests are stored shorter than they are, and read as they were."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.records import Json, dump_json
+from threadkeep.store.manifest_packing import packed, unpacked
+
+VALUES: st.SearchStrategy[Json] = st.one_of(
+    st.none(), st.booleans(), st.integers(0, 2), st.sampled_from(["window", "input"]), st.just([1]), st.just({"a": 1})
+)
+ENTRIES = st.lists(st.dictionaries(st.sampled_from(["section", "tokens", "seq", "each", "id"]), VALUES), max_size=6)
+
+
+@given(entries=ENTRIES, run_id=st.sampled_from(["r1", "another"]))
+def test_a_manifest_is_read_as_it_was(entries: list[dict[str, Json]], run_id: str) -> None:
+    """Whatever its entries are, field by field in their order."""
+    manifest: dict[str, Json] = {"run_id": run_id, "budget": 4000, "entries": list[Json](entries)}
+    stored = json.loads(dump_json(packed(manifest, {"run_id": "r1"})))
+    found = unpacked(stored, {"run_id": "r1"})
+    assert dump_json(found["entries"]) == dump_json(manifest["entries"])
+    assert found == manifest
+
+
+def test_entries_that_are_alike_take_little_room() -> None:
+    """A window of twenty messages takes half of what it is."""
+    entries: list[Json] = [
+        {"section": "window", "tokens": 40 + number, "source": "transcript", "seq": number, "id": f"m{number}"}
+        for number in range(20)
+    ]
+    manifest: dict[str, Json] = {"run_id": "r1", "entries": entries}
+    assert len(dump_json(packed(manifest, {"run_id": "r1"}))) * 2 < len(dump_json(manifest))
