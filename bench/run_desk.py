@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +19,7 @@ from bench.contenders import TurnTexts
 from threadkeep import Memory, open_memory
 from threadkeep.graphs.built_in import CHAT
 from threadkeep.graphs.compiling import CompiledWorkflow, Compiler
+from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import initial_state
@@ -30,6 +31,15 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
 from threadkeep.workflow.offline_model import OfflineModel
+
+STEPS = "steps"
+_STEPS = """\
+schema: 1
+name: steps
+nodes:
+  greeting: {kind: template, text: Hello, next: answer}
+  answer: {kind: agent, tools: ["bench.context_reuse:look_up"], next: end}
+"""
 
 
 class AnsweringModel(OfflineModel):
@@ -67,21 +77,22 @@ class RunDesk:
     memory: Memory
     service: RunService
     saver: BaseCheckpointSaver[str]
-    graph: CompiledWorkflow
+    graphs: Mapping[str, CompiledWorkflow]
     resources: Resources
 
-    async def wait_for(self, session_id: str, text: str, message_id: str) -> str:
+    async def wait_for(self, session_id: str, text: str, message_id: str, workflow: str = CHAT) -> str:
         """A turn as a run, waited for: what it says."""
-        request = RunRequest(workflow=CHAT, text=text, session_id=session_id, message_id=message_id)
+        request = RunRequest(workflow=workflow, text=text, session_id=session_id, message_id=message_id)
         submitted = await self.service.submit(request)
         result = await self.service.result(submitted.run_id)
         return result.text
 
-    async def call_plainly(self, session_id: str, text: str, message_id: str) -> str:
+    async def call_plainly(self, session_id: str, text: str, message_id: str, workflow: str = CHAT) -> str:
         """The same turn as a plain call of the same graph, with the same checkpointer and memory."""
         config: RunnableConfig = {"configurable": {"thread_id": message_id, "session_id": session_id}}
-        context = RunContext(message_id, CHAT, self.resources, session_id=session_id, message_id=message_id)
-        state = await self.graph.ainvoke(initial_state(text, message_id=message_id), config, context=context)
+        context = RunContext(message_id, workflow, self.resources, session_id=session_id, message_id=message_id)
+        given = initial_state(text, message_id=message_id)
+        state = await self.graphs[workflow].ainvoke(given, config, context=context)
         return str(state["messages"][-1].text)
 
 
@@ -96,9 +107,10 @@ async def open_desk(
         saver = await stack.enter_async_context(open_checkpointer(address, kept))
         model = AnsweringModel()
         resources = Resources(memory=memory, model=lambda _: model, observer=memory.observers)
-        workflows = Workflows()
+        workflows = Workflows([read_workflow(_STEPS)])
         options = replace(options or RunServiceOptions(), engine=engine or EngineOptions())
         opening = open_runs(memory, address, workflows, resources, checkpointer=saver, store=None, options=options)
         service = await stack.enter_async_context(opening)
-        graph = Compiler(checkpointer=saver, store=None).compiled(workflows.get(CHAT))
-        yield RunDesk(memory, service, saver, graph, resources)
+        compiler = Compiler(checkpointer=saver, store=None)
+        graphs = {name: compiler.compiled(workflows.get(name)) for name in (CHAT, STEPS)}
+        yield RunDesk(memory, service, saver, graphs, resources)

@@ -13,17 +13,21 @@ from uuid import uuid4
 
 from bench.chat_texts import chats
 from bench.lanes import Tell
-from bench.run_desk import open_desk
+from bench.run_desk import STEPS, open_desk
+from threadkeep.graphs.built_in import CHAT
 
 _PAUSE_SECONDS = 0.02
 _SESSIONS = 8
 
-type Turn = Callable[[str, str, str], Awaitable[str]]
+type Turn = Callable[[str, str, str, str], Awaitable[str]]
+
+
+WORKFLOWS = {CHAT: "the built-in chat", STEPS: "a step and an agent with a tool"}
 
 
 @dataclass(frozen=True)
 class Latency:
-    """The median milliseconds of a turn, by how it was asked for."""
+    """The median milliseconds of a turn of a workflow, by how it was asked for."""
 
     run: float
     plain: float
@@ -34,9 +38,9 @@ class Latency:
         return self.run - self.plain
 
 
-async def measure_latency(url: str, rounds: int, tell: Tell) -> Latency:
-    """Take turns, in another order each round, after a few that do not count."""
-    times: dict[str, list[float]] = {"run": [], "plain": []}
+async def measure_latency(url: str, rounds: int, tell: Tell) -> dict[str, Latency]:
+    """Take turns, in another order each round, after a few that do not count; by workflow."""
+    times: dict[tuple[str, str], list[float]] = {(name, way): [] for name in WORKFLOWS for way in ("run", "plain")}
     questions, order = chats(seed=2), Random(1)
     async with open_desk(url) as desk:
         ways: dict[str, Turn] = {"run": desk.wait_for, "plain": desk.call_plainly}
@@ -47,17 +51,17 @@ async def measure_latency(url: str, rounds: int, tell: Tell) -> Latency:
             if number == 0:
                 gc.collect()
                 gc.freeze()
-            for name in order.sample(list(ways), len(ways)):
-                spent = await _timed(ways[name], f"{name}:{number % _SESSIONS}", next(questions).user)
+            for name, way in order.sample(list(times), len(times)):
+                spent = await _timed(ways[way], f"{name}-{way}:{number % _SESSIONS}", next(questions).user, name)
                 if number >= 0:
-                    times[name].append(spent)
+                    times[name, way].append(spent)
         gc.unfreeze()
-    return Latency(median(times["run"]), median(times["plain"]))
+    return {name: Latency(median(times[name, "run"]), median(times[name, "plain"])) for name in WORKFLOWS}
 
 
-async def _timed(turn: Turn, session_id: str, text: str) -> float:
+async def _timed(turn: Turn, session_id: str, text: str, workflow: str) -> float:
     started = time.perf_counter()
-    await turn(session_id, text, str(uuid4()))
+    await turn(session_id, text, str(uuid4()), workflow)
     spent = (time.perf_counter() - started) * 1_000
     # Whoever has an answer reads it; what is cleared up meanwhile shall not stand in the next turn's way.
     await asyncio.sleep(_PAUSE_SECONDS)

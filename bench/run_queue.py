@@ -39,8 +39,8 @@ _ROOT = Path(__file__).parent.parent
 class QueuePlan:
     """In each round every contender makes so many turns, each of a session of its own."""
 
-    rounds: int = 5
-    turns: int = 200
+    rounds: int = 3
+    turns: int = 80
     contenders: tuple[str, ...] = CONTENDERS
 
 

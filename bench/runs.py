@@ -21,7 +21,7 @@ from bench.lanes import Tell
 from bench.machine import machine_line
 from bench.postgres_server import postgres_server
 from bench.run_growth import PARTS, TURNS_A_SESSION, Growth, measure_growth
-from bench.run_latency import Latency, measure_latency
+from bench.run_latency import WORKFLOWS, Latency, measure_latency
 from bench.run_queue import AT_ONCE, PLAIN, QueuePlan, measure_queue
 from bench.sections import PAGE, put_section
 from bench.tables import ENGINE_TITLES, Sheet, markdown
@@ -34,9 +34,9 @@ class RunsPlan:
     """How much is measured."""
 
     engines: tuple[Engine, ...] = ENGINES
-    latency_rounds: int = 400
+    latency_rounds: int = 150
     queue: QueuePlan = QueuePlan()
-    growth_turns: int = 1_000
+    growth_turns: int = 500
 
 
 FULL = RunsPlan()
@@ -47,7 +47,7 @@ QUICK = RunsPlan(latency_rounds=20, queue=QueuePlan(rounds=1, turns=30), growth_
 class Found:
     """What a run of the bench found on one engine."""
 
-    latency: Latency
+    latency: Mapping[str, Latency]
     queue: Mapping[str, float]
     growth: Growth
 
@@ -127,9 +127,13 @@ def _aims(found: Mapping[Engine, Found]) -> Sheet:
     rows: list[tuple[str, ...]] = []
     for engine, one in found.items():
         title = ENGINE_TITLES[engine]
-        added, times = one.latency.added, one.growth.times_text
+        added, times = max(each.added for each in one.latency.values()), one.growth.times_text
         for sentence, bound, value in (
-            ("added to a turn that somebody waits for, milliseconds at the median", _ADDED_MILLISECONDS, added),
+            (
+                "added to a turn that is waited for, at the worst, milliseconds at the median",
+                _ADDED_MILLISECONDS,
+                added,
+            ),
             ("growth of the database, × the text of the turns", _TIMES_TEXT, times),
         ):
             rows.append((title, sentence, f"≤ {bound:g}", f"{value:.1f}", "met" if value <= bound else "missed"))
@@ -138,8 +142,9 @@ def _aims(found: Mapping[Engine, Found]) -> Sheet:
 
 def _latency(found: Mapping[Engine, Found]) -> Sheet:
     rows = tuple(
-        (ENGINE_TITLES[engine], f"{one.latency.run:.1f}", f"{one.latency.plain:.1f}", f"{one.latency.added:.1f}")
+        (f"{ENGINE_TITLES[engine]}, {WORKFLOWS[name]}", f"{each.run:.1f}", f"{each.plain:.1f}", f"{each.added:+.1f}")
         for engine, one in found.items()
+        for name, each in one.latency.items()
     )
     return Sheet("A turn", ("milliseconds", "as a run", "`graph.ainvoke`", "added"), rows)
 
