@@ -211,7 +211,7 @@ def test_a_file_in_the_working_folder_is_read(monkeypatch: pytest.MonkeyPatch, t
         ("DATABASE_URL", f"mysql://u:{SECRET}@h/d", "postgresql://user@host/database"),
         ("DATABASE_URL", f"postgresql://u:{SECRET}/x@h/d", "%2F"),
         ("POSTGRES_DSN", f"mysql://u:{SECRET}@h/d", "postgresql://"),
-        ("POSTGRES_DSN", "sqlite:////tmp/graph.db", "postgresql://"),
+        ("POSTGRES_DSN", "sqlite:////var/lib/graph.db", "postgresql://"),
         ("POSTGRES_DSN", "", "postgresql://"),
         ("HOST", "0.0.0.0", "THREADKEEP_API_KEYS"),  # noqa: S104  what is tested
         ("HOST", "example.org", "THREADKEEP_API_KEYS"),

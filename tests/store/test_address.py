@@ -17,8 +17,8 @@ _SECRET = "s3cr3t"
     ("url", "path"),
     [
         ("sqlite:////var/lib/threadkeep/threadkeep.db", "/var/lib/threadkeep/threadkeep.db"),
-        ("sqlite:////tmp/a%20b.db", "/tmp/a b.db"),
-        ("sqlite:////tmp/聊天.db", "/tmp/聊天.db"),
+        ("sqlite:////var/lib/a%20b.db", "/var/lib/a b.db"),
+        ("sqlite:////var/lib/聊天.db", "/var/lib/聊天.db"),
         ("sqlite://", None),
         ("sqlite:///", None),
         ("sqlite:///:memory:", None),
@@ -93,8 +93,8 @@ def test_a_refusal_never_shows_the_password(url: str) -> None:
 def test_different_databases_have_different_fingerprints() -> None:
     """What belongs to one database must not be found by another: host, port and name count, wherever they stand."""
     urls = [
-        "sqlite:////tmp/a.db",
-        "sqlite:////tmp/b.db",
+        "sqlite:////var/lib/a.db",
+        "sqlite:////var/lib/b.db",
         "postgresql://db/chat",
         "postgresql://db/other",
         "postgresql://db:5433/chat",

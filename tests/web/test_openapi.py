@@ -70,7 +70,7 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
 
 
 # The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.
-@pytest.mark.filterwarnings("ignore::hypothesis.errors.HypothesisDeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
 def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
     """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""

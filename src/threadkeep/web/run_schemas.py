@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, cast, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
@@ -242,5 +242,4 @@ class Cancelled(BaseModel):
 
 
 def _json(value: Json) -> JsonValue:
-    checked: JsonValue = value  # type: ignore[assignment]  # mappings and sequences of the record are JSON's
-    return checked
+    return cast("JsonValue", value)  # mappings and sequences of the record are JSON's

@@ -40,7 +40,7 @@ class Assembler:
         self._rows_by_id: dict[str | None, Message] = {row.id: row for row in recollection.messages if row.id}
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
-        self._shown: dict[tuple[int, TokenCounter], tuple[Summary, ...]] = {}
+        self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
         """Choose the window; `wanted` are the extras that are still to be found, `extras` those that were.
@@ -101,10 +101,11 @@ class Assembler:
 
     def _summaries_for(self, call: Call) -> tuple[Summary, ...]:
         """The summaries that have room in a call of this size."""
-        key = (self._layout.most("summary", call.budget), call.counter)
-        if key not in self._shown:
-            self._shown[key] = fitting_summaries(self._recollection.summaries, *key)
-        return self._shown[key]
+        most, counter = self._layout.most("summary", call.budget), call.counter
+        # Calls of one run are mostly of one size; a counter may be any callable, so it is known by what it is.
+        if self._shown is None or self._shown[0] != most or self._shown[1] is not counter:
+            self._shown = (most, counter, fitting_summaries(self._recollection.summaries, most, counter))
+        return self._shown[2]
 
     def _pieces(self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary]) -> Iterator[Piece]:
         """All that may be sent, in order: the system message and the summary first."""

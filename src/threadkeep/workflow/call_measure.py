@@ -51,6 +51,8 @@ class CallMeasure:
 
     def for_messages(self, messages: Sequence[BaseMessage]) -> CallMeasure:
         """The measure of a call of these: only of texts can be learned how texts are counted."""
+        if not self.learns:
+            return self
         texts_only = not any(count_message(message, _no_text) for message in messages)
         return self if texts_only else replace(self, learns=False)
 
