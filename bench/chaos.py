@@ -53,7 +53,8 @@ def _plan(given: argparse.Namespace, engine: Engine, seed: int, seconds: float) 
         seconds,
         between_kills=_KILLS[engine],
         clocks_wrong_by_hours=(0.0, -1.0, 1.0) if given.clocks else (0.0,),
-        pauses_seconds=_PAUSE_SECONDS if given.pauses else 0.0,
+        # Beside a SQLite file nobody is taken for dead who only stands still: what he has stays his.
+        pauses_seconds=_PAUSE_SECONDS if given.pauses and engine == "postgres" else 0.0,
     )
 
 
@@ -141,7 +142,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="of the first part; another one each time by default")
     parser.add_argument("--minutes", type=float, default=2.0, help="how long, about; it ends at the first fault")
     parser.add_argument("--clocks", action="store_true", help="clocks jump an hour back or ahead")
-    parser.add_argument("--pauses", action="store_true", help="processes also stand still, and are taken for dead")
+    parser.add_argument(
+        "--pauses", action="store_true", help="beside PostgreSQL processes also stand still, and are taken for dead"
+    )
     parser.add_argument("--crashes", action="store_true", help="PostgreSQL crashes too, and comes back")
     parser.add_argument("--engine", choices=ENGINES, help="on this engine only")
     return parser
