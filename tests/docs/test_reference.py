@@ -53,6 +53,7 @@ INTERNAL = {
     "recall",
     "at",
     "check_owner",
+    "waiting_answer",
     "tell_write_failed",
 }
 # Their default is a place on the user's own machine, or no place at all, and is said in words.
