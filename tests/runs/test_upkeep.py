@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
+
+import pytest
 
 from tests.runs.desk import QUICK, RunDesk, carried_out
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
+from threadkeep.runs.engine import Engine
+from threadkeep.runs.live import changed
+from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import ScriptedModel, SettableClock
 
@@ -99,6 +106,25 @@ async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableCloc
             return await kept() == [False, False]
 
         await eventually(none)
+
+
+async def test_it_begins_with_the_engine(desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that takes long to open stops nothing for good: what was left is seen to afterwards."""
+
+    @asynccontextmanager
+    async def slowly(*arguments: Any, **options: Any) -> AsyncIterator[Engine]:
+        assert not await changed(asyncio.Event(), 0.1)
+        async with open_engine(*arguments, **options) as engine:
+            yield engine
+
+    monkeypatch.setattr("threadkeep.runs.service.open_engine", slowly)
+    await desk.memory.runs.order.add(NewRun(run_id="left", workflow="desk", input={"text": "hi"}))
+    async with desk.open(AGENT, options=BUSY) as service:
+
+        async def done() -> bool:
+            return (await service.run("left")).over
+
+        await eventually(done)
 
 
 async def test_a_round_that_fails_is_told_of(desk: RunDesk) -> None:

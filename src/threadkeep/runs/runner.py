@@ -65,6 +65,10 @@ class Runner:
         self._engine, self._means = engine, means
         self._opened.set()
 
+    async def opened(self) -> None:
+        """Wait until it has begun."""
+        await self._opened.wait()
+
     @property
     def engine(self) -> Engine:
         """The engine."""
@@ -102,6 +106,8 @@ class Runner:
         Raises:
             StoreError: the engine does not take it; it is given back.
         """
+        if self.live.of(run.run_id).started:
+            return
         self._expected[run.run_id] = run
         try:
             await self._start(run.run_id, self.engine.begin)
@@ -129,7 +135,7 @@ class Runner:
 
     async def carry_out(self, run_id: str) -> None:
         """Carry a run out, if it may begin now; otherwise whoever is before it sees to it."""
-        await self._opened.wait()
+        await self.opened()
         live = self.live.of(run_id)
         try:
             run = self._expected.pop(run_id, None)

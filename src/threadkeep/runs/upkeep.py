@@ -71,6 +71,7 @@ class RunUpkeep:
 
     async def round(self) -> None:
         """See to runs that nobody has, and to checkpoints of those that are over."""
+        await self._begin_unheard_of()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
         for run_id in (*forgotten, *abandoned):
@@ -79,6 +80,16 @@ class RunUpkeep:
                 await self._see_to(run)
         kept = timedelta(seconds=self._options.keep_checkpoints_seconds)
         await self._checkpoints.remove_before(self._memory.clock() - kept, limit=_AT_ONCE)
+
+    async def _begin_unheard_of(self) -> None:
+        """Carry out what is in this process's name and not known here, since the answer that it was begun was lost.
+
+        Nobody else may take it over for as long as this process lives. A child is its parent's, which begins it again.
+        """
+        for run_id in await self._runs.held_by(self._runner.owner):
+            run = None if self._runner.has(run_id) else await self._runs.run(run_id)
+            if run is not None and run.parent_run_id is None:
+                await self._runner.start(run_id)
 
     async def _see_to(self, run: Run) -> None:
         """Have a run carried out that nobody has; a child is its parent's, unless that is over."""
@@ -104,6 +115,7 @@ class RunUpkeep:
         self, work: Callable[[], Awaitable[None]], seconds: float, name: RunWork, sooner: asyncio.Event | None = None
     ) -> None:
         sooner = sooner or asyncio.Event()
+        await self._runner.opened()
         while True:
             try:
                 async with asyncio.timeout(seconds):

@@ -1,0 +1,65 @@
+"""The database does what it was told, and the answer is lost on the way: nothing is held up by what nobody knows of."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.runs.chatting import ROOM, Chats, said
+from tests.runs.desk import QUICK, RunDesk, carried_out
+from tests.workflow.talking import kept
+from threadkeep import Memory
+from threadkeep.errors import StoreUnavailable
+from threadkeep.runs.requests import RunRequest
+from threadkeep.testing import ScriptedModel
+
+AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+
+ATTENTIVE = replace(QUICK, upkeep_seconds=0.1)
+
+type Verb = Callable[..., Coroutine[Any, Any, Any]]
+
+
+def once_unheard(verb: Verb) -> Verb:
+    """What a verb does, but for the answer to the first call."""
+    calls: list[None] = []
+
+    async def unheard(*arguments: Any, **options: Any) -> Any:
+        answer = await verb(*arguments, **options)
+        calls.append(None)
+        if len(calls) == 1:
+            raise StoreUnavailable("The connection broke.")
+        return answer
+
+    return unheard
+
+
+async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in the name of this process, which lives: nobody else may take it over, and the next turn waits for it."""
+    order = every_desk.memory.runs.order
+    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(10):
+        with pytest.raises(StoreUnavailable):
+            await service.submit(RunRequest(workflow="desk", text="one", session_id="room"))
+        result = await carried_out(service, RunRequest(workflow="desk", text="two", session_id="room"))
+        assert (result.status, result.text) == ("done", "reply 2")
+    assert [text for _, text in await every_desk.transcript("room")] == ["one", "reply 1", "two", "reply 2"]
+
+
+async def test_a_person_who_was_answered_without_it_is_answered_once(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """The run that was recorded after all finds the answer when it comes to it."""
+    order = sqlite_memory.runs.order
+    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    chat = make_chat(sqlite_memory, ScriptedModel(["hello", "again", "once more"]), runs=ATTENTIVE)
+    async with asyncio.timeout(10):
+        first = await chat.ask(said("hi", "1"))
+        second = await chat.ask(said("and now?", "2"))
+        assert (await chat.ask(said("hi", "1"))).response == first.response
+    lines = [text for _, text in await kept(sqlite_memory, ROOM)]
+    assert lines == ["hi", first.response, "and now?", second.response]
