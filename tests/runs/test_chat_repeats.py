@@ -112,6 +112,14 @@ async def test_after_a_failure_the_repeat_is_a_second_try(memory: Memory, make_c
     assert await kept(memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
+async def test_a_second_try_is_heard_as_it_comes(sqlite_memory: Memory, make_chat: Chats) -> None:
+    """Whoever reads the answer piece by piece gets the pieces, also where the first try had none to give."""
+    chat = make_chat(sqlite_memory, ScriptedModel([ConnectionError("down"), ["once upon ", "a time"]]))
+    with pytest.raises(ModelCallFailed):
+        await chat.ask(said("a story", ID))
+    assert words_of(await events_of(chat.begin(said("a story", ID)))) == "once upon a time"
+
+
 async def test_after_an_interruption_the_repeat_is_a_second_try(processes: Processes) -> None:
     """The service stopped in mid-sentence; the next one answers the same message from the beginning."""
     gate = Gate()

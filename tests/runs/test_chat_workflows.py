@@ -13,7 +13,14 @@ from tests.runs.chatting import ROOM, Chats
 from tests.runs.desk import asking_twice
 from tests.workflow.talking import kept
 from threadkeep import Memory
-from threadkeep.errors import Interrupted, RunFailed, RunWaits, SessionNotFound, WorkflowNotFound
+from threadkeep.errors import (
+    Interrupted,
+    RunFailed,
+    RunWaits,
+    SessionNotFound,
+    StoreUnavailable,
+    WorkflowNotFound,
+)
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.resources import RunContext
@@ -97,6 +104,28 @@ async def test_a_turn_can_be_stopped(memory: Memory, make_chat: Chats) -> None:
     assert (await chat.ask(ChatRequest("hi", session_id=ROOM))).response == "hello"
     said = [("user", "a story"), ("assistant", "once upon "), ("user", "hi"), ("assistant", "hello")]
     assert await kept(memory, ROOM) == said
+
+
+async def test_a_turn_that_was_stopped_is_not_answered_beside_a_run(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """It was stopped while the database was asked for a run, and did not give one."""
+    gate = Gate()
+
+    async def failing(*_: object, **__: object) -> None:
+        await gate.pass_through()
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(sqlite_memory.runs.order, "add", failing)
+    model = ScriptedModel(["hello"])
+    chat = make_chat(sqlite_memory, model)
+    turn = chat.begin(ChatRequest("hi", session_id=ROOM))
+    await gate.reached()
+    chat.stop(turn)
+    gate.open()
+    with pytest.raises(Interrupted):
+        await turn.answer()
+    assert model.calls == []
 
 
 async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Chats) -> None:

@@ -15,7 +15,7 @@ from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 
@@ -63,3 +63,21 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
         assert (await chat.ask(said("hi", "1"))).response == first.response
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
     assert lines == ["hi", first.response, "and now?", second.response]
+
+
+async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
+    desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A try that the database ended is not what came out, once the database is back."""
+    gate = Gate()
+    desk.model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"]])
+    request = RunRequest(workflow="desk", text="hi", session_id="room", message_id="1")
+    monkeypatch.setattr(desk.memory.runs, "run", once_unheard(desk.memory.runs.run))
+    async with desk.open(AGENT) as service, asyncio.timeout(10):
+        first = await service.submit(request)
+        await gate.reached()
+        again = await service.submit(request)
+        assert again.live is first.live
+        assert again.live.outcome is None
+        gate.open()
+        assert (await service.result(again.run_id)).text == "hello"

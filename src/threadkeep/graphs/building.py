@@ -35,9 +35,9 @@ class TurnPlan:
     """Which nodes are the end of the turn, and what has to be stored beside them.
 
     A node stores what it says as the answer if it is carried out once, and nothing that comes after it or beside it
-    speaks, too. Where the run can
-    end with something else said, the answer is stored at the very end; where the run does not begin with a node that
-    stores the question, that is stored first. At `meetings` the run waits for all nodes that lead there.
+    speaks, too. Where the run can end with something else said, the answer is stored at the very end; where the run
+    does not begin with a node that stores the question, that is stored first. At `meetings` the run waits for all nodes
+    that lead there.
     """
 
     start: str

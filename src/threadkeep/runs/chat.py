@@ -212,6 +212,8 @@ class Chat:
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
         async with self._in_turn(turn.place):
+            if turn.stopped:
+                raise Interrupted(STOPPED)
             live = LiveRun(turn.run_id)
             live.wants_pieces = turn.stream
             work = asyncio.create_task(self._unstored.carry_out(turn.run_request, live, turn.session_id))

@@ -115,6 +115,7 @@ class Execution:
                     tries += 1
                 self._tell_retry(kind_of(error), tries)
             await self._pause(tries)
+            self._live.begin()
             self._begins, again = False, True
 
     async def _outlasted(self) -> bool:

@@ -1,4 +1,4 @@
-"""Runs that are opened when they are first wanted: a chat alone needs no engine."""
+"""Runs that are opened when they are first wanted: whoever asks for none needs no engine."""
 
 from __future__ import annotations
 

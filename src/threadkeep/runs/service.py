@@ -66,15 +66,15 @@ class RunService:
         live.wants_pieces = request.stream
         added = await undisturbed(self._add(new, workflow, mode))
         run = added.run
-        over = run.over
+        live, over = self._runner.live.of(run.run_id), run.over
+        live.wants_pieces |= request.stream
         if added.outcome == "known":
             if not self._runner.has(run.run_id):
-                self._runner.live.of(run.run_id).renew()
-            again = await self._try_again(run, request, mode)
-            over = over and not again
+                live.renew()
+            over = not await self._try_again(run, request, mode) and over
         if workflow.options.double_texting == "interrupt":
             self._upkeep.look_now()
-        return Submitted(run.run_id, run.session_id, added.outcome, self._runner.live.of(run.run_id), over=over)
+        return Submitted(run.run_id, run.session_id, added.outcome, live, over=over)
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
         """What became of a run, when it is over or waits for a person. A caller that goes away does not stop it.
