@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections import defaultdict
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,9 @@ from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, 
 from threadkeep.errors import Interrupted
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.chat import Chat
+from threadkeep.runs.engine import CarryOut, Engine, EngineOptions, Listener
+from threadkeep.runs.opening import open_engine
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
@@ -51,7 +55,26 @@ class Processes:
 
 
 @pytest.fixture
-async def processes(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[Processes]:
+def shared_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines in the test's process that do as those of several processes promise: no run is in two hands at a time."""
+    hands: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+
+    @asynccontextmanager
+    async def opened(
+        address: DatabaseAddress, carry_out: CarryOut, options: EngineOptions, *, listener: Listener
+    ) -> AsyncIterator[Engine]:
+        async def carry_out_alone(run_id: str) -> None:
+            async with hands[run_id]:
+                await carry_out(run_id)
+
+        async with open_engine(address, carry_out_alone, options, listener=listener) as engine:
+            yield engine
+
+    monkeypatch.setattr("threadkeep.runs.service.open_engine", opened)
+
+
+@pytest.fixture
+async def processes(shared_url: str, memory_options: MemoryOptions, shared_engine: None) -> AsyncIterator[Processes]:
     """Processes over a database of each kind that can be shared, with one clock."""
     async with AsyncExitStack() as stack:
         yield Processes(stack, shared_url, memory_options, Chats())
