@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from xml.etree.ElementTree import Element, parse
 
-from tests.docs.pages import DOCS
+from tests.docs.pages import DOCS, ROOT
 from threadkeep.context.plan import ContextPlan
 
 _SVG = "{http://www.w3.org/2000/svg}"
@@ -31,3 +32,14 @@ def test_the_sections_are_drawn_as_the_plan_has_them() -> None:
     for name, share in plan.shares.items():
         assert re.search(rf"\b{share:.0%}".replace("%", " %"), " ".join(drawn[name])), name
     assert sorted(plan.yields, key=lambda name: drawn[name][-1]) == list(plan.yields)
+
+
+def test_the_staircase_has_every_room() -> None:
+    """Each step of the contract that holds the walls, from the top down, those side by side from left to right."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        contracts = tomllib.load(file)["tool"]["importlinter"]["contracts"]
+    [layers] = [contract["layers"] for contract in contracts if contract["type"] == "layers"]
+    rooms = [room.strip(" ()") for layer in layers for room in layer.split("|")]
+    drawn = parse(DOCS / "images" / "staircase.svg").iterfind(f"{_SVG}g[@class='name']/{_SVG}text")  # noqa: S314 - our own file
+    names = ", ".join(text.text or "" for text in drawn)
+    assert names.split(", ") == [room for room in rooms if room not in ("__main__", "version")]
