@@ -85,3 +85,33 @@ async def test_a_service_that_is_stopped_in_mid_sentence_goes_on_after_its_start
         assert [text for _, text in provider.messages][:3] == ["My name is Ann.", "fine", "hi"]
         assert await process.stop(signal.SIGINT) == 0
     assert len(provider.requests) == 4
+
+
+async def test_a_service_that_is_killed_in_mid_sentence_goes_on_elsewhere(
+    tmp_path: Path, shared_url: str, provider: Provider
+) -> None:
+    """Nobody asks again: the other process takes the turn over, and then what came behind it; each is answered once."""
+    provider.answer = lambda text: ["half an", threading.Event(), " answer"] if text == "one" else ["fine"]
+    environment = {
+        **provider.environment,
+        "THREADKEEP_DATABASE_URL": shared_url,
+        "THREADKEEP_RUN_DEAD_SECONDS": "2",
+    }
+    async with (
+        running(tmp_path / "first", environment) as (first, process),
+        running(tmp_path / "second", environment) as (second, _),
+    ):
+        body = {"message": "one", "session_id": "s1", "message_id": "m1"}
+        async with first.stream("POST", "/api/v1/chat/stream", json=body) as response:
+            events = events_of(response)
+            assert [(await anext(events)).name for _ in range(2)] == ["start", "token"]
+            behind = asyncio.create_task(say(second, "two", session_id="s1"))
+            process.process.kill()
+            provider.answer = lambda text: [f"to {text}"]
+            assert (await behind)["response"] == "to two"
+        texts = [("user", "one"), ("assistant", "to one"), ("user", "two"), ("assistant", "to two")]
+        assert [(role, text) for role, text, _ in said(await history(second, "s1"))] == texts
+        again = await say(second, "one", session_id="s1", message_id="m1")
+        assert again["response"] == "to one"
+        listed = (await second.get("/api/v1/runs?session_id=s1")).json()["runs"]
+        assert [run["status"] for run in listed] == ["done", "done"]
