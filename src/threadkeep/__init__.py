@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
     from threadkeep.errors import WorkflowNotFound as WorkflowNotFound
     from threadkeep.errors import WrongUser as WrongUser
+    from threadkeep.graphs.tool_marks import not_idempotent as not_idempotent
     from threadkeep.history.compression import Compression as Compression
     from threadkeep.history.keys import KeyResolution as KeyResolution
     from threadkeep.history.keys import check_key as check_key
@@ -121,6 +122,7 @@ _HOMES = {
         "WorkflowNotFound",
         "WrongUser",
     ),
+    "threadkeep.graphs.tool_marks": ("not_idempotent",),
     "threadkeep.history.compression": ("Compression",),
     "threadkeep.history.keys": (
         "KeyResolution",

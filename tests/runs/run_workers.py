@@ -15,7 +15,7 @@ from langchain_core.tools import BaseTool, tool
 from langgraph.graph import END, START, StateGraph
 
 from tests.runs.workers import Notes
-from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep import Memory, MemoryOptions, not_idempotent, open_memory
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.nodes import AgentNode
@@ -24,7 +24,6 @@ from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.observe import Observers
 from threadkeep.runs.engine import EngineOptions
-from threadkeep.runs.once_only import not_idempotent
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from langchain_core.tools import tool
 from langgraph.types import Durability
 
 from tests.runs.desk import RunDesk, asking_twice, carried_out
+from threadkeep import not_idempotent
 from threadkeep.graphs.built_in import chat_workflow
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import read_workflow
@@ -23,18 +25,29 @@ _TWO_MODELS = _GREETING.replace("{kind: template, text: Hello,", "{kind: model, 
 _WITH_A_TOOL = _GREETING.replace("agent,", "agent, tools: ['tests.graphs.tools:find_order'],")
 
 
+@not_idempotent
+@tool
+def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+_WITH_A_PAYMENT = chat_workflow(tools=[pay])
+
+
 @pytest.mark.parametrize(
     ("workflow", "expected"),
     [
         (chat_workflow(), "exit"),
         (read_workflow(_GREETING), "exit"),
         (read_workflow(_TWO_MODELS), "async"),
-        (read_workflow(_WITH_A_TOOL, imports=False), "sync"),
+        (read_workflow(_WITH_A_TOOL), "async"),
+        (_WITH_A_PAYMENT, "sync"),
         (asking_twice(), "sync"),
     ],
 )
 def test_progress_is_kept_where_it_is_worth_something(workflow: Workflow, expected: Durability) -> None:
-    """One model call begins anew at its own cost; tools, and code of others, may not run twice."""
+    """One model call begins anew at its own cost; what may not run twice are marked tools, and code of others."""
     assert durability_of(workflow) == expected
 
 

@@ -15,8 +15,8 @@ from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.graphs.tool_marks import is_idempotent, not_idempotent
 from threadkeep.records.runs import RunBudget
-from threadkeep.runs.once_only import is_idempotent, not_idempotent
 from threadkeep.runs.prices import read_prices
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import ScriptedModel

@@ -9,13 +9,13 @@ from typing import Any, Final
 from langchain.agents.middleware import AgentMiddleware, AgentState
 from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import ToolMessage, messages_from_dict
-from langchain_core.tools import BaseTool
 from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.records import Json
 from threadkeep.records.runs import ToolCall
 from threadkeep.runs.tracing import jsonable
@@ -26,31 +26,11 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 
 AGAIN: Final = "again"
 SKIP: Final = "skip"
-_MARK: Final = "idempotent"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
 """What a part of a call gave that ended with a question to a person: with the answer, another part begins."""
 
 _SKIPPED = "This tool was begun before, and nobody knows how that ended; a person decided not to run it again."
 _UNKNOWN = "This tool was run to its end before; what it gave was not kept."
-
-
-def not_idempotent[T](tool: T) -> T:
-    """Mark a tool, or a function that becomes one, as one that may not be run twice without a person.
-
-    The same as the metadata `{"idempotent": False}` of a LangChain tool.
-    """
-    if isinstance(tool, BaseTool):
-        tool.metadata = {**(tool.metadata or {}), _MARK: False}
-    else:
-        setattr(tool, _MARK, False)
-    return tool
-
-
-def is_idempotent(tool: BaseTool) -> bool:
-    """Whether a tool may be run again when nobody knows how its call ended."""
-    functions: list[object] = [getattr(tool, name, None) for name in ("func", "coroutine")]
-    marks: list[object] = [(tool.metadata or {}).get(_MARK), *(getattr(each, _MARK, None) for each in functions)]
-    return not any(mark is False for mark in marks)
 
 
 @dataclass(frozen=True)

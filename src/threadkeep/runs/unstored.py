@@ -18,13 +18,14 @@ from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources
+from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunInput, TokenUsage
 from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun
-from threadkeep.runs.once_only import Handler, ToolResult, is_idempotent
+from threadkeep.runs.once_only import Handler, ToolResult
 from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service_options import RunServiceOptions

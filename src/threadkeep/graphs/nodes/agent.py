@@ -33,6 +33,7 @@ from threadkeep.graphs.nodes.references import Reference, import_named
 from threadkeep.graphs.nodes.speaking import SpeakingNode, said
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.lookup_tools import history_tools
 from threadkeep.workflow.middleware import SessionMemory
@@ -72,8 +73,14 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """That of its model; what tools do is not known."""
-        return "unknown" if self.tools else "a model call"
+        """Its model's calls; unknown with a tool that may not run twice, or that cannot be looked at here."""
+        if not self.tools:
+            return "model calls" if self.history_tools else "a model call"
+        try:
+            harmless = all(map(is_idempotent, self.tool_objects()))
+        except InvalidInput:
+            harmless = False
+        return "model calls" if harmless else "unknown"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]

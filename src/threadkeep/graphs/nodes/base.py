@@ -34,7 +34,7 @@ type NodeKind = Literal[
     "record_answer",
 ]
 
-type Again = Literal["nothing", "a model call", "unknown"]
+type Again = Literal["nothing", "a model call", "model calls", "unknown"]
 """What it costs to carry a node out once more, when its process has died; unknown where it may do something twice."""
 
 END_NAME = "end"
