@@ -20,6 +20,7 @@ from langgraph.runtime import Runtime
 from pydantic import ConfigDict
 
 from bench.chaos_notes import Notes
+from threadkeep import not_idempotent
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.nodes import AgentNode, RecordAnswerNode, RecordQuestionNode, SubworkflowNode
 from threadkeep.graphs.options import RunOptions
@@ -27,7 +28,6 @@ from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.records.runs import DoubleTexting
-from threadkeep.runs.once_only import not_idempotent
 
 OUTPUT_TOKENS = 7
 """What each call of the model reports, so that one that is counted twice is seen."""
