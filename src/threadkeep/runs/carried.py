@@ -1,8 +1,9 @@
-"""One run while it is carried out in this process."""
+"""The runs that are carried out in this process."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from threadkeep.records.runs import Run
@@ -39,3 +40,32 @@ class Carried:
             self.hold.lost = stop == "lost"
             if self.task is not None:
                 self.task.cancel()
+
+
+class CarriedRuns:
+    """The runs that are being carried out in this process."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, Carried] = {}
+
+    def of(self, run_id: str) -> Carried | None:
+        """The run with an id; None if it is not here."""
+        return self._runs.get(run_id)
+
+    def all(self) -> Sequence[Carried]:
+        """All of them, as they are now."""
+        return tuple(self._runs.values())
+
+    def enter(self, carried: Carried) -> None:
+        """Be here from now on."""
+        self._runs[carried.run.run_id] = carried
+
+    def leave(self, run_id: str) -> None:
+        """Be here no more."""
+        del self._runs[run_id]
+
+    async def flush_tree(self, root_run_id: str) -> None:
+        """Store what the runs of a tree have noted so far."""
+        for each in self.all():
+            if each.run.root_run_id == root_run_id:
+                await each.tracer.flush()

@@ -43,7 +43,7 @@ class RunChildren:
             BudgetSpent: the child has used what was left to its parent.
         """
         workflow = await self._runner.workflows.newest(request.workflow)
-        parent = self._runner.carried(request.parent_run_id)
+        parent = self._runner.carried.of(request.parent_run_id)
         if parent is None:
             raise ChildFailed(
                 f"{request.workflow!r} was asked for by a run that is not carried out here; start that one first.",

@@ -1,36 +1,31 @@
-"""Carries runs out: takes them up, lets their graphs run, and records how they ended, whatever happens meanwhile."""
+"""Carries runs out: takes them up, lets their graphs run, sees to what comes after, whatever happens meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable
 
-from langchain_core.runnables import RunnableConfig
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import StoreClosed, StoreError
-from threadkeep.graphs.definition import Workflow
+from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import Begun, Over, Run
-from threadkeep.runs.carried import Carried
+from threadkeep.runs.carried import Carried, CarriedRuns
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.engine import Engine, Stop
-from threadkeep.runs.execution import Execution, RunMeans
+from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.insisting import insist, undisturbed
-from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.run_beginnings import RunBeginnings
+from threadkeep.runs.run_endings import RunEndings
 from threadkeep.runs.telling import tell_run, tell_turn
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.runs.turn_endings import TurnEndings
 from threadkeep.runs.versions import RunWorkflows, VersionGone
-from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflow.holding import run_hold
 
 _TAKE_OVERS = 3
@@ -46,12 +41,13 @@ class Runner:
     def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
         self.owner = str(uuid7())
         self.live = LiveRuns()
+        self.carried = CarriedRuns()
         self.workflows = workflows
         self._memory = memory
         self._runs = memory.runs
         self._checkpoints = checkpoints
-        self._endings = TurnEndings(memory, workflows)
-        self._carried: dict[str, Carried] = {}
+        self._beginnings = RunBeginnings(memory.runs, workflows, self.carried)
+        self._endings = RunEndings(memory, workflows)
         self._expected: dict[str, Run] = {}
         # Held from the start on: whoever asks meanwhile must see that it was started.
         self._started: dict[str, LiveRun] = {}
@@ -83,21 +79,13 @@ class Runner:
             raise StoreClosed("Runs were asked for before their engine was open.")
         return self._means
 
-    def carried(self, run_id: str) -> Carried | None:
-        """A run that is carried out here now."""
-        return self._carried.get(run_id)
-
-    def all_carried(self) -> Iterable[Carried]:
-        """All of them."""
-        return tuple(self._carried.values())
-
     def has(self, run_id: str) -> bool:
         """Whether a run is carried out here, or about to be."""
-        return run_id in self._carried or run_id in self._expected
+        return self.carried.of(run_id) is not None or run_id in self._expected
 
     def holds(self, run_id: str) -> bool:
         """Whether this process still has a run for certain."""
-        carried = self._carried.get(run_id)
+        carried = self.carried.of(run_id)
         return carried is not None and carried.stop is None and self.engine.holds(carried.run.root_run_id)
 
     async def start_begun(self, run: Run) -> None:
@@ -164,9 +152,7 @@ class Runner:
         """Set a run aside that the engine does not try any more."""
         run = await self.take_up(run_id)
         if run is not None:
-            await self._endings.end(run, self.means.resources)
-            await self._runs.finish(run_id, self.owner, "failed", error="GaveUp", set_aside=True)
-            outcome = Outcome("failed", error="GaveUp", set_aside=True)
+            outcome = await self._endings.set_aside(run, self.owner, self.means.resources)
             tell_run(self._memory.observers, run, outcome, milliseconds=0.0)
             tell_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
             await self._clear_up(run, outcome)
@@ -187,7 +173,7 @@ class Runner:
         try:
             outcome = await self._carry(carried)
         finally:
-            del self._carried[run.run_id]
+            self.carried.leave(run.run_id)
             await carried.tracer.close()
             carried.live.end(carried.over)
         if outcome is not None:
@@ -223,14 +209,14 @@ class Runner:
             begins=begins,
         )
         carried = Carried(run, self.owner, live, tracer, begins)
-        self._carried[run.run_id] = carried
+        self.carried.enter(carried)
         live.begin()
         return carried
 
     async def _carry(self, carried: Carried) -> Outcome | None:
         run = carried.run
         if run.cancel_requested_at is not None:
-            return await self._end(carried, Outcome("cancelled"))
+            return await self._endings.end(carried, Outcome("cancelled"), self.means.resources)
         carried.tracer.note("status", data={"status": "running", "try": run.attempts})
         task = carried.task = asyncio.create_task(self._execute(carried), context=self._context.copy())
         try:
@@ -238,15 +224,16 @@ class Runner:
         except asyncio.CancelledError:
             carried.cancel(self._why_cancelled(carried))
             await asyncio.wait([task])
-            await self._let_go(carried)
+            await self._endings.let_go(carried, self.means.resources)
             raise
         if carried.stop == "lost":
             await self._endings.leave(run)
             return None
         if not task.cancelled():
-            return await undisturbed(self._end(carried, task.result()))
-        ending = Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled")
-        return await undisturbed(self._end(carried, ending))
+            outcome = task.result()
+        else:
+            outcome = Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled")
+        return await undisturbed(self._endings.end(carried, outcome, self.means.resources))
 
     async def _execute(self, carried: Carried) -> Outcome:
         if (trigger := carried.run.trigger) != "child":
@@ -254,109 +241,17 @@ class Runner:
             work_for("http" if trigger == "http" else "other")
         run_hold.set(carried.hold)
         try:
-            workflow = await insist(lambda: self._workflow_of(carried))
+            execution = await self._beginnings.execution(carried, self.means)
         except VersionGone as gone:
             return Outcome("interrupted", error=gone.kind)
-        run = carried.run
-        limited = await insist(lambda: self._limited(run))
-
-        async def flush_tree() -> None:
-            for each in self.all_carried():
-                if each.run.root_run_id == run.root_run_id:
-                    await each.tracer.flush()
-
-        carried.ledger = RunLedger(self._runs.trace, carried.tracer, limited, flush_tree)
-        execution = Execution(
-            run,
-            workflow,
-            self.means,
-            notes=carried.tracer,
-            ledger=carried.ledger,
-            live=carried.live,
-            begins=carried.begins,
-        )
         return await execution.to_its_end()
-
-    async def _workflow_of(self, carried: Carried) -> Workflow:
-        run = carried.run
-        workflow = await self.workflows.to_go_on_with(run, lambda: self._is_untouched(carried))
-        if workflow.version != run.version:
-            await self._runs.begin_with(run.run_id, carried.owner, workflow.version)
-            carried.run = replace(run, version=workflow.version)
-        return workflow
-
-    async def _is_untouched(self, carried: Carried) -> bool:
-        thread: RunnableConfig = {"configurable": {"thread_id": carried.run.run_id}}
-        saver = self.means.saver
-        return carried.begins or saver is None or await saver.aget_tuple(thread) is None
-
-    async def _limited(self, run: Run) -> list[Run]:
-        """Those with a budget, of a run and all above it."""
-        found, current = [], run
-        while True:
-            if current.budget.to_dict():
-                found.append(current)
-            if current.parent_run_id is None:
-                return found
-            above = self._carried.get(current.parent_run_id)
-            parent = above.run if above is not None else await self._runs.run(current.parent_run_id)
-            if parent is None:
-                return found
-            current = parent
 
     def _why_cancelled(self, carried: Carried) -> Stop:
         """Why the task that carries a run out was cancelled from outside: by the engine, or by its parent's."""
-        above = self._carried.get(carried.run.parent_run_id or "")
+        above = self.carried.of(carried.run.parent_run_id or "")
         if above is not None:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
         return self.engine.stopping(carried.run.run_id) or "closing"
-
-    async def _let_go(self, carried: Carried) -> None:
-        """Leave a run that is stopped from outside in the state that others need.
-
-        A child stays its parent's, and one that has got an answer stays as it is: who takes it over knows that the
-        answer may have been heard.
-        """
-        run = carried.run
-        with contextlib.suppress(StoreError):
-            if carried.stop == "cancelled":
-                carried.tracer.note("status", data={"status": "cancelled"})
-                await self._record(carried, Outcome("cancelled"))
-            else:
-                await self._endings.leave(run)
-            if carried.stop == "closing":
-                await carried.tracer.flush()
-            if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
-                await self._runs.give_back(run.run_id, carried.owner)
-
-    async def _end(self, carried: Carried, outcome: Outcome) -> Outcome | None:
-        """Record how a run ended; None when it is not this process's any more."""
-        carried.live.came_out(outcome)
-        if outcome.status == "failed" and await insist(lambda: self._is_to_stop(carried.run)):
-            # It fails because a part of it has been stopped already, or would have been stopped next.
-            outcome = Outcome("cancelled")
-        told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
-        carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
-        return await insist(lambda: self._record(carried, outcome))
-
-    async def _is_to_stop(self, run: Run) -> bool:
-        current = await self._runs.run(run.run_id)
-        return current is not None and current.cancel_requested_at is not None
-
-    async def _record(self, carried: Carried, outcome: Outcome) -> Outcome | None:
-        run_id, owner = carried.run.run_id, carried.owner
-        if outcome.status == "waiting":
-            await carried.tracer.flush()
-            if await self._runs.wait(run_id, owner, outcome.interrupt):
-                return outcome
-            outcome = Outcome("cancelled")
-            carried.tracer.note("status", data={"status": "cancelled"})
-        assert outcome.status != "waiting"  # noqa: S101 - seen above
-        if outcome.status != "done":
-            await self._endings.end(carried.run, self.means.resources)
-        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside)
-        carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
-        return outcome if carried.over is not None else None
 
     async def _clear_up(self, run: Run, outcome: Outcome) -> None:
         """What is not in anybody's way: upkeep sees to it where it fails."""

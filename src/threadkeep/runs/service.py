@@ -5,27 +5,23 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from datetime import timedelta
 from typing import Literal
 
-from langchain_core.utils.uuid import uuid7
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from threadkeep.errors import InvalidInput, WrongUser
+from threadkeep.errors import InvalidInput
 from threadkeep.graphs.compiling import Compiler
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import NewRun, Run, RunBudget, RunCursor, RunEvent, RunQuery, TokenUsage
+from threadkeep.records.runs import Run, RunCursor, RunEvent, RunQuery, TokenUsage
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
-from threadkeep.runs.insisting import undisturbed
+from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.once_only import OnceOnly
 from threadkeep.runs.opening import open_engine
@@ -35,7 +31,6 @@ from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.upkeep import RunUpkeep
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.runs.order import Added
 
 type Mode = Literal["wait", "background"]
 
@@ -44,10 +39,10 @@ class RunService:
     """The runs of a database, as this process sees them. Made by `open_runs`, which also closes it."""
 
     def __init__(self, memory: Memory, runner: Runner, upkeep: RunUpkeep) -> None:
-        self._memory = memory
         self._runs = memory.runs
         self._runner = runner
         self._upkeep = upkeep
+        self._intake = RunIntake(memory, runner)
         self._following = RunFollowing(memory, runner)
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
@@ -61,20 +56,10 @@ class RunService:
             WrongUser: the session is another user's.
         """
         workflow = await self._runner.workflows.newest(request.workflow)
-        new = await self._new(request, workflow)
-        live = self._runner.live.of(new.run_id)
-        live.wants_pieces = request.stream
-        added = await undisturbed(self._add(new, workflow, mode))
-        run = added.run
-        live, over = self._runner.live.of(run.run_id), run.over
-        live.wants_pieces |= request.stream
-        if added.outcome == "known":
-            if not self._runner.has(run.run_id):
-                live.renew()
-            over = not await self._try_again(run, request, mode) and over
+        submitted = await self._intake.take(request, workflow, here=mode == "wait")
         if workflow.options.double_texting == "interrupt":
             self._upkeep.look_now()
-        return Submitted(run.run_id, run.session_id, added.outcome, live, over=over)
+        return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
         """What became of a run, when it is over or waits for a person. A caller that goes away does not stop it.
@@ -101,7 +86,7 @@ class RunService:
         run = await self._following.run(run_id, user_id)
         stopped = await self._runs.request_cancel(run_id)
         for each in stopped:
-            if (carried := self._runner.carried(each)) is not None:
+            if (carried := self._runner.carried.of(each)) is not None:
                 carried.cancel("cancelled")
             else:
                 self._runner.live.signal(each)
@@ -130,7 +115,7 @@ class RunService:
             raise InvalidInput(f"Run {run.run_id!r} asks several questions; answer with a map from their ids.")
         if run.status != "waiting" or not await self._runs.resume(run.run_id, value):
             raise InvalidInput(f"Run {run.run_id!r} waits for nobody: it is {run.status}.")
-        await self._go_on(run.run_id, mode)
+        await self._intake.go_on(run.run_id, here=mode == "wait")
 
     async def retry(self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait") -> None:
         """Have a run tried again that failed, was cancelled or interrupted, from where it stopped.
@@ -146,7 +131,7 @@ class RunService:
             if run.over and not run.inputs:
                 raise InvalidInput(f"Nothing is kept of what run {run_id!r} was asked; start a new run.")
             raise InvalidInput(f"Run {run_id!r} is {run.status}: only what failed or was stopped is tried again.")
-        await self._go_on(run_id, mode)
+        await self._intake.go_on(run_id, here=mode == "wait")
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
         """A run.
@@ -203,57 +188,6 @@ class RunService:
         """Take no more runs, let those at work end for so long, and leave the rest to others."""
         await self._runner.engine.close(seconds)
 
-    async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
-        options = workflow.options
-        seconds = _least(request.deadline_seconds, options.deadline_seconds)
-        return NewRun(
-            run_id=str(uuid7()),
-            workflow=workflow.name,
-            version=workflow.version,
-            input=request.values(),
-            session_id=await self._session_of(request),
-            message_id=request.message_id,
-            user_id=request.user_id,
-            trigger=request.trigger,
-            budget=_budget(request.budget, options),
-            deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
-        )
-
-    async def _session_of(self, request: RunRequest) -> str | None:
-        if request.sessionless:
-            return None
-        if request.session_id is not None:
-            return self._memory.session(request.session_id, user_id=request.user_id).session_id
-        new = str(uuid7())
-        if request.user_id is None:
-            return new
-        return await self._runs.sessions.active_session(request.user_id, request.workflow, otherwise=new)
-
-    async def _add(self, new: NewRun, workflow: Workflow, mode: Mode) -> Added:
-        """Store a run, and have it carried out; whoever asks is not to be cancelled between the two."""
-        owner = self._runner.owner if mode == "wait" else None
-        added = await self._runs.order.add(new, policy=workflow.options.double_texting, owner=owner)
-        if added.outcome == "new" and added.run.status == "running":
-            await self._runner.start_begun(added.run)
-        elif added.outcome == "new" and mode == "background":
-            await self._runner.engine.enqueue(new.run_id)
-        return added
-
-    async def _try_again(self, run: Run, request: RunRequest, mode: Mode) -> bool:
-        """Have a run that did not succeed tried again, since its message was sent again; whether it is."""
-        if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
-            raise WrongUser(run.session_id)
-        if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
-            return False
-        await self._go_on(run.run_id, mode)
-        return True
-
-    async def _go_on(self, run_id: str, mode: Mode) -> None:
-        if mode == "wait":
-            await self._runner.start(run_id)
-        else:
-            await self._runner.engine.enqueue(run_id)
-
     async def _top_of_waiting(self, run: Run) -> Run:
         while run.parent_run_id is not None:
             parent = await self._runs.run(run.parent_run_id)
@@ -304,14 +238,3 @@ async def open_runs(
             given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
             runner.open(engine, RunMeans(compiler, checkpointer, given, options, contexts))
             yield RunService(memory, runner, upkeep)
-
-
-def _least(first: float | None, second: float | None) -> float | None:
-    given = [one for one in (first, second) if one is not None]
-    return min(given) if given else None
-
-
-def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """The tighter of both limits."""
-    tokens = _least(asked.max_tokens, options.max_tokens)
-    return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

@@ -56,18 +56,18 @@ class RunUpkeep:
 
     async def watch(self) -> None:
         """Stop what others want stopped, and what is another process's by now."""
-        before = [carried for carried in self._runner.all_carried() if carried.stop is None]
+        before = [carried for carried in self._runner.carried.all() if carried.stop is None]
         if not before:
             return
-        for owner in {carried.owner for carried in before}:
-            held = await self._runs.held_by(owner)
-            for carried in before:
-                if carried.owner != owner or self._runner.carried(carried.run.run_id) is not carried:
-                    continue
-                if carried.run.run_id not in held:
-                    carried.cancel("lost")
-                elif held[carried.run.run_id] is not None:
-                    carried.cancel("cancelled")
+        held = await self._runs.held_by(self._runner.owner)
+        for carried in before:
+            run_id = carried.run.run_id
+            if self._runner.carried.of(run_id) is not carried:
+                continue
+            if run_id not in held:
+                carried.cancel("lost")
+            elif held[run_id] is not None:
+                carried.cancel("cancelled")
 
     async def round(self) -> None:
         """See to runs that nobody has, and to checkpoints of those that are over."""
@@ -107,9 +107,7 @@ class RunUpkeep:
         await self._runner.engine.enqueue(run.run_id)
 
     async def _beat(self) -> None:
-        owners = {carried.owner for carried in self._runner.all_carried()} | {self._runner.owner}
-        for owner in owners:
-            await self._runs.keep_alive(owner)
+        await self._runs.keep_alive(self._runner.owner)
 
     async def _repeat(
         self, work: Callable[[], Awaitable[None]], seconds: float, name: RunWork, sooner: asyncio.Event | None = None
