@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -11,6 +12,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
 from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out
+from threadkeep.errors import RunNotFound
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.resources import RunContext
@@ -19,7 +21,7 @@ from threadkeep.graphs.tool_marks import is_idempotent, not_idempotent
 from threadkeep.records.runs import RunBudget
 from threadkeep.runs.prices import read_prices
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import ScriptedModel
+from threadkeep.testing import Gate, ScriptedModel
 
 STEPS = """\
 schema: 1
@@ -170,3 +172,20 @@ async def test_what_a_tool_gave_is_not_asked_for_again(desk: RunDesk) -> None:
         result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
         again = await carried_out(service, RunRequest(workflow="till", text="more", session_id="room"))
     assert (result.text, PAID, again.status) == ("thank you", ["5"], "failed")
+
+
+async def test_nothing_is_done_once_for_a_run_that_went_with_its_session(desk: RunDesk) -> None:
+    """It was deleted while the model thought: what may not be done twice is not done without a record, either."""
+    gate = Gate()
+    desk.model = ScriptedModel([[gate, calling("pay", 9)], "thank you"])
+    async with (
+        desk.open(paying(), options=replace(QUICK, watch_seconds=3600.0, trace_seconds=3600.0)) as service,
+        asyncio.timeout(10),
+    ):
+        run = await service.submit(RunRequest(workflow="till", text="pay", session_id="room"))
+        await gate.reached()
+        await desk.memory.session("room").delete()
+        gate.open()
+        with pytest.raises(RunNotFound):
+            await service.result(run.run_id)
+    assert PAID == []

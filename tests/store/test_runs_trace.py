@@ -124,11 +124,9 @@ async def test_a_tool_is_not_run_twice_without_a_person(memory: Memory) -> None:
     trace = memory.runs.trace
     calls = await asyncio.gather(*(trace.begin_tool("r1", "call-1", "pay") for _ in range(5)))
     assert sorted(call.status for call in calls) == ["begun_before"] * 4 + ["fresh"]
-    assert (await trace.begin_tool("r1", "call-1", "pay", again=True)).status == "fresh"
     assert await trace.finish_tool("r1", "call-1", {"paid": 3})
     assert not await trace.finish_tool("r1", "call-1", {"paid": 4})
-    for again in (False, True):
-        assert await trace.begin_tool("r1", "call-1", "pay", again=again) == ToolCall("finished", {"paid": 3})
+    assert await trace.begin_tool("r1", "call-1", "pay") == ToolCall("finished", {"paid": 3})
     assert (await trace.begin_tool("r1", "call-2", "pay")).status == "fresh"
     assert (await trace.begin_tool("gone", "call-1", "pay")).status == "gone"
     assert not await trace.finish_tool("gone", "call-1", None)

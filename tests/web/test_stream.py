@@ -206,9 +206,9 @@ async def test_half_a_character_from_the_model_can_be_sent(tmp_path: Path) -> No
 
 
 async def test_an_error_that_nobody_foresaw_ends_the_stream_with_an_error_event(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Or it would look like a good end."""
+    """Or it would look like a good end. The log has its class and its place: its sentence may quote people."""
 
     async def broken(turn: ChatTurn) -> AsyncIterator[ChatEvent]:
         yield ChatStarted(turn.session_id, turn.run_id, turn.message_id)
@@ -219,3 +219,5 @@ async def test_an_error_that_nobody_foresaw_ends_the_stream_with_an_error_event(
         [_, event] = await streamed(client, {"message": "hi"})
     assert (event.name, event.data["type"]) == ("error", "urn:threadkeep:internal-error")
     assert "inside" not in str(event.data)
+    assert "RuntimeError" in caplog.text
+    assert "inside" not in caplog.text

@@ -13,7 +13,7 @@ from langgraph.config import get_config
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import RunNotFound, StoreUnavailable
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.records import Json
@@ -88,6 +88,8 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
         while True:
             call_id = f"{step}/{request.tool_call['id']}/{asked}"
             call = await self._trace.begin_tool(run_id, call_id, _name(request))
+            if call.status == "gone":
+                raise RunNotFound(run_id)
             if call.result != _ASKED:
                 return _Part(call_id, call, asked)
             asked += 1

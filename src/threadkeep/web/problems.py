@@ -189,12 +189,16 @@ def answer_errors_with_problems(service: FastAPI) -> None:
         service.add_exception_handler(kind, _respond)
 
 
+def log_failure(what: str, error: Exception) -> None:
+    """Log an error by its class and place; not its sentence: that of a foreign one may quote what people said."""
+    _logger.error("%s: %s at %s", what, type(error).__name__, _place(error))
+
+
 async def _respond(request: Request, error: Exception) -> JSONResponse:
     headers = error.headers if isinstance(error, HTTPException) else None
     problem = problem_of(error)
     if problem.status == 500:
-        # Not its sentence: that of a foreign error may quote what people said.
-        _logger.error("a request failed: %s at %s", type(error).__name__, _place(error))
+        log_failure("a request failed", error)
     return problem_response(problem, headers)
 
 

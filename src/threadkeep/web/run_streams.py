@@ -6,7 +6,6 @@ Whoever comes back with `Last-Event-ID` goes on after that event. The last event
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 
@@ -19,7 +18,7 @@ from threadkeep.runs.following import Followed
 from threadkeep.runs.live import RunPiece
 from threadkeep.runs.service import RunService
 from threadkeep.store.codec import clean_text
-from threadkeep.web.problems import problem_of
+from threadkeep.web.problems import log_failure, problem_of
 from threadkeep.web.run_schemas import RunBody, RunEventBody
 from threadkeep.web.streams import EventStream, with_silences
 
@@ -29,7 +28,6 @@ EXAMPLE = (
     'event: end\ndata: {"run_id": "0199…", "status": "done", "text": "It comes tomorrow."}\n\n'
 )
 
-_logger = logging.getLogger("threadkeep.web")
 _HEARTBEAT = format_sse_event(comment="still here")
 
 
@@ -59,9 +57,9 @@ async def _encoded(
                     case Run():
                         usage = await runs.usage(told.run_id)
                         yield _event("end", RunBody.whole(told, usage))
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
             if not isinstance(error, ThreadkeepError):
-                _logger.exception("a stream of a run failed")
+                log_failure("a stream of a run failed", error)
             problem = problem_of(error).model_dump_json(exclude_none=True)
             yield format_sse_event(event="error", data_str=problem)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
@@ -20,7 +19,7 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Json
 from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 from threadkeep.store.codec import clean_text
-from threadkeep.web.problems import Problem, problem_of
+from threadkeep.web.problems import Problem, log_failure, problem_of
 
 EXAMPLE = (
     'event: start\ndata: {"session_id": "session-123", "run_id": "0199…", "message_id": "web-0001"}\n\n'
@@ -29,7 +28,6 @@ EXAMPLE = (
     'event: end\ndata: {"session_id": "session-123", "response": "Our refund policy allows returns …"}\n\n'
 )
 
-_logger = logging.getLogger("threadkeep.web")
 _HEARTBEAT = format_sse_event(comment="still here")
 
 
@@ -108,9 +106,9 @@ async def _encoded(
                         if event.response and not spoken:
                             yield _event("token", {"text": event.response})
                         yield _event("end", event.to_dict())
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
             if not isinstance(error, ThreadkeepError):
-                _logger.exception("a stream failed")
+                log_failure("a stream failed", error)
             yield _event("error", failure_of(turn, error).model_dump(exclude_none=True))
 
 

@@ -144,8 +144,8 @@ class RunTrace:
         async with self._driver.reading() as connection:
             return [_usage_of(row) for row in await connection.fetch(statement, {"run_id": run_id})]
 
-    async def begin_tool(self, run_id: str, call_id: str, tool: str, *, again: bool = False) -> ToolCall:
-        """Whether a tool that may not be run twice may be run now; `again` when a person has said so."""
+    async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
+        """Whether a tool that may not be run twice may be run now: a call that is `fresh`."""
         place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["keep_run"], place):
@@ -155,9 +155,7 @@ class RunTrace:
             [(status, result)] = await connection.fetch(self._sql["tool_call"], place)
             if status == "finished":
                 return ToolCall("finished", json_of(result))
-            if again:
-                await connection.execute(self._sql["begin_tool_again"], place)
-        return ToolCall("fresh" if again else "begun_before")
+        return ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
         """Keep what a tool gave, so that it need not be run again; False when it was not begun, or is finished."""

@@ -69,9 +69,6 @@ ON CONFLICT (run_id, call_id) DO NOTHING
 -- name: tool_call
 SELECT status, result FROM chat_run_tool_calls WHERE run_id = :run_id AND call_id = :call_id
 
--- name: begin_tool_again
-UPDATE chat_run_tool_calls SET begun_at = :now WHERE run_id = :run_id AND call_id = :call_id AND status = 'begun'
-
 -- name: finish_tool
 UPDATE chat_run_tool_calls SET status = 'finished', result = :result, ended_at = :now
 WHERE run_id = :run_id AND call_id = :call_id AND status = 'begun'
