@@ -210,3 +210,28 @@ async def test_what_cannot_be_asked_for(desk: RunDesk) -> None:
         RunRequest(workflow="desk", sessionless=True, session_id="room")
     with pytest.raises(InvalidInput):
         RunRequest(workflow="desk", deadline_seconds=0)
+
+
+async def test_a_reader_of_pieces_asks_the_database_now_and_then(
+    desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with each piece: answers have hundreds of them, and services many readers."""
+    gates = [Gate() for _ in range(60)]
+    desk.model = ScriptedModel([[part for gate in gates for part in ("word ", gate)]])
+    looked: list[str] = []
+    look = desk.memory.runs.run
+
+    async def counted(run_id: str) -> Run | None:
+        looked.append(run_id)
+        return await look(run_id)
+
+    monkeypatch.setattr(desk.memory.runs, "run", counted)
+    async with desk.open(AGENT) as service:
+        run = await service.submit(RunRequest(workflow="desk", text="hi", stream=True))
+        words = 0
+        async for told in service.follow(run.run_id):
+            if isinstance(told, RunPiece) and told.text.strip():
+                gates[words].open()
+                words += 1
+    assert words == 60
+    assert len(looked) < 30

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 
 from threadkeep.errors import RunNotFound
 from threadkeep.history.memory import Memory
@@ -62,29 +64,40 @@ class RunFollowing:
         live = self._runner.live.of(run_id)
         live.wants_pieces = True
         live.waiting += 1
-        pause = _FIRST_POLL_SECONDS
         try:
-            # Whose answer is there already needs no pieces of it.
-            told = len(live.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
-            while True:
-                change = live.next_change
-                for piece in live.pieces[told:]:
-                    told += 1
-                    yield piece
-                run = await self.run(run_id, user_id)
-                before = after
-                while events := await self._runs.trace.events(run_id, after=after, limit=_PAGE):
-                    for event in events:
-                        after = event.number
-                        yield event
-                if has_stopped(run) and told == len(live.pieces):
-                    yield run
-                    return
-                await self._start_if_ready(run, live)
-                pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
-                await changed(change, pause)
+            async with aclosing(self._told(live, after, user_id)) as everything:
+                async for told in everything:
+                    yield told
         finally:
             live.waiting -= 1
+
+    async def _told(self, live: LiveRun, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
+        pause, run_id, now = _FIRST_POLL_SECONDS, live.run_id, asyncio.get_running_loop().time
+        # Whose answer is there already needs no pieces of it.
+        told = len(live.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
+        look_at = now()
+        while True:
+            change = live.next_change
+            if fresh := live.pieces[told:]:
+                told += len(fresh)
+                for piece in fresh:
+                    yield piece
+                if self._runner.has(run_id) and now() < look_at:
+                    # While pieces come, the database is not asked with each of them.
+                    await changed(change, _FIRST_POLL_SECONDS)
+                    continue
+            look_at = now() + _FIRST_POLL_SECONDS
+            run, before = await self.run(run_id, user_id), after
+            while events := await self._runs.trace.events(run_id, after=after, limit=_PAGE):
+                for event in events:
+                    after = event.number
+                    yield event
+            if has_stopped(run) and told == len(live.pieces):
+                yield run
+                return
+            await self._start_if_ready(run, live)
+            pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
+            await changed(change, pause)
 
     async def run(self, run_id: str, user_id: str | None) -> Run:
         """A run that a user may see; one that is no longer kept, with the answer that its session still has.
