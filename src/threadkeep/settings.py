@@ -300,7 +300,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
     reason = str(first["msg"]).removeprefix("Value error, ")
     variable = PREFIX + name.upper()
     described = Settings.model_fields[name].description
-    return InvalidSettings(f"{variable} cannot be used: {reason}. {described}", variable=variable)
+    return InvalidSettings(f"{variable} cannot be used: {reason.rstrip('.')}. {described}", variable=variable)
 
 
 def is_loopback(host: str) -> bool:

@@ -63,6 +63,7 @@ def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
         await memory.runs.set_aside("r-queued", "GaveUp")
 
     filled.remember(give_up)
+    assert "see their logs, then retry it" in filled("runs", "show", "r-queued").out
     assert [one["run_id"] for one in filled("runs", "list", "--set-aside", "--json").json["runs"]] == ["r-queued"]
     page = filled("runs", "list", "--limit", "2", "--json").json
     rest = filled("runs", "list", "--cursor", page["next_cursor"], "--json").json

@@ -59,6 +59,13 @@ def test_an_event_is_one_line_of_its_fields() -> None:
     }
 
 
+def test_a_number_has_as_many_digits_as_anybody_reads() -> None:
+    """Three after the point."""
+    stream = configured()
+    LogObserver().notify(TurnFinished(milliseconds=5068.267446993559))
+    assert lines(stream)[0]["milliseconds"] == 5068.267
+
+
 @pytest.mark.parametrize(("level", "names"), [("DEBUG", ["store_read", "turn_finished"]), ("INFO", ["turn_finished"])])
 def test_the_level_decides_what_is_written(level: Level, names: list[str]) -> None:
     """Single reads are details, a finished turn is news."""

@@ -149,7 +149,7 @@ async def test_a_file_that_is_no_database_is_told(
 
 async def test_a_folder_in_the_files_place_is_told(tmp_path: Path, memory_options: MemoryOptions) -> None:
     """It cannot be opened, and the sentence says what to check."""
-    with pytest.raises(StoreUnavailable, match="check that the folder exists"):
+    with pytest.raises(StoreUnavailable, match="that the path is no folder itself"):
         async with open_memory(f"sqlite:///{tmp_path}", options=memory_options):
             pass
 

@@ -74,6 +74,26 @@ async def test_what_is_no_json_in_utf8_is_a_400_or_422(client: httpx2.AsyncClien
     check_problem(response, response.status_code, response.json()["type"].rpartition(":")[2])
 
 
+@pytest.mark.parametrize(
+    ("content", "media_type"),
+    [
+        (b"", "application/json"),
+        (b"[]", "application/json"),
+        (b"5", "application/json"),
+        (b'{"message": "hi"}', "text/plain"),
+        (b'{"message": "hi"}', "application/x-www-form-urlencoded"),
+    ],
+)
+async def test_a_body_that_is_no_json_object_is_told_with_its_cure(
+    client: httpx2.AsyncClient, content: bytes, media_type: str
+) -> None:
+    """What to send, and the header that curl does not set by itself."""
+    response = await client.post("/api/v1/chat", content=content, headers={"content-type": media_type})
+    [found] = check_problem(response, 422, "invalid-request")["errors"]
+    assert found["pointer"] == ""
+    assert "a JSON object with Content-Type: application/json" in found["detail"]
+
+
 @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", None])
 async def test_only_json_is_read(client: httpx2.AsyncClient, media_type: str | None) -> None:
     """What a web page of another site could send without being asked is not taken."""

@@ -132,7 +132,7 @@ async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
             return bool((await client.get(f"/api/v1/runs/{run_id}")).json()["status"] == "cancelled")
 
         await until(cancelled)
-        again = await client.post(f"/api/v1/runs/{run_id}/retry", json={})
+        again = await client.post(f"/api/v1/runs/{run_id}/retry")
         assert (again.json()["status"], again.json()["text"]) == ("done", "Yes.")
         check_problem(await client.post(f"/api/v1/runs/{run_id}/retry", json={}), 422, "invalid-request")
         check_problem(await client.post(f"/api/v1/runs/{run_id}/resume", json={"value": 1}), 422, "invalid-request")
@@ -185,6 +185,7 @@ async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
         ("workflows/bot/runs", {"message": "Hi", "sessionless": True, "message_id": "1"}, 422, "invalid-request"),
         ("workflows/bot/runs", {"message": "Hi", "budget": {"max_tokens": 0}}, 422, "invalid-request"),
         ("workflows/bot/runs", {"mode": "later"}, 422, "invalid-request"),
+        ("workflows/chat/runs", {}, 422, "invalid-request"),
         ("runs/nope/cancel", {}, 404, "run-not-found"),
         ("runs/nope/resume", {"value": 1}, 404, "run-not-found"),
     ],

@@ -15,6 +15,7 @@ from threadkeep.cli.terminal import Terminal, first_words, harmless
 from threadkeep.cli.wording import counted, duration, relative
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunStatus, TokenUsage
+from threadkeep.runs.failures import RUN_ERRORS
 
 _STYLES: Mapping[RunStatus, str] = {
     "queued": "dim",
@@ -115,6 +116,8 @@ def _facts(run: Run, usages: Sequence[TokenUsage], now: datetime) -> Iterator[tu
     yield "status", f"{run.status}{tried}" + (f", took {took(run, now)}" if run.started_at else "")
     if run.error is not None:
         yield "error", run.error
+        if run.error in RUN_ERRORS:
+            yield "", RUN_ERRORS[run.error]
     if run.set_aside:
         yield "", f"It is not tried again by itself: threadkeep runs retry {run.run_id}"
     if run.cancel_requested_at is not None and not run.over:

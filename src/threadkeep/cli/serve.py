@@ -28,7 +28,9 @@ def serve_http(
 
     given = {"host": host, "port": port, "log_json": True if as_json else None}
     settings = load_settings(**{name: value for name, value in given.items() if value is not None})
-    from threadkeep.web.service import serve
+    with Terminal(as_json=as_json).waiting("Starting"):
+        # FastAPI, LangChain and LangGraph: some seconds on a slow machine.
+        from threadkeep.web.service import serve
 
     run(serve(settings, output=_Announcement() if as_json else sys.stdout))
 

@@ -67,6 +67,7 @@ _LEVELS: Mapping[type[Event], int] = {
 }
 _TRUSTED = ("threadkeep", "uvicorn")
 _MAX_FRAMES = 12
+_DECIMALS = 3
 
 
 class LogObserver:
@@ -83,8 +84,12 @@ class LogObserver:
     def notify(self, event: Event, /) -> None:
         """Write the event's name and those of its fields that have a value."""
         values = {field.name: getattr(event, field.name) for field in fields(event)}
-        known = {name: value for name, value in values.items() if value is not None}
+        known = {name: _readable(value) for name, value in values.items() if value is not None}
         self._logger.log(_LEVELS.get(type(event), logging.INFO), _snake_case(type(event).__name__), **known)
+
+
+def _readable(value: object) -> object:
+    return round(value, _DECIMALS) if isinstance(value, float) else value
 
 
 class _Handler(logging.StreamHandler[TextIO]):

@@ -6,9 +6,10 @@ from datetime import timedelta
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import WrongUser
+from threadkeep.errors import InvalidInput, WrongUser
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.options import RunOptions
+from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun, Run, RunBudget
 from threadkeep.runs.insisting import undisturbed
@@ -31,7 +32,10 @@ class RunIntake:
         Raises:
             SessionBusy: the workflow takes no message while another turn of the session goes on.
             WrongUser: the session is another user's.
+            InvalidInput: the built-in chat was given no message.
         """
+        if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
+            raise InvalidInput("The chat answers messages: give it one in `message`.")
         new = await self._new(request, workflow)
         live = self._runner.live.of(new.run_id)
         live.wants_pieces = request.stream

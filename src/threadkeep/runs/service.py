@@ -54,6 +54,7 @@ class RunService:
             WorkflowNotFound: no workflow of that name is registered.
             SessionBusy: the workflow takes no message while another turn of the session goes on.
             WrongUser: the session is another user's.
+            InvalidInput: the built-in chat was given no message.
         """
         workflow = await self._runner.workflows.newest(request.workflow)
         submitted = await self._intake.take(request, workflow, here=mode == "wait")

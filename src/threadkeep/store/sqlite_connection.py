@@ -111,7 +111,10 @@ _CURES = (
     ("busy", "Another process holds its lock for too long; see `threadkeep doctor` for who uses the file."),
     ("full", "The disk (or the quota) is full; make room and try again."),
     ("readonly", "The file or its folder is read-only for this user; change its permissions."),
-    ("unable to open", "The file or its folder cannot be opened; check that the folder exists and its permissions."),
+    (
+        "unable to open",
+        "It cannot be opened; check that the path is no folder itself, that its folder exists, and the permissions.",
+    ),
     ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
     ("malformed", "The file is damaged; restore it from a backup."),
     ("not a database", "The file is not an SQLite database; check THREADKEEP_DATABASE_URL."),

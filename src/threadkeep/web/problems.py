@@ -36,9 +36,10 @@ RETRY_SECONDS = 5
 
 _logger = logging.getLogger("threadkeep.web")
 
+_WANTED = "a JSON object with Content-Type: application/json"
 # For each status the last part of the type, and a sentence; without one the error brings its own.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
-    400: ("unreadable-body", "The body is not JSON in UTF-8; send a JSON object with Content-Type: application/json."),
+    400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists what there is."),
     405: ("method-not-allowed", "This address does not take this method; the Allow header names those that it takes."),
     413: ("body-too-large", None),
@@ -241,6 +242,10 @@ def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
         return FieldProblem(detail="There is a field that is not known here; /docs lists those that are.", pointer="")
     if kind == "json_invalid":
         return FieldProblem(detail="This is not JSON.", pointer="")
+    if where == "body" and not path:
+        said = {"missing": "There is no body", "model_attributes_type": "The body is no JSON object"}.get(kind)
+        if said is not None:
+            return FieldProblem(detail=f"{said}; send {_WANTED}.", pointer="")
     sentence = str(error["msg"]).removeprefix("Value error, ")
     if where == "body":
         return FieldProblem(detail=sentence, pointer="".join(f"/{step}" for step in path))

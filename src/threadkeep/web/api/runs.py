@@ -171,12 +171,13 @@ async def resume_run(
 
 @router.post("/runs/{run_id}/retry", summary="Try a run again", responses={**_LATER, **_CHANGES})
 async def retry_run(
-    run_id: RunId, body: RetryBody, app: AppInUse, response: Response, user_id: UserId = None
+    run_id: RunId, app: AppInUse, response: Response, body: RetryBody | None = None, user_id: UserId = None
 ) -> RunBody:
-    """Try again a run that failed, was cancelled or interrupted, from where it stopped."""
+    """Try again a run that failed, was cancelled or interrupted, from where it stopped. It needs no body."""
     runs = await app.runs.service()
-    await runs.retry(run_id, user_id=user_id, mode=body.mode)
-    return await _told(runs, run_id, user_id, response, mode=body.mode)
+    mode = (body or RetryBody()).mode
+    await runs.retry(run_id, user_id=user_id, mode=mode)
+    return await _told(runs, run_id, user_id, response, mode=mode)
 
 
 async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
