@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -43,6 +44,15 @@ async def test_without_a_key_everything_but_health_and_docs_is_a_401(
     response = await guarded.request(method, path)
     check_problem(response, 401, "api-key-needed")
     assert response.headers["www-authenticate"] == "Bearer"
+
+
+async def test_the_description_asks_no_other_host(client: httpx2.AsyncClient) -> None:
+    """Scripts and styles are the service's own: the page works without a network, and tells nobody of its reader."""
+    page = (await client.get("/docs")).text
+    assert re.findall(r"https?://[^'\"]+", page) == []
+    named = re.findall(r"(?:href|src)=\"([^\"]+)\"", page)
+    assert len(named) == 3
+    assert set(named) <= OPEN_PATHS
 
 
 @pytest.mark.parametrize("path", sorted(OPEN_PATHS))

@@ -17,9 +17,10 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from threadkeep.settings import is_loopback
+from threadkeep.web import description
 from threadkeep.web.problems import Problem, make_problem, problem_response
 
-OPEN_PATHS = frozenset({"/healthz", "/docs", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json"})
 
 _KEY_MISSING = "Send an API key, as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
 _FOREIGN_HOST = (

@@ -17,6 +17,7 @@ from threadkeep.settings import Settings
 from threadkeep.version import __version__
 from threadkeep.web.access import Access
 from threadkeep.web.api import chat, health, manifests, retention, runs, search, sessions, workflows
+from threadkeep.web.description import describe
 from threadkeep.web.headers import SafeHeaders
 from threadkeep.web.limits import BodyLimit
 from threadkeep.web.problems import Problem, answer_errors_with_problems
@@ -28,7 +29,9 @@ _logger = logging.getLogger("threadkeep.web")
 
 _DESCRIPTION = """
 A chat that remembers. Every conversation is a **session**, kept for good; each call of the model sees the newest part
-of it that fits. Errors are problem documents (RFC 9457): `type` is for programs, `detail` says what to do.
+of it that fits. What answers is a workflow, and each time it does so is a **run**: it is waited for, read as it
+happens, or left to others, and goes on elsewhere if its process dies. Errors are problem documents (RFC 9457): `type`
+is for programs, `detail` says what to do.
 """
 
 
@@ -50,7 +53,12 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     """
     keys = [key.get_secret_value() for key in app.settings.api_keys.values()]
     service = Service(
-        title="Threadkeep", version=__version__, description=_DESCRIPTION, redoc_url=None, redirect_slashes=False
+        title="Threadkeep",
+        version=__version__,
+        description=_DESCRIPTION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
@@ -59,6 +67,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     for subject in (chat, sessions, manifests, retention, search, workflows, runs):
         service.include_router(subject.router, dependencies=shown if keys else [])
     service.include_router(health.router)
+    describe(service)
     answer_errors_with_problems(service)
     service.add_middleware(BodyLimit, limit=app.settings.body_limit)
     service.add_middleware(Access, keys=keys)
