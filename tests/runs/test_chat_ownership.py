@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.runs.chatting import ROOM, Chats, said
@@ -47,3 +49,23 @@ async def test_the_context_is_told_of_a_question_that_another_run_stored(
     answer = await make_chat(sqlite_memory, ScriptedModel(["hello"])).ask(said("hi", ID))
     assert (answer.response, answer.context.messages) == ("hello", 1)
     assert answer.context.tokens > 0
+
+
+async def test_a_user_goes_on_in_the_last_session_also_in_an_outage(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """Where a user was last cannot be asked then, and is remembered; others begin a session of their own."""
+    chat = make_chat(sqlite_memory, ScriptedModel(["one", "two", "three", "four"]))
+    await chat.ask(said("hi", session_id=None, user_id="ann"))
+    await chat.ask(said("over here", session_id=ROOM, user_id="ann"))
+
+    async def failing(*_: object, **__: object) -> None:
+        raise StoreUnavailable("down")
+
+    monkeypatch.setattr(sqlite_memory.runs.sessions, "active_session", failing)
+    assert (await chat.ask(said("still me", session_id=None, user_id="ann"))).session_id == ROOM
+    assert (await chat.ask(said("hi", session_id=None, user_id="bob"))).session_id != ROOM
+    async with asyncio.timeout(10):
+        while sqlite_memory.pending.entries:
+            await sqlite_memory.pending.deliver()
+    assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["over here", "two", "still me", "three"]

@@ -61,6 +61,9 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
         first = await chat.ask(said("hi", "1"))
         second = await chat.ask(said("and now?", "2"))
         assert (await chat.ask(said("hi", "1"))).response == first.response
+    async with asyncio.timeout(10):
+        while sqlite_memory.pending.entries:
+            await sqlite_memory.pending.deliver()
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
     assert lines == ["hi", first.response, "and now?", second.response]
 

@@ -42,6 +42,8 @@ from threadkeep.runs.unstored import UnstoredRuns
 _SUBMIT_SECONDS = 15.0
 """How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""
 
+_MOST_REMEMBERED = 10_000
+
 
 class Chat:
     """The conversations of one memory with the agents of its workflows."""
@@ -55,6 +57,8 @@ class Chat:
         # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
+        # Where users were last, for when the database cannot say.
+        self._last_sessions: dict[str, str] = {}
 
     @property
     def running(self) -> int:
@@ -71,6 +75,8 @@ class Chat:
             WorkflowNotFound: no workflow of that name is registered.
         """
         turn = ChatTurn(request, stream=stream)
+        if request.session_id is None and turn.talk is not None:
+            turn.session_id = self._last_sessions.get(turn.talk, turn.session_id)
         self._memory.session(turn.session_id, user_id=request.user_id)
         self._workflows.get(request.workflow)
         key = (turn.session_id, turn.message_id, request.user_id)
@@ -126,8 +132,13 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
         del self._turns[key]
-        if turn.task is not None and not turn.task.cancelled():
-            turn.task.exception()  # a caller who went away does not ask for it
+        # The exception is looked at in any case: a caller who went away does not ask for it.
+        if turn.task is None or turn.task.cancelled() or turn.task.exception() is not None or turn.talk is None:
+            return
+        self._last_sessions.pop(turn.talk, None)
+        self._last_sessions[turn.talk] = turn.session_id
+        if len(self._last_sessions) > _MOST_REMEMBERED:
+            del self._last_sessions[next(iter(self._last_sessions))]
 
     async def _run(self, turn: ChatTurn) -> ChatAnswer:
         answer: ChatAnswer | None = None

@@ -104,12 +104,15 @@ class ChatTurn:
         self._changed = asyncio.Event()
 
     @property
+    def talk(self) -> str | None:
+        """What a user's messages without a session have in common: they go on where the last one was."""
+        request = self.request
+        return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
+
+    @property
     def place(self) -> str:
         """What messages have in common that must stay in order: their session, as far as it is known."""
-        request = self.request
-        if request.session_id is None and request.user_id is not None:
-            return f"{request.user_id}\n{request.workflow}"
-        return self.session_id
+        return self.talk if self.request.session_id is None and self.talk is not None else self.session_id
 
     @property
     def run_request(self) -> RunRequest:
