@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from hypothesis import HealthCheck, settings
 
 from tests.recorded_events import RecordedEvents
@@ -133,3 +135,17 @@ async def sqlite_memory(memory_options: MemoryOptions, events: RecordedEvents) -
     """An open memory over SQLite in memory, for what does not depend on the database."""
     async with open_memory("sqlite://", observers=[events], options=memory_options) as opened:
         yield opened
+
+
+@pytest.fixture(autouse=True)
+def logging_as_before() -> Iterator[None]:
+    """Put the process's logging back as it was: a handler that stays would write to a stream that is closed by then."""
+    root = logging.getLogger()
+    names = ("", "uvicorn", "threadkeep")
+    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in names}
+    yield
+    root.handlers[:] = handlers
+    for name, level in levels.items():
+        logging.getLogger(name).setLevel(level)
+    if structlog.is_configured():
+        structlog.reset_defaults()

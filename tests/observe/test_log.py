@@ -6,7 +6,6 @@ import asyncio
 import io
 import json
 import logging
-from collections.abc import Iterator
 
 import pytest
 import structlog
@@ -15,19 +14,6 @@ from threadkeep.observe.events import ContextBuilt, StoreRead, TurnFinished, Wri
 from threadkeep.observe.log import Level, LogObserver, configure_logging
 
 CANARY = "canary-7f3a"
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before() -> Iterator[None]:
-    """Put the process's logging back as it was."""
-    root = logging.getLogger()
-    names = ("", "uvicorn", "threadkeep")
-    handlers, levels = root.handlers[:], {name: logging.getLogger(name).level for name in names}
-    yield
-    root.handlers[:] = handlers
-    for name, level in levels.items():
-        logging.getLogger(name).setLevel(level)
-    structlog.reset_defaults()
 
 
 def configured(level: Level = "DEBUG", *, as_json: bool = True) -> io.StringIO:
