@@ -47,7 +47,7 @@ class NotingModel(BaseChatModel):
     def _llm_type(self) -> str:
         return "noting"
 
-    def bind_tools(self, tools: object, **_: Any) -> NotingModel:  # type: ignore[override]
+    def bind_tools(self, tools: object, **_: Any) -> NotingModel:
         """The tools are known already."""
         return self
 

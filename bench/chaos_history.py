@@ -194,7 +194,9 @@ def _row(row: Sequence[Any]) -> Row:
     values = list(row)
     for index in (8, 9):
         values[index] = datetime.fromisoformat(values[index]) if isinstance(values[index], str) else values[index]
-    return Row(*values[:11], int(values[11]), int(values[12]))
+    # What the database sums is a Decimal on PostgreSQL.
+    values[11:13] = map(int, values[11:13])
+    return Row(*values)
 
 
 def _rows(url: str, statement: LiteralString) -> list[tuple[Any, ...]]:

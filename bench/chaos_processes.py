@@ -205,7 +205,8 @@ async def _done(service: RunService, verb: Verb, arguments: tuple[Any, ...]) -> 
         case "cancel":
             return await service.cancel(*arguments)
         case "resume":
-            return await service.resume(*arguments, mode="background")
+            await service.resume(*arguments, mode="background")
+            return None
 
 
 async def _submitted(service: RunService, request: RunRequest, mode: Mode) -> tuple[str, str]:
