@@ -14,7 +14,6 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command, Interrupt, StreamMode
 
-from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.children import result_of
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
@@ -26,10 +25,10 @@ from threadkeep.records import Json
 from threadkeep.records.runs import Run
 from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
-from threadkeep.runs.insisting import insist
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
+from threadkeep.runs.outages import Outages
 from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
@@ -85,6 +84,7 @@ class Execution:
         self._unheard = _unheard(workflow)
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
+        self._outages = Outages(means.resources.memory.runs, means.saver, live)
 
     async def to_its_end(self) -> Outcome:
         """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
@@ -108,7 +108,7 @@ class Execution:
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
-                if not await self._outlasted():
+                if not await self._outages.outlasted(error):
                     if tries >= self._workflow.options.max_tries:
                         # One that is tried once only has not failed again and again.
                         return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
@@ -117,20 +117,6 @@ class Execution:
             await self._pause(tries)
             self._live.begin()
             self._begins, again = False, True
-
-    async def _outlasted(self) -> bool:
-        """Whether the database was down, and is there again: what failed by that was no try of the run."""
-        runs = self._means.resources.memory.runs
-        if self._means.saver is None:
-            return False
-        try:
-            await runs.run(self._run.run_id)
-        except StoreUnavailable as error:
-            # Not the last word; but who waits for the run may not want to wait for the database.
-            self._live.came_out(Outcome("failed", error=kind_of(error)))
-            await insist(lambda: runs.run(self._run.run_id))
-            return True
-        return False
 
     async def _pause(self, tries: int) -> None:
         options = self._means.options

@@ -1,0 +1,56 @@
+"""Failures of a run that are its database's: they are waited for, and are no tries of the run."""
+
+from __future__ import annotations
+
+from langgraph.checkpoint.base import BaseCheckpointSaver
+
+from threadkeep.errors import StoreUnavailable
+from threadkeep.runs.failures import is_passing, kind_of
+from threadkeep.runs.insisting import insist
+from threadkeep.runs.live import LiveRun
+from threadkeep.runs.outcome import Outcome
+from threadkeep.store.runs import Runs
+
+_NO_CONNECTION = frozenset({"PoolTimeout", "StoreUnavailable"})
+_MOST_LATE = 3
+
+
+class Outages:
+    """The outages that one run goes through; without a `saver` it keeps nothing, and waits for none."""
+
+    def __init__(self, runs: Runs, saver: BaseCheckpointSaver[str] | None, live: LiveRun) -> None:
+        self._runs = runs
+        self._saver = saver
+        self._live = live
+        self._late = 0
+
+    async def outlasted(self, error: Exception) -> bool:
+        """Whether the database was down when the run failed, and is there again."""
+        saver = self._saver
+        if saver is None:
+            return False
+        try:
+            await self._answers(saver)
+        except StoreUnavailable as away:
+            # Not the last word; but who waits for the run may not want to wait for the database.
+            self._live.came_out(Outcome("failed", error=kind_of(away)))
+            await insist(lambda: self._answers(saver))
+            return True
+        # One pool of connections may find the database again a moment later than another.
+        late = kind_of(error) in _NO_CONNECTION and self._late < _MOST_LATE
+        self._late += late
+        return late
+
+    async def _answers(self, saver: BaseCheckpointSaver[str]) -> None:
+        """Ask for the run and its checkpoints, each by its own connections.
+
+        Raises:
+            StoreUnavailable: one of them cannot be had now.
+        """
+        await self._runs.run(self._live.run_id)
+        try:
+            await saver.aget_tuple({"configurable": {"thread_id": self._live.run_id}})
+        except Exception as error:  # a checkpointer raises what its database does
+            if is_passing(error):
+                raise StoreUnavailable("The checkpoints of runs cannot be read for now.") from error
+            raise
