@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
 from langgraph.store.postgres.aio import AsyncPostgresStore
 
 from tests.children import run_together
+from tests.outages import locked_meanwhile
+from tests.servers import Postgres
 from threadkeep import (
     Message,
     Settings,
@@ -67,6 +71,40 @@ async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> Non
             graph = builder.compile(checkpointer=checkpointer, store=store)
             state = await graph.ainvoke({"messages": [HumanMessage("hi")]}, {"configurable": {"thread_id": "t"}})
             assert state["messages"][-1].content == expected
+
+
+@pytest.mark.xdist_group("unsteady_postgres")
+async def test_of_a_database_that_is_away_they_say_so(unsteady_postgres: Postgres) -> None:
+    """As the transcripts do: whoever runs a graph can tell an outage from a fault, and so can its nodes."""
+    builder = StateGraph(MessagesState)
+    builder.add_sequence([("answer", lambda _: {"messages": [AIMessage("hi")]})])
+    builder.add_edge(START, "answer")
+    with unsteady_postgres.database() as url:
+        settings = load_settings(database_url=url, postgres_pool_timeout=0.2)
+        async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
+            graph = builder.compile(checkpointer=checkpointer)
+            await asyncio.to_thread(unsteady_postgres.stop, "immediate")
+            with pytest.raises(StoreUnavailable):
+                await graph.ainvoke({"messages": []}, {"configurable": {"thread_id": "t"}})
+            with pytest.raises(StoreUnavailable):
+                await checkpointer.adelete_thread("t")
+            with pytest.raises(StoreUnavailable):
+                await store.aget(("a",), "b")
+
+
+async def test_of_a_file_that_is_locked_they_say_so(tmp_path: Path) -> None:
+    """For longer than the lock is waited for: reads go on, writes tell."""
+    path = tmp_path / "threadkeep.db"
+    settings = load_settings(database_url=f"sqlite:///{path}", lock_timeout=0.1)
+    thread = RunnableConfig(configurable={"thread_id": "t", "checkpoint_ns": ""})
+    async with create_checkpointer(settings) as checkpointer, create_graph_store(settings) as store:
+        async with locked_meanwhile(path):
+            assert await checkpointer.aget_tuple(thread) is None
+            with pytest.raises(StoreUnavailable):
+                await checkpointer.aput(thread, empty_checkpoint(), {}, {})
+            with pytest.raises(StoreUnavailable):
+                await store.aput(("a",), "b", {"c": 1})
+        await store.aput(("a",), "b", {"c": 1})
 
 
 async def test_answers_are_in_the_order_of_what_was_asked(sqlite_url: str) -> None:

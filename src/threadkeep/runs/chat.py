@@ -29,7 +29,7 @@ from threadkeep.graphs.session_workflows import DELETE, RESET
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records.runs import Run, TokenUsage
-from threadkeep.runs.chat_failures import STOPPED, failure_of
+from threadkeep.runs.chat_failures import STOPPED, error_of
 from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn, ChatUsage
 from threadkeep.runs.listening import listen
 from threadkeep.runs.live import LiveRun
@@ -254,7 +254,7 @@ class Chat:
             ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
         """
         if ended.status != "done":
-            raise failure_of(ended, turn, self._workflows.get(turn.request.workflow))
+            raise error_of(ended, turn, self._workflows.get(turn.request.workflow))
         known: Mapping[str, Any] = ended.result or {}
         return ChatAnswer(
             session_id=turn.session_id,

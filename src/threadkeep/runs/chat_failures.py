@@ -25,7 +25,7 @@ _TOO_SMALL = "The message does not fit beside the system prompt; raise the limit
 _NO_DATABASE = "The database is away, and this cannot be answered without it; send the message again."
 
 
-def failure_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
+def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
     """The error of a turn whose run is not done: one of the errors that its kind names, else the run's own."""
     kind = ended.error or "NoAnswer"
     if ended.status in ("waiting", "cancelled"):

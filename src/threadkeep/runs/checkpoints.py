@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from datetime import datetime
 
+from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from threadkeep.store.runs.records import RunRecords
+
+
+def thread_of(run_id: str) -> RunnableConfig:
+    """Where the checkpoints of a run are: its thread has its id."""
+    return {"configurable": {"thread_id": run_id}}
 
 
 class RunCheckpoints:

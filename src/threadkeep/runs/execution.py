@@ -23,6 +23,7 @@ from threadkeep.graphs.state import answer_of
 from threadkeep.observe import RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
+from threadkeep.runs.checkpoints import thread_of
 from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
 from threadkeep.runs.last_contexts import LastContexts
@@ -214,7 +215,7 @@ class Execution:
         run, saver = self._run, self._means.saver
         if self._begins or saver is None:
             return begin_state(run)
-        if await saver.aget_tuple({"configurable": {"thread_id": run.run_id}}) is None:
+        if await saver.aget_tuple(thread_of(run.run_id)) is None:
             return begin_state(run)
         if not run.resumed or run.attempts > 1 or again:
             return None
@@ -229,7 +230,7 @@ class Execution:
         ]
         return {
             "configurable": {
-                "thread_id": run.run_id,
+                **thread_of(run.run_id)["configurable"],
                 "session_id": run.session_id,
                 "user_id": run.user_id,
                 "message_metadata": metadata_of(run),

@@ -5,13 +5,13 @@ from __future__ import annotations
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from threadkeep.errors import StoreUnavailable
-from threadkeep.runs.failures import is_passing, kind_of
+from threadkeep.runs.checkpoints import thread_of
+from threadkeep.runs.failures import kind_of
 from threadkeep.runs.insisting import insist
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.outcome import Outcome
 from threadkeep.store.runs import Runs
 
-_NO_CONNECTION = frozenset({"PoolTimeout", "StoreUnavailable"})
 _MOST_LATE = 3
 
 
@@ -37,7 +37,7 @@ class Outages:
             await insist(lambda: self._answers(saver))
             return True
         # One pool of connections may find the database again a moment later than another.
-        late = kind_of(error) in _NO_CONNECTION and self._late < _MOST_LATE
+        late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
         self._late += late
         return late
 
@@ -48,9 +48,4 @@ class Outages:
             StoreUnavailable: one of them cannot be had now.
         """
         await self._runs.run(self._live.run_id)
-        try:
-            await saver.aget_tuple({"configurable": {"thread_id": self._live.run_id}})
-        except Exception as error:  # a checkpointer raises what its database does
-            if is_passing(error):
-                raise StoreUnavailable("The checkpoints of runs cannot be read for now.") from error
-            raise
+        await saver.aget_tuple(thread_of(self._live.run_id))

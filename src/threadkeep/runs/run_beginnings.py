@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from threadkeep.graphs.definition import Workflow
 from threadkeep.records.runs import Run
 from threadkeep.runs.carried import Carried, CarriedRuns
+from threadkeep.runs.checkpoints import thread_of
 from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.insisting import insist
 from threadkeep.runs.ledger import RunLedger
@@ -51,8 +51,7 @@ class RunBeginnings:
         run = carried.run
 
         async def is_untouched() -> bool:
-            thread: RunnableConfig = {"configurable": {"thread_id": run.run_id}}
-            return carried.begins or saver is None or await saver.aget_tuple(thread) is None
+            return carried.begins or saver is None or await saver.aget_tuple(thread_of(run.run_id)) is None
 
         workflow = await self._workflows.to_go_on_with(run, is_untouched)
         if workflow.version != run.version:

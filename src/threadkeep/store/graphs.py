@@ -69,26 +69,27 @@ async def _keeping_conversations(store: BaseStore, driver: Driver, address: Data
 
 @asynccontextmanager
 async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseCheckpointSaver[str]]:
-    """A LangGraph checkpointer for `graph.compile(checkpointer=…)`, set up. Open one for the whole application."""
-    if address.dsn is not None:
-        from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    """A LangGraph checkpointer for `graph.compile(checkpointer=…)`, set up. Open one for the whole application.
 
+    While graphs run it raises what the store raises: `StoreUnavailable` where the database does not answer.
+    """
+    if address.dsn is not None:
         from threadkeep.store.postgres import exclusive, open_dict_pool
+        from threadkeep.store.postgres_checkpointer import PostgresCheckpointer
 
         async with open_dict_pool(address.dsn, options) as pool:
-            postgres = AsyncPostgresSaver(conn=pool)
+            postgres = PostgresCheckpointer(conn=pool)
             async with exclusive(address.dsn, seconds=_SETUP_SECONDS):
                 await postgres.setup()
             yield postgres
         return
-    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
-
     from threadkeep.store.sqlite import open_sqlite
+    from threadkeep.store.sqlite_checkpointer import SqliteCheckpointer
 
     _make_folder(address.path)
     # The saver commits by itself and relies on transactions that begin by themselves.
     async with open_sqlite(address.path, options, autocommit=False) as raw:
-        saver = AsyncSqliteSaver(raw)
+        saver = SqliteCheckpointer(raw)
         async with _one_at_a_time(address.path):
             await saver.setup()
         yield saver

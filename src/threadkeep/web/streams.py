@@ -77,7 +77,7 @@ async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGen
             upcoming.cancel()
 
 
-def failure_of(turn: ChatTurn, error: Exception) -> Problem:
+def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
     """The problem of a turn that failed, with what it takes to send its message again."""
     names = {"session_id": turn.session_id, "run_id": turn.run_id, "message_id": turn.message_id}
     return problem_of(error).model_copy(update=names)
@@ -109,7 +109,7 @@ async def _encoded(
         except Exception as error:  # noqa: BLE001 - a stream that breaks off looks like one that ended
             if not isinstance(error, ThreadkeepError):
                 log_failure("a stream failed", error)
-            yield _event("error", failure_of(turn, error).model_dump(exclude_none=True))
+            yield _event("error", problem_of_turn(turn, error).model_dump(exclude_none=True))
 
 
 async def _after[T](first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:

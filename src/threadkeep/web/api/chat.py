@@ -14,7 +14,7 @@ from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
 from threadkeep.web.problems import ProblemRaised, documented
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
-from threadkeep.web.streams import EXAMPLE, EventStream, failure_of, open_stream
+from threadkeep.web.streams import EXAMPLE, EventStream, open_stream, problem_of_turn
 
 router = APIRouter(prefix="/api/v1/chat", tags=["chat"])
 
@@ -46,7 +46,7 @@ async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
     try:
         answer = await turn.answer()
     except (ModelCallFailed, RunFailed, RunWaits, Interrupted) as error:
-        raise ProblemRaised(failure_of(turn, error)) from error
+        raise ProblemRaised(problem_of_turn(turn, error)) from error
     return ChatResponseBody.model_validate(answer.to_dict())
 
 
