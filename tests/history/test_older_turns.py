@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from tests.databases import query
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.history.older_turns import Search
@@ -61,6 +63,26 @@ async def found(memory: Memory, query: str = "the code of the vault", session_id
     """What is found in a session."""
     turns = await memory.older_turns.find(Search(session_id, None, query), 1_000)
     return [turn.message.content for turn in turns]
+
+
+async def test_an_append_does_no_work_of_an_index(shared_url: str, memory_options: MemoryOptions) -> None:
+    """Neither of the search nor of older turns: whoever asks next has what is new indexed."""
+    options = replace(memory_options, background=False)
+    indexed = "SELECT indexed_seq, last_seq FROM chat_sessions"
+    async with open_memory(shared_url, options=options) as memory:
+        await say(memory, 20)
+        assert query(shared_url, indexed) == [(0, 20)]
+        assert memory.older_turns.talk("session", ROOM) is None
+        assert [hit.message.seq for hit in await memory.search("word7")] == [8]
+        assert "word7 word7 about cake" in await found(memory, "word7")
+        talk = memory.older_turns.talk("session", ROOM)
+        assert talk is not None
+        await memory.session(ROOM).append([Message(role="user", content="The vault opens with 4711.")])
+        assert query(shared_url, indexed) == [(20, 21)]
+        assert talk.read == {ROOM: 20}
+        assert [hit.message.seq for hit in await memory.search("4711")] == [21]
+        assert "The vault opens with 4711." in await found(memory)
+        assert talk.read == {ROOM: 21}
 
 
 async def test_a_reset_stops_nobody_who_looks(memory: Memory) -> None:
