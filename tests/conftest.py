@@ -31,6 +31,16 @@ if _RUNTIME_FOLDER:
 for laws in ("append_laws", "reading_laws", "session_laws"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{laws}")
 
+# How long somebody is kept waiting at most for what can be done without. A machine with other work to do takes longer,
+# and tests are about what comes of it; those about the waiting set a time of their own.
+_PATIENCES = (
+    "threadkeep.history.older_turns.PATIENCE_SECONDS",
+    "threadkeep.history.memory._SEARCH_PATIENCE_SECONDS",
+    "threadkeep.history.embedded_talks._QUERY_SECONDS",
+    "threadkeep.history.learned_factors._PATIENCE_SECONDS",
+)
+_LONG_SECONDS = 60.0
+
 DATABASES = ("sqlite-file", "sqlite-memory", "postgres")
 
 # Fixtures of a test are shared by its examples, which is meant: databases are made once and sessions are new each time.
@@ -45,6 +55,15 @@ def pytest_unconfigure() -> None:
     """Take the runtime folder of above away again."""
     if _RUNTIME_FOLDER:
         shutil.rmtree(_RUNTIME_FOLDER, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried() -> Iterator[None]:
+    """Nothing is left out because the machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _PATIENCES:
+            patch.setattr(name, _LONG_SECONDS)
+        yield
 
 
 @pytest.fixture(scope="session")

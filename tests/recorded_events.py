@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from threadkeep.observe import Event
 
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 
 
 class RecordedEvents:

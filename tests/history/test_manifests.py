@@ -17,7 +17,7 @@ from threadkeep.observe import ManifestsDropped, ManifestWriteFailed
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import SettableClock
 
-_PATIENCE_SECONDS = 20
+_PATIENCE_SECONDS = 60
 _DAY_SECONDS = 24 * 3600
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import httpx2
@@ -11,6 +11,14 @@ import pytest
 from tests.web.services import client_of, opened_app, settings_for
 from threadkeep.app import App
 from threadkeep.workflow.demo import DemoModel
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_probes() -> Iterator[None]:
+    """Nothing is said to be away because the machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("threadkeep.web.api.health.PATIENCE_SECONDS", 60.0)
+        yield
 
 
 @pytest.fixture
