@@ -139,11 +139,11 @@ async def test_an_open_memory_makes_rounds_by_itself(
         open_memory(shared_url, observers=[events], options=options),
     ):
         await say(memory, clock, "a", 0, 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await places(memory, "a") != [3, 4]:
                 clock.advance(1)
         await say(memory, clock, "a", 0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while await places(memory, "a") != [5, 6]:
                 clock.advance(1)
     assert events.of(PruningFailed) == []

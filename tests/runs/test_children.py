@@ -111,7 +111,7 @@ async def test_cancel_goes_down_the_tree(every_desk: RunDesk, *, elsewhere: bool
             await every_desk.memory.runs.request_cancel(run_id)
         else:
             await service.cancel(run_id)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(60):
             assert (await service.result(run_id)).status == "cancelled"
         assert await statuses(every_desk.memory, run_id) == ["cancelled", "cancelled"]
 

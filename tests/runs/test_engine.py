@@ -21,7 +21,7 @@ from threadkeep.runs.opening import open_engine
 from threadkeep.store.address import parse_address
 
 QUICK = EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0)
-_PATIENCE_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0
 
 type Work = Callable[["Runs", str], Awaitable[None]]
 

@@ -180,7 +180,7 @@ async def test_nothing_is_done_once_for_a_run_that_went_with_its_session(desk: R
     desk.model = ScriptedModel([[gate, calling("pay", 9)], "thank you"])
     async with (
         desk.open(paying(), options=replace(QUICK, watch_seconds=3600.0, trace_seconds=3600.0)) as service,
-        asyncio.timeout(10),
+        asyncio.timeout(60),
     ):
         run = await service.submit(RunRequest(workflow="till", text="pay", session_id="room"))
         await gate.reached()

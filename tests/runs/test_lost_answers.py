@@ -42,7 +42,7 @@ async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, m
     """It is in the name of this process, which lives: nobody else may take it over, and the next turn waits for it."""
     order = every_desk.memory.runs.order
     monkeypatch.setattr(order, "add", once_unheard(order.add))
-    async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(10):
+    async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(60):
         with pytest.raises(StoreUnavailable):
             await service.submit(RunRequest(workflow="desk", text="one", session_id="room"))
         result = await carried_out(service, RunRequest(workflow="desk", text="two", session_id="room"))
@@ -57,11 +57,11 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
     order = sqlite_memory.runs.order
     monkeypatch.setattr(order, "add", once_unheard(order.add))
     chat = make_chat(sqlite_memory, ScriptedModel(["hello", "again", "once more"]), runs=ATTENTIVE)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         first = await chat.ask(said("hi", "1"))
         second = await chat.ask(said("and now?", "2"))
         assert (await chat.ask(said("hi", "1"))).response == first.response
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while sqlite_memory.pending.entries:
             await sqlite_memory.pending.deliver()
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
@@ -76,7 +76,7 @@ async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
     desk.model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"]])
     request = RunRequest(workflow="desk", text="hi", session_id="room", message_id="1")
     monkeypatch.setattr(desk.memory.runs, "run", once_unheard(desk.memory.runs.run))
-    async with desk.open(AGENT) as service, asyncio.timeout(10):
+    async with desk.open(AGENT) as service, asyncio.timeout(60):
         first = await service.submit(request)
         await gate.reached()
         again = await service.submit(request)

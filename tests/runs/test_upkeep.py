@@ -26,7 +26,7 @@ BUSY = replace(QUICK, upkeep_seconds=0.02, forgotten_seconds=0.0)
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Return when something has come true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not await condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 

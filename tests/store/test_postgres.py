@@ -57,7 +57,7 @@ async def test_a_whole_pool_of_ended_connections_costs_no_pauses(memory: Memory,
     await asyncio.gather(*(session.append(says("one")) for session in sessions))
     await asyncio.gather(*(session.tail(5) for session in sessions))
     await end_connections(postgres_url)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(9):
         found = await asyncio.gather(*(session.tail(5) for session in sessions))
         await asyncio.gather(*(session.append(says("two")) for session in sessions))
     assert all(len(messages) == 1 for messages in found)
@@ -90,7 +90,7 @@ async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: in
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await session.append(says("second"))).first_seq == 2
 
 
@@ -162,7 +162,7 @@ async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: 
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'locked' FOR UPDATE")
         waiting = [asyncio.ensure_future(memory.session("locked").append(says("second")))]
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(9):
             for round_ in range(3):
                 waiting.append(asyncio.ensure_future(memory.session("locked").append(says(f"more {round_}"))))
                 await asyncio.gather(memory.session("free").append(says("x")), memory.session("new").append(says("y")))
@@ -182,7 +182,7 @@ async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: 
 async def test_a_row_locked_too_long_is_told_and_forgotten(postgres_url: str, memory_options: MemoryOptions) -> None:
     """Every way of writing to it fails with the cure when the timeout is over, and closing ends; later it works."""
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
-        async with asyncio.timeout(10), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
+        async with asyncio.timeout(60), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
             session = memory.session("room")
             await session.append(says("hi"))
             await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
@@ -211,7 +211,7 @@ async def test_a_locked_table_is_told_to_all(postgres_url: str, memory_options: 
     ):
         await other.execute("LOCK TABLE chat_sessions IN SHARE MODE")
         turns = [memory.session(f"room:{number}").append(says("hi")) for number in range(200)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             results = await asyncio.gather(*turns, return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) for result in results)
 
@@ -222,7 +222,7 @@ async def test_a_locked_session_does_not_stop_the_search(memory: Memory, postgre
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
         await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
         await memory.session("of:another").append(says("refund"))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(9):
             assert "of:another" in [hit.session_id for hit in await memory.search("refund")]
 
 
@@ -256,7 +256,7 @@ async def end_connections(url: str, only: str = "TRUE") -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
         ended = await (await other.execute(f"SELECT pid, pg_terminate_backend(pid) FROM {others}".encode())).fetchall()
         pids = [pid for pid, _ in ended]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while await (await other.execute(left, [pids])).fetchone():
                 pass
 
@@ -267,7 +267,7 @@ async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object,
         "SELECT pg_stat_clear_snapshot(), count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             found = await (await connection.execute(waiting)).fetchone()
             if found and found[1]:

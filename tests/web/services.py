@@ -21,7 +21,7 @@ from threadkeep.settings import Settings, load_settings
 from threadkeep.web.server import Server, bind
 from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
 
-PATIENCE_SECONDS = 30.0
+PATIENCE_SECONDS = 60.0
 
 
 def settings_for(folder: Path, **overrides: object) -> Settings:

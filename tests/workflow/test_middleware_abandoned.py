@@ -85,7 +85,7 @@ async def test_the_complete_answer_is_kept_after_the_patience_was_over(
     agent = make_agent(model, [SessionMemory(small_memory), slow], checkpointer=saver)
     run = asyncio.create_task(ask(agent, "hi", message_id="telegram:1"))
     await slow.gate.reached()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while len(await kept(small_memory)) < 2:
             pass
     slow.gate.open()

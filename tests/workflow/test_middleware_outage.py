@@ -65,7 +65,7 @@ def locked(url: str) -> Iterator[None]:
 
 async def recover(memory: Memory, *, refused: int = 0) -> None:
     """Deliver what waits, as the memory does in its own time; finding the server again takes the pool some."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while [entry.error for entry in memory.pending.entries] != ["WrongUser"] * refused:
             await memory.pending.deliver()
 
@@ -78,9 +78,9 @@ async def test_an_agent_without_its_database_answers(
     agent = make_agent(model, [SessionMemory(failing)], [add])
     await ask(agent, "hi")
     unsteady_postgres.stop()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await ask(agent, "my colour is green") == "noted"
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert await ask(agent, "my colour, and 1 + 2?") == "green and 3"
     assert seen(model.calls[1]) == [("human", "my colour is green")]
     before = [("human", "my colour is green"), ("ai", "noted"), ("human", "my colour, and 1 + 2?")]
@@ -194,7 +194,7 @@ async def test_a_locked_file_is_read_and_written_later(
         agent = make_agent(model, [SessionMemory(memory)])
         await ask(agent, "hi")
         with locked(sqlite_url):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await ask(agent, "and now?")
             await ask(agent, "still?")
             assert len(memory.pending.entries) == 4
