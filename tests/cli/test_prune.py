@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from datetime import UTC, datetime, timedelta
@@ -9,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from tests.cli.running import CommandLine
+from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Retention, SessionInfo
 from threadkeep.store.archive import ArchivedPart
+from threadkeep.store.retention import Removal, Removed, RetentionRows
 
 _NOW = datetime.now(UTC)
 
@@ -194,6 +197,29 @@ def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monk
     assert re.search(r"Pruning: \d\d? % deleted \d+ messages", done.err)
     assert "Pruning: 100 % deleted 500 messages" in done.err
     assert done.out == "Deleted 500 messages (1,500 tokens) of 1 session.\n"
+
+
+def test_broken_off_it_says_how_far_it_came(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database takes no more after the first step: that is done, and the next round goes on from there."""
+    keep(cli, "a", *([3.0] * 500), 1)
+    command = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
+    step, steps = RetentionRows.step, itertools.count()
+
+    async def failing(self: RetentionRows, removal: Removal, *, messages: int) -> Removed | None:
+        if next(steps):
+            raise StoreUnavailable("The disk is full.")
+        return await step(self, removal, messages=messages)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(RetentionRows, "step", failing)
+        done = cli(*command)
+    assert done.exit_code == 1
+    found = re.search(r"Broken off: deleted (\d+) messages .* Prune again to go on; nothing is half done.", done.err)
+    assert found, done.err
+    assert "The disk is full." in done.err
+    assert count(cli, "a") == 501 - int(found[1])
+    assert cli(*command).exit_code == 0
+    assert count(cli, "a") == 1
 
 
 @pytest.mark.process

@@ -44,7 +44,11 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
     assert "Would be deleted: 2 runs (2 events) of 1 tree. Nothing was changed." in shown.out
     assert filled("runs", "prune", "--older-than", "41", "--dry-run").out == "No run is over for so long.\n"
     assert left(filled) == ["aside", "child", "old", "young"]
-    done = filled("runs", "prune", "--json").json
+    refused = filled("runs", "prune")
+    assert refused.exit_code == 2
+    assert "--yes" in refused.err
+    assert left(filled) == ["aside", "child", "old", "young"]
+    done = filled("runs", "prune", "--yes", "--json").json
     assert done == {"dry_run": False, "trees": 1, "runs": 2, "events": 2, "versions": 0, "busy": 0}
     assert left(filled) == ["aside", "young"]
     assert query(filled.url, "SELECT run_id FROM chat_run_checkpoints ORDER BY run_id") == [("young",)]
@@ -54,7 +58,7 @@ def test_what_was_said_is_done(filled: CommandLine) -> None:
 def test_the_limits_may_be_named(filled: CommandLine) -> None:
     """Runs that are set aside go after a limit of their own, which is not the lower one."""
     assert filled("runs", "prune", "--set-aside-older-than", "20").exit_code == 2
-    done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39")
+    done = filled("runs", "prune", "--older-than", "0", "--set-aside-older-than", "39", "--yes")
     assert done.out == "Deleted 4 runs (4 events) of 3 trees.\n"
     assert left(filled) == []
     filled.set(THREADKEEP_RUN_RETENTION_DAYS="30", THREADKEEP_RUN_RETENTION_SET_ASIDE_DAYS="20")

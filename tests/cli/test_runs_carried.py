@@ -93,7 +93,7 @@ def test_a_workflow_is_run(desk: CommandLine) -> None:
     again = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1", "--json").json
     assert (again["run_id"], again["text"], again["trigger"]) == (found[1], "Hello. I see 1 message.", "cli")
     assert set(again) == set(RunBody.model_fields)
-    assert desk("runs", "prune", "--older-than", "0", "--json").json["runs"] == 1
+    assert desk("runs", "prune", "--older-than", "0", "--yes", "--json").json["runs"] == 1
     repeated = desk("workflows", "run", "bot", "Hello there", "--session", "room:1", "--message-id", "m1")
     assert repeated.out == said.out
     assert f"Run {found[1]} is done.\n" in repeated.err

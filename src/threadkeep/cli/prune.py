@@ -11,16 +11,13 @@ import typer
 from threadkeep.cli.opening import opened_memory, run
 from threadkeep.cli.options import AsJson, Confirmed, UserId
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.progress import progress
+from threadkeep.cli.pruning import MOST_SHOWN, ask_before_deleting, round_of_pruning
 from threadkeep.cli.terminal import Terminal
 from threadkeep.cli.wording import counted
-from threadkeep.errors import StoreError
 
 if TYPE_CHECKING:
     from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
     from threadkeep.records import Retention
-
-_MOST_SHOWN = 50
 
 
 @dataclass(frozen=True)
@@ -59,7 +56,7 @@ def prune_sessions(
         return
     total = _total(plan)
     if total.deleted.sessions and not confirmed:
-        _ask_before_deleting(terminal, total)
+        ask_before_deleting(terminal, f"{_amount(total.deleted)}{_whole(total)}")
     done, vacuumed = run(_prune(terminal, scope, total, vacuum=vacuum))
     if as_json:
         terminal.json({"dry_run": False, **done.to_dict(), "vacuumed": vacuumed})
@@ -100,26 +97,16 @@ async def _plan(terminal: Terminal, scope: _Scope) -> list[PlannedRemoval]:
 
 async def _prune(terminal: Terminal, scope: _Scope, total: Pruned, *, vacuum: bool) -> tuple[Pruned, bool]:
     """Do it, with progress; the room is given back after it."""
-    import asyncio
-
     from threadkeep.history.pruning import Pruned
 
-    so_far = Pruned()
-
-    def told(done: Pruned) -> None:
-        nonlocal so_far
-        so_far = done
-        reach(done.messages, _words(done))
-
     async with opened_memory() as memory:
-        try:
-            with progress(terminal, "Pruning", total.messages or None) as reach:
-                done = await memory.retention.prune(
-                    scope.rules, session_ids=scope.sessions, user_id=scope.user, told=told
-                )
-        except (StoreError, asyncio.CancelledError):
-            terminal.note(f"Broken off: {_words(so_far)}. Prune again to go on; nothing is half done.")
-            raise
+        with round_of_pruning(terminal, total.messages, _words(Pruned())) as reach:
+            done = await memory.retention.prune(
+                scope.rules,
+                session_ids=scope.sessions,
+                user_id=scope.user,
+                told=lambda done: reach(done.messages, _words(done)),
+            )
         if not vacuum:
             return done, False
         with terminal.waiting("Giving the room back to the disk"):
@@ -140,12 +127,6 @@ def _total(plan: Sequence[PlannedRemoval]) -> Pruned:
     return total
 
 
-def _ask_before_deleting(terminal: Terminal, total: Pruned) -> None:
-    if not terminal.interactive:
-        raise WrongUse("Deleting is for good: say --yes to do it without being asked, or --dry-run to see what goes.")
-    typer.confirm(f"Delete {_amount(total.deleted)}{_whole(total)}, for good?", abort=True, err=True)
-
-
 def _tell_plan(terminal: Terminal, plan: Sequence[PlannedRemoval]) -> None:
     total = _total(plan)
     if terminal.as_json:
@@ -162,11 +143,11 @@ def _tell_plan(terminal: Terminal, plan: Sequence[PlannedRemoval]) -> None:
             f"{removal.messages:,}",
             f"{removal.tokens:,}",
         )
-        for removal in plan[:_MOST_SHOWN]
+        for removal in plan[:MOST_SHOWN]
     ]
     terminal.table(["session", "what", "seq", "messages", "tokens"], rows, right=["messages", "tokens"])
-    if len(plan) > _MOST_SHOWN:
-        terminal.note(f"And {len(plan) - _MOST_SHOWN:,} more; --json has all.")
+    if len(plan) > MOST_SHOWN:
+        terminal.note(f"And {len(plan) - MOST_SHOWN:,} more; --json has all.")
     terminal.say(f"Would be {_words(total)}. Nothing was changed.")
 
 

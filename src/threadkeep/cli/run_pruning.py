@@ -11,17 +11,15 @@ import typer
 
 from threadkeep.cli.opening import opened_memory, run
 from threadkeep.cli.options import AsJson, Confirmed
-from threadkeep.cli.progress import progress
+from threadkeep.cli.pruning import MOST_SHOWN, ask_before_deleting, round_of_pruning
 from threadkeep.cli.terminal import Terminal, harmless
 from threadkeep.cli.wording import counted, relative
-from threadkeep.errors import StoreError
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
     from threadkeep.history.run_retention import PrunedRuns, RunRetention
     from threadkeep.store.runs.retention import FinishedTree
 
-_MOST_SHOWN = 50
 _CHECKPOINTS_AT_ONCE = 50
 
 
@@ -47,8 +45,8 @@ def prune_runs(
     if dry_run:
         _tell_plan(terminal, plan)
         return
-    if plan and terminal.interactive and not confirmed:
-        typer.confirm(f"Delete {_words(_total(plan))}, for good?", abort=True, err=True)
+    if plan and not confirmed:
+        ask_before_deleting(terminal, _words(_total(plan)))
     done = run(_prune(terminal, rules, _total(plan)))
     if as_json:
         terminal.json({"dry_run": False, **done.to_dict()})
@@ -77,24 +75,11 @@ async def _plan(
 
 async def _prune(terminal: Terminal, rules: RunRetention, total: PrunedRuns) -> PrunedRuns:
     """Do it, with progress; checkpoints of the runs go last."""
-    import asyncio
-
     from threadkeep.history.run_retention import PrunedRuns
 
-    so_far = PrunedRuns()
-
-    def told(done: PrunedRuns) -> None:
-        nonlocal so_far
-        so_far = done
-        reach(done.runs, _words(done))
-
     async with opened_memory() as memory:
-        try:
-            with progress(terminal, "Pruning", total.runs or None) as reach:
-                done = await memory.run_retention.prune(rules, told=told)
-        except (StoreError, asyncio.CancelledError):
-            terminal.note(f"Broken off: {_words(so_far)}. Prune again to go on; nothing is half done.")
-            raise
+        with round_of_pruning(terminal, total.runs, _words(PrunedRuns())) as reach:
+            done = await memory.run_retention.prune(rules, told=lambda done: reach(done.runs, _words(done)))
         with terminal.waiting("Removing their checkpoints"):
             await _remove_checkpoints(memory, rules)
         return done
@@ -148,12 +133,12 @@ def _tell_plan(terminal: Terminal, plan: Sequence[FinishedTree]) -> None:
             f"{tree.runs:,}",
             f"{tree.events:,}",
         )
-        for tree in plan[:_MOST_SHOWN]
+        for tree in plan[:MOST_SHOWN]
     ]
     columns = ["run", "workflow", "status", "ended", "runs", "events"]
     terminal.table(columns, rows, right=["runs", "events"])
-    if len(plan) > _MOST_SHOWN:
-        terminal.note(f"And {len(plan) - _MOST_SHOWN:,} more; --json has all.")
+    if len(plan) > MOST_SHOWN:
+        terminal.note(f"And {len(plan) - MOST_SHOWN:,} more; --json has all.")
     terminal.say(f"Would be deleted: {_words(total)}. Nothing was changed.")
 
 
