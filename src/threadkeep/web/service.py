@@ -13,6 +13,7 @@ from fastapi.security import APIKeyHeader, HTTPBearer
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
 from threadkeep.observe.log import LogObserver, configure_logging
+from threadkeep.runs.insisting import insist
 from threadkeep.settings import Settings
 from threadkeep.version import __version__
 from threadkeep.web.access import Access
@@ -100,9 +101,12 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
 
 async def _work(app: App) -> None:
-    """Carry queued runs out, and those that other processes left; what keeps a service from that keeps no chat."""
+    """Carry queued runs out, and those that other processes left: as soon as the database answers.
+
+    What else keeps a service from that keeps no chat.
+    """
     try:
-        await app.runs.service()
+        await insist(app.runs.service)
     except ThreadkeepError as error:
         _logger.error("queued runs are not carried out by this process: %s", error)
 
