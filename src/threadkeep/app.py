@@ -115,9 +115,10 @@ def runs_of(
     """The runs of a memory's database, as the settings say."""
     from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.runs.service import RunService, open_runs
+    from threadkeep.runs.unrecorded import UnrecordedTurns
 
     @asynccontextmanager
-    async def opening() -> AsyncIterator[RunService]:
+    async def opening(unrecorded: UnrecordedTurns) -> AsyncIterator[RunService]:
         async with (
             create_checkpointer(settings) as checkpointer,
             open_runs(
@@ -128,6 +129,7 @@ def runs_of(
                 checkpointer=checkpointer,
                 store=await memory.graph_store(),
                 options=settings.run_options(works=works, close_seconds=settings.shutdown_timeout),
+                unrecorded=unrecorded,
             ) as service,
         ):
             yield service

@@ -22,6 +22,7 @@ from threadkeep.runs.chat_turns import ChatEvent, ChatRequest, ChatToken, ChatTu
 from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.runs.unstored import UnstoredRuns
 from threadkeep.workflow.chat_options import ChatOptions
 
@@ -53,7 +54,7 @@ class Chats:
         workflows = Workflows(others, chat=chat_workflow(options, tools))
 
         @asynccontextmanager
-        async def opening() -> AsyncIterator[RunService]:
+        async def opening(unrecorded: UnrecordedTurns) -> AsyncIterator[RunService]:
             async with open_runs(
                 memory,
                 IN_MEMORY,
@@ -62,6 +63,7 @@ class Chats:
                 checkpointer=InMemorySaver(),
                 store=InMemoryStore(),
                 options=runs,
+                unrecorded=unrecorded,
             ) as service:
                 yield service
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any
@@ -15,6 +16,7 @@ from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
@@ -66,6 +68,33 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
             await sqlite_memory.pending.deliver()
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
     assert lines == ["hi", first.response, "and now?", second.response]
+
+
+async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """The model is asked once, though the run is taken up while it thinks."""
+    order, over, gate = sqlite_memory.runs.order, UnrecordedTurns.over, Gate()
+    both_there, calls = asyncio.Event(), itertools.count(1)
+
+    async def heard(self: UnrecordedTurns, session_id: str | None, message_id: str | None) -> None:
+        # The turn without a record goes through first, then the run comes.
+        if next(calls) == 2:
+            both_there.set()
+        await over(self, session_id, message_id)
+
+    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    monkeypatch.setattr(UnrecordedTurns, "over", heard)
+    model = ScriptedModel([[gate, "hello"], "again"])
+    chat = make_chat(sqlite_memory, model, runs=ATTENTIVE)
+    async with asyncio.timeout(60):
+        asking = asyncio.create_task(chat.ask(said("hi", "1")))
+        await gate.reached()
+        await both_there.wait()
+        gate.open()
+        assert (await asking).response == (await chat.ask(said("hi", "1"))).response == "hello"
+    assert len(model.calls) == 1
+    assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
 
 
 async def test_whoever_asks_again_waits_for_the_try_that_goes_on(

@@ -37,7 +37,7 @@ from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
-from threadkeep.runs.unstored import UnstoredRuns
+from threadkeep.runs.unstored import UnstoredLedger, UnstoredRuns
 
 _SUBMIT_SECONDS = 15.0
 """How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""
@@ -227,7 +227,7 @@ class Chat:
                 raise Interrupted(STOPPED)
             live = LiveRun(turn.run_id)
             live.wants_pieces = turn.stream
-            work = asyncio.create_task(self._unstored.carry_out(turn.run_request, live, turn.session_id))
+            work = asyncio.create_task(self._work_unstored(turn, live))
 
             async def cancel() -> None:
                 work.cancel()
@@ -246,6 +246,11 @@ class Chat:
             raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
         used = TokenUsage("", input_tokens=ledger.input_tokens, output_tokens=ledger.output_tokens)
         return self._answer(turn, outcome, [used])
+
+    async def _work_unstored(self, turn: ChatTurn, live: LiveRun) -> tuple[Outcome, UnstoredLedger]:
+        # A run of the same message waits for it: nobody is answered twice.
+        with self._runs.unrecorded.answering(turn.session_id, turn.message_id):
+            return await self._unstored.carry_out(turn.run_request, live, turn.session_id)
 
     def _answer(self, turn: ChatTurn, ended: Run | Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
         """What a turn's callers get.

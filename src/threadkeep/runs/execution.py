@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, NotRequired, TypedDict
 
@@ -34,6 +34,7 @@ from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
+from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.workflow.conversion import opinion_of, text_of
 
 _TOOLS = "tools"
@@ -49,6 +50,7 @@ class RunMeans:
     resources: Resources
     options: RunServiceOptions
     contexts: LastContexts
+    unrecorded: UnrecordedTurns = field(default_factory=UnrecordedTurns)
 
 
 class _Part(TypedDict):
@@ -104,6 +106,7 @@ class Execution:
         tries, again = max(self._run.attempts, 1), False
         while True:
             try:
+                await self._means.unrecorded.over(self._run.session_id, self._run.message_id)
                 await self._through(await self._given(again=again))
                 return self._outcome()
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it

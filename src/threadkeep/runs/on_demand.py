@@ -9,6 +9,7 @@ from contextvars import Context
 
 from threadkeep.errors import StoreClosed
 from threadkeep.runs.service import RunService
+from threadkeep.runs.unrecorded import UnrecordedTurns
 
 
 class RunsOnDemand:
@@ -17,7 +18,8 @@ class RunsOnDemand:
     They live in a task of their own, and with nobody's request, until `close`.
     """
 
-    def __init__(self, opening: Callable[[], AbstractAsyncContextManager[RunService]]) -> None:
+    def __init__(self, opening: Callable[[UnrecordedTurns], AbstractAsyncContextManager[RunService]]) -> None:
+        self.unrecorded = UnrecordedTurns()
         self._opening = opening
         self._task: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[RunService] | None = None
@@ -60,7 +62,7 @@ class RunsOnDemand:
 
     async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
         try:
-            async with self._opening() as service:
+            async with self._opening(self.unrecorded) as service:
                 opened.set_result(service)
                 await self._may_end.wait()
         except Exception as error:

@@ -28,6 +28,7 @@ from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.runs.upkeep import RunUpkeep
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.address import DatabaseAddress
@@ -208,6 +209,7 @@ async def open_runs(
     checkpointer: BaseCheckpointSaver[str],
     store: BaseStore | None,
     options: RunServiceOptions | None = None,
+    unrecorded: UnrecordedTurns | None = None,
 ) -> AsyncIterator[RunService]:
     """The runs of a memory's database: carried out, looked after and given back when the block ends.
 
@@ -219,12 +221,13 @@ async def open_runs(
         checkpointer: where runs keep how far they came; opened once, at the top.
         store: the graph store, likewise.
         options: how runs are carried out.
+        unrecorded: what the chat of this process answers without runs.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
         StoreUnavailable: the database does not answer.
     """
-    options = options or RunServiceOptions()
+    options, unrecorded = options or RunServiceOptions(), unrecorded or UnrecordedTurns()
     checkpoints = RunCheckpoints(memory.runs.records, checkpointer)
     runner = Runner(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
     upkeep = RunUpkeep(memory, runner, checkpoints, options)
@@ -237,5 +240,5 @@ async def open_runs(
             once_only = OnceOnly(memory.runs.trace, runner.holds)
             middleware = (*resources.middleware, once_only)
             given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
-            runner.open(engine, RunMeans(compiler, checkpointer, given, options, contexts))
+            runner.open(engine, RunMeans(compiler, checkpointer, given, options, contexts, unrecorded))
             yield RunService(memory, runner, upkeep)
