@@ -38,6 +38,8 @@ _PATIENCES = (
     "threadkeep.history.memory._SEARCH_PATIENCE_SECONDS",
     "threadkeep.history.embedded_talks._QUERY_SECONDS",
     "threadkeep.history.learned_factors._PATIENCE_SECONDS",
+    "threadkeep.history.manifests._READER_SECONDS",
+    "threadkeep.history.manifests._CLOSING_SECONDS",
 )
 _LONG_SECONDS = 60.0
 

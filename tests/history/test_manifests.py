@@ -195,10 +195,10 @@ async def test_a_deleted_session_leaves_nothing_of_what_waited(
 
 
 async def test_who_is_cancelled_while_writing_loses_and_doubles_nothing(
-    shared_url: str, in_front: MemoryOptions
+    shared_url: str, memory_options: MemoryOptions
 ) -> None:
     """Wherever it was: the next one finishes it."""
-    async with open_memory(shared_url, options=in_front) as memory:
+    async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         await say(memory, 1)
         for number in range(30):
             note(memory, number)

@@ -113,10 +113,11 @@ async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch
         for search in searches:
             search.cancel()
         await asyncio.gather(*searches, return_exceptions=True)
-        monkeypatch.setattr("threadkeep.store.search._SEARCH_SECONDS", 0.1)
-        for _ in range(3):
-            with pytest.raises(StoreUnavailable, match="ask for a longer"):
-                await index.search("a", limit=5)
+        with monkeypatch.context() as hurried:
+            hurried.setattr("threadkeep.store.search._SEARCH_SECONDS", 0.1)
+            for _ in range(3):
+                with pytest.raises(StoreUnavailable, match="ask for a longer"):
+                    await index.search("a", limit=5)
         assert await SearchIndex(driver).search("a", limit=5) == []
 
 
