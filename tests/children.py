@@ -16,6 +16,7 @@ PROCESSES.set_forkserver_preload(
     [
         "pytest",
         "langchain_core.utils.uuid",
+        "langchain_openai",
         "langgraph.checkpoint.postgres.aio",
         "langgraph.checkpoint.sqlite.aio",
         "langgraph.graph",
@@ -28,6 +29,7 @@ PROCESSES.set_forkserver_preload(
         "threadkeep.settings",
         "threadkeep.store.postgres",
         "threadkeep.store.sqlite",
+        "threadkeep.web.service",
     ]
 )
 

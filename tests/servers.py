@@ -45,6 +45,7 @@ class Postgres:
         self._server = server
         self._numbers = itertools.count(1)
         self._migrated = False
+        self._commands: psycopg.Connection | None = None
 
     def url(self, database: str) -> str:
         """The URL of a database of this server."""
@@ -64,7 +65,6 @@ class Postgres:
         try:
             yield self.url(name)
         finally:
-            self.start()
             self._command(f"DROP DATABASE {name} WITH (FORCE)")
 
     @property
@@ -78,6 +78,7 @@ class Postgres:
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server: `fast` ends all connections, `immediate` is a crash."""
+        self._hang_up()
         self._control("-m", mode, "stop")
 
     def start(self) -> None:
@@ -96,8 +97,24 @@ class Postgres:
         pgexec("pg_ctl", arguments, bin_path=self._server.bin_path, user=self._server.system_user)
 
     def _command(self, sql: str) -> None:
-        with psycopg.connect(self.url("postgres"), autocommit=True) as connection:
-            connection.execute(sql.encode())
+        """Have the server do something, over a connection that stays; a test may have stopped the server meanwhile."""
+        if self._commands is not None:
+            try:
+                self._commands.execute(sql.encode())
+            except psycopg.OperationalError:
+                if not self._commands.broken:
+                    raise
+                self._hang_up()
+            else:
+                return
+        self.start()
+        self._commands = psycopg.connect(self.url("postgres"), autocommit=True)
+        self._commands.execute(sql.encode())
+
+    def _hang_up(self) -> None:
+        if self._commands is not None:
+            self._commands.close()
+        self._commands = None
 
 
 @contextmanager
@@ -107,15 +124,16 @@ def running_postgres() -> Iterator[Postgres]:
     # As root the server runs as a user of its own, who has to get here.
     folder.chmod(0o755)
     server = get_server(folder / "data", cleanup_mode=None, start=False)
+    postgres = Postgres(server)
     try:
         server.ensure_pgdata_inited()
         with (folder / "data" / "postgresql.conf").open("a") as configuration:
             configuration.write(_CONFIGURATION)
         server.start()
-        yield Postgres(server)
+        yield postgres
     finally:
         with contextlib.suppress(Exception):
-            Postgres(server).stop("immediate")
+            postgres.stop("immediate")
         shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""The service as a process of its own: started, asked over HTTP, stopped by a signal, its output kept."""
+"""The service as a process of its own: forked, asked over HTTP, stopped by a signal, its output kept."""
 
 from __future__ import annotations
 
@@ -6,40 +6,29 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 
+from tests.children import Child
 from tests.web.services import PATIENCE_SECONDS, until
-
-_PROGRAM = """
-import asyncio
 from threadkeep.settings import load_settings
 from threadkeep.web.service import serve
-asyncio.run(serve(load_settings()))
-"""
 
 
 class ServiceProcess:
-    """A service that runs somewhere else."""
+    """A service that runs somewhere else, in an environment and a folder of its own."""
 
     def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
         folder.mkdir(exist_ok=True)
         self._output = folder / "stdout"
         self._log = folder / "stderr"
-        inherited = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-        with self._output.open("a") as output, self._log.open("a") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _PROGRAM],
-                env={**inherited, "HOME": str(folder), "THREADKEEP_PORT": "0", **environment},
-                cwd=folder,
-                stdout=output,
-                stderr=log,
-            )
+        for file in (self._output, self._log):
+            file.touch()
+        own = {"PATH": os.environ["PATH"], "HOME": str(folder), "THREADKEEP_PORT": "0", **environment}
+        self.child: Child[None] = Child(_serve, folder, own)
 
     @property
     def written(self) -> str:
@@ -49,14 +38,15 @@ class ServiceProcess:
     @property
     def address(self) -> str | None:
         """Where it listens, once it does."""
-        assert self.process.poll() is None, self.written
+        assert self.child.process.is_alive(), self.written
         found = re.findall(r"listens on (http://\S+)", self._output.read_text())
         return found[-1] if found else None
 
-    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         """Send it a signal and wait for its end; answers the exit status."""
-        self.process.send_signal(number)
-        return await asyncio.to_thread(self.process.wait, PATIENCE_SECONDS)
+        os.kill(self.child.pid, number)
+        await asyncio.to_thread(self.child.process.join, PATIENCE_SECONDS)
+        return self.child.process.exitcode
 
 
 @asynccontextmanager
@@ -71,5 +61,15 @@ async def running(
         async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, trust_env=False) as client:
             yield client, service
     finally:
-        service.process.kill()
-        service.process.wait()
+        service.child.kill()
+
+
+def _serve(folder: Path, environment: Mapping[str, str]) -> None:
+    """What the process does: as `threadkeep serve`, whose own start is tested beside the other commands."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        with (folder / name).open("a") as file:
+            os.dup2(file.fileno(), descriptor)
+    asyncio.run(serve(load_settings()))

@@ -106,7 +106,7 @@ async def test_a_service_that_is_killed_in_mid_sentence_goes_on_elsewhere(
             events = events_of(response)
             assert [(await anext(events)).name for _ in range(2)] == ["start", "token"]
             behind = asyncio.create_task(say(second, "two", session_id="s1"))
-            process.process.kill()
+            process.child.kill()
             provider.answer = lambda text: [f"to {text}"]
             assert (await behind)["response"] == "to two"
         texts = [("user", "one"), ("assistant", "to one"), ("user", "two"), ("assistant", "to two")]
