@@ -23,6 +23,7 @@ PROCESSES.set_forkserver_preload(
         "langgraph.store.postgres.aio",
         "langgraph.store.sqlite.aio",
         "threadkeep.app",
+        "threadkeep.cli.commands",
         "threadkeep.history.opening",
         "threadkeep.runs.dbos_engine",
         "threadkeep.runs.service",

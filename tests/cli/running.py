@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.cli.forked import ForkedCommand
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
@@ -79,14 +80,18 @@ class CommandLine:
         return Outcome(exit_code, out.decode(), err.decode())
 
     def start(self, *arguments: str, **variables: str) -> subprocess.Popen[str]:
-        """Start a command as a process of its own."""
+        """Start a command as people do: an interpreter of its own, which imports everything anew."""
         return start([sys.executable, "-m", "threadkeep", *arguments], variables)
+
+    def fork(self, *arguments: str) -> ForkedCommand:
+        """Start a command as a process of its own, with everything imported."""
+        return ForkedCommand(main, arguments, os.environ)
 
     def process(self, *arguments: str, given: str = "") -> Outcome:
         """Run a command as a process of its own."""
-        with self.start(*arguments) as process:
-            out, err = process.communicate(given, timeout=60)
-        return Outcome(process.returncode, out, err)
+        with self.fork(*arguments) as process:
+            out, err = process.communicate(given)
+        return Outcome(process.wait(), out, err)
 
     def store(self, session_id: str, *contents: str, user_id: str | None = None) -> None:
         """Append messages to a session, of user and assistant in turn."""

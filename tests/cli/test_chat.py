@@ -3,53 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import select
 import signal
-import subprocess
-import sys
+import termios
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
 
 import pytest
 
-from tests.cli.running import CommandLine, start
+from tests.cli.forked import ForkedCommand, Program, fork
+from tests.cli.running import CommandLine
+from threadkeep.cli import main
 from threadkeep.history.memory import Memory
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflow import models
 
 pytestmark = pytest.mark.process
 
 _PATIENCE_SECONDS = 60.0
-# A chat with a model that stops in the middle of its first answer; it owns its terminal, if it has one.
-_SCRIPTED_CHAT = """
-import fcntl, os, sys, termios
-if os.isatty(0):
-    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-from threadkeep.cli import main
-from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow import models
-models.make_model = lambda name: ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
-sys.exit(main(["chat", "--session", "a"]))
-"""
+
+
+def scripted_chat(_: Sequence[str] = ()) -> int:
+    """A chat with a model that stops in the middle of its first answer; it owns its terminal, if it has one."""
+    if os.isatty(0):
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+    models.make_model = lambda *_, **__: ScriptedModel([["Slowly, ", Gate(), "never said"], "Quick as ever.", "Done."])
+    return main(["chat", "--session", "a"])
 
 
 class Screen:
     """A process in a terminal of its own, as a person sees it."""
 
-    def __init__(self, code: str) -> None:
+    def __init__(self, program: Program) -> None:
         self._shown = b""
         self._terminal, theirs = pty.openpty()
         environment = {**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "100"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            stdin=theirs,
-            stdout=theirs,
-            stderr=theirs,
-            start_new_session=True,
-            env=environment,
-        )
+        ends = [Connection(os.dup(theirs)) for _ in range(3)]
         os.close(theirs)
+        self.process = fork(program, (), ends, environment)
 
     def type(self, keys: str) -> None:
         """Press keys."""
@@ -68,23 +65,23 @@ class Screen:
         before, found, self._shown = self._shown.partition(text.encode())
         return (before + found).decode(errors="replace")
 
-    def end(self) -> int:
+    def end(self) -> int | None:
         """The exit code, when the process is gone. What it still shows is thrown away."""
         with contextlib.suppress(OSError):
             while os.read(self._terminal, 65_536):
                 pass
-        code = self.process.wait(_PATIENCE_SECONDS)
+        self.process.join(_PATIENCE_SECONDS)
         os.close(self._terminal)
-        return code
+        return self.process.exitcode
 
 
 @pytest.fixture
 def screen(cli: CommandLine) -> Iterator[Screen]:
     """The scripted chat in a terminal."""
-    screen = Screen(_SCRIPTED_CHAT)
+    screen = Screen(scripted_chat)
     yield screen
     screen.process.kill()
-    screen.process.wait()
+    screen.process.join()
 
 
 def _stored(cli: CommandLine, session_id: str = "a") -> list[tuple[str, str, str]]:
@@ -152,14 +149,12 @@ def test_a_pipe_gets_plain_answers_and_the_memory_stays(cli: CommandLine) -> Non
 
 def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
     """Also of the answer that was on its way."""
-    with start([sys.executable, "-c", _SCRIPTED_CHAT], {}) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with ForkedCommand(scripted_chat, (), os.environ) as process:
         process.stdin.write("hello\n")
         process.stdin.flush()
         assert process.stdout.read(8) == "Slowly, "
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        _, err = process.communicate()
     assert process.returncode == 1
     assert err == "Stopped before it was done.\n"
     assert _stored(cli) == [("user", "hello", "complete"), ("assistant", "Slowly, ", "interrupted")]
@@ -167,15 +162,12 @@ def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:
 
 def test_ctrl_c_ends_a_chat_whose_pipe_is_silent(cli: CommandLine) -> None:
     """It does not wait for another line."""
-    with cli.start("chat") as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with cli.fork("chat") as process:
         process.stdin.write("hello\n")
         process.stdin.flush()
         process.stdout.readline()
         process.send_signal(signal.SIGINT)
-        assert process.wait(_PATIENCE_SECONDS) == 1
-        assert process.stderr is not None
+        assert process.wait() == 1
         assert "Traceback" not in process.stderr.read()
 
 

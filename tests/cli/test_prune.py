@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import os
+import random
 import re
 import signal
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from unittest.mock import patch
 
 import pytest
 
+from tests.cli.forked import ForkedCommand
 from tests.cli.running import CommandLine
+from threadkeep.cli import main
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message, Retention, SessionInfo
@@ -222,23 +229,36 @@ def test_broken_off_it_says_how_far_it_came(cli: CommandLine, monkeypatch: pytes
     assert count(cli, "a") == 1
 
 
+def prune_and_be_killed(arguments: Sequence[str]) -> int:
+    """Prune, in a process that is killed in the middle of its second step."""
+    step, steps = RetentionRows.step, itertools.count()
+
+    async def killing(self: RetentionRows, removal: Removal, *, messages: int) -> Removed | None:
+        if next(steps):
+            asyncio.get_running_loop().call_later(random.random() / 100, os.kill, os.getpid(), signal.SIGKILL)
+            await step(self, removal, messages=messages)
+            await asyncio.Event().wait()
+        return await step(self, removal, messages=messages)
+
+    with patch.object(RetentionRows, "step", killing):
+        return main(arguments)
+
+
 @pytest.mark.process
 def test_killed_in_the_middle_it_goes_on_the_next_time(any_cli: CommandLine) -> None:
     """Whole steps were taken; the second run takes the rest, and nothing is half."""
-    keep(any_cli, "a", *([3.0] * 20_000), 1)
+    keep(any_cli, "a", *([3.0] * 3_000), 1)
     limits = ("sessions", "prune", "--delete", "--max-messages", "1", "--yes", "--json")
-    with any_cli.start(*limits) as process:
-        while count(any_cli, "a") == 20_001:
-            assert process.poll() is None
-        process.send_signal(signal.SIGKILL)
+    with ForkedCommand(prune_and_be_killed, limits, os.environ) as process:
+        assert process.wait() == -signal.SIGKILL
     left = count(any_cli, "a")
-    assert 1 < left < 20_001
+    assert 1 < left < 3_001
 
     async def places(memory: Memory) -> list[int | None]:
         page = await memory.session("a").page(limit=10_000)
         return [message.seq for message in page.messages]
 
-    assert any_cli.remember(places) == list(range(max(20_001 - left, 10_001) + 1, 20_002))
+    assert any_cli.remember(places) == list(range(3_002 - left, 3_002))
     done = any_cli(*limits).json
     assert done["deleted"]["messages"] == left - 1
-    assert any_cli.remember(places) == [20_001]
+    assert any_cli.remember(places) == [3_001]

@@ -16,6 +16,7 @@ from threadkeep.records.runs import NewRun
 from threadkeep.web.run_schemas import RunBody
 
 _PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.05
 # Long for a busy machine, and less than what nobody sees to waits.
 _AT_ONCE_SECONDS = 20.0
 
@@ -146,8 +147,7 @@ def test_who_tries_a_run_again_takes_no_other_from_the_queue(desk: CommandLine) 
 @pytest.mark.process
 def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
     """One at work within two seconds; whatever was behind a run that goes begins at once."""
-    with desk.start("worker") as worker:
-        assert worker.stdout is not None
+    with desk.fork("worker") as worker:
         worker.stdout.readline()
         slow = desk("workflows", "run", "slow", "Hi", "--session", "s1", "--background", "--json").json["run_id"]
         behind, last = (
@@ -173,7 +173,7 @@ def test_runs_of_another_process_are_stopped(desk: CommandLine) -> None:
         _until(desk, "next", "done")
         assert time.monotonic() - asked < _AT_ONCE_SECONDS
         worker.send_signal(signal.SIGTERM)
-        worker.communicate(timeout=_PATIENCE_SECONDS)
+        worker.communicate()
 
 
 def test_what_cannot_be_run_is_one_sentence(sqlite_desk: CommandLine) -> None:
@@ -193,8 +193,7 @@ def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) 
     """What was queued before it came, and after; it ends with 0 when it is told to."""
     left = sqlite_desk("workflows", "run", "bot", "Hello", "--background")
     assert "threadkeep worker" in left.err
-    with sqlite_desk.start("worker") as worker:
-        assert worker.stdout is not None
+    with sqlite_desk.fork("worker") as worker:
         assert "carries out the runs" in worker.stdout.readline()
         later = sqlite_desk("workflows", "run", "form", "--background", "--json").json["run_id"]
         _until(sqlite_desk, left.out.strip(), "done")
@@ -202,7 +201,7 @@ def test_a_worker_carries_out_what_others_leave_to_it(sqlite_desk: CommandLine) 
         assert sqlite_desk("runs", "resume", later, "Bo").out == f"{later}\n"
         _until(sqlite_desk, later, "done")
         worker.send_signal(signal.SIGTERM)
-        _, err = worker.communicate(timeout=_PATIENCE_SECONDS)
+        _, err = worker.communicate()
     assert (worker.returncode, "Traceback" in err) == (0, False)
 
 
@@ -210,6 +209,7 @@ def _until(cli: CommandLine, run_id: str, status: str) -> None:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
         assert time.monotonic() < deadline, run
+        time.sleep(_POLL_SECONDS)
 
 
 def test_what_each_call_of_a_run_saw_is_shown(desk: CommandLine) -> None:

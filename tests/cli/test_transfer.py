@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -290,12 +291,12 @@ def test_an_import_that_was_killed_can_be_begun_again(cli: CommandLine) -> None:
     exported = cli("sessions", "export", "--all").out
     _empty(cli)
     lines = exported.splitlines(keepends=True)
-    with cli.start("sessions", "import", "-") as process:
-        assert process.stdin is not None
+    with cli.fork("sessions", "import", "-") as process:
         process.stdin.write("".join(lines[: len(lines) * 3 // 4]))
         process.stdin.flush()
         _wait_for_messages(cli)
-        process.kill()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
     partly = cli("sessions", "export", "--all").out.count('"type":"message"')
     assert 0 < partly < 1205
     assert cli("sessions", "import", "-", "--json", given=exported).json["stored"] == 1205 - partly

@@ -14,6 +14,7 @@ from tests.cli.running import CommandLine
 from tests.wired import BOTH, NAMED
 
 _PATIENCE_SECONDS = 60.0
+_POLL_SECONDS = 0.05
 _ROOT = Path(__file__).parents[2]
 
 
@@ -27,16 +28,17 @@ def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
     assert any_cli("runs", "retry", failed, "--wait", "--json").json["status"] == "waiting"
     assert any_cli("runs", "resume", failed, "yes", "--wait", "--json").json["text"] == BOTH
     queued = any_cli("workflows", "run", "wired", "go", "--background", "--json").json["run_id"]
-    with any_cli.start("worker") as worker:
+    with any_cli.fork("worker") as worker:
         _reached(any_cli, queued, "waiting")
         any_cli("runs", "resume", queued, "yes")
         assert _reached(any_cli, queued, "done")["text"] == BOTH
         worker.send_signal(signal.SIGTERM)
-        worker.communicate(timeout=_PATIENCE_SECONDS)
+        worker.communicate()
 
 
 def _reached(cli: CommandLine, run_id: str, status: str) -> dict[str, Any]:
     deadline = time.monotonic() + _PATIENCE_SECONDS
     while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
         assert time.monotonic() < deadline, run
+        time.sleep(_POLL_SECONDS)
     return dict(run)

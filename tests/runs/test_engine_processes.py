@@ -17,18 +17,21 @@ from tests.children import PROCESSES, Child
 from tests.runs.workers import Job, Notes, faults, work
 from tests.servers import Postgres
 from threadkeep.runs.engine import Engine, EngineOptions
+from threadkeep.runs.executor import WATCH_SECONDS
 from threadkeep.runs.opening import open_engine
 from threadkeep.store.address import parse_address
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
 
 _FACTOR = int(os.environ.get("THREADKEEP_SOAK_FACTOR", "1"))
-_PATIENCE_SECONDS = 40.0
+_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
 # Shorter on a busy machine would take the living for dead.
 SOON = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=1.5, close_seconds=0.0)
 LATER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=4.0, close_seconds=0.0)
+# For whom nobody is waited so long.
+NEVER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=600.0, close_seconds=0.0)
 
 
 @pytest.fixture
@@ -156,32 +159,29 @@ async def test_a_run_that_kills_its_process_is_set_aside(sqlite_url: str, notes:
 async def test_a_process_that_closes_hands_over(shared_url: str, notes: Notes) -> None:
     """What it cannot end in time is cancelled, and taken up by another at once: it need not be found dead."""
     stop = PROCESSES.Event()
-    closing: Child[None] = Child(work, Job(shared_url, notes, 60.0, LATER, starts=("one", "two")), stop)
+    closing: Child[None] = Child(work, Job(shared_url, notes, 60.0, NEVER, starts=("one", "two")), stop)
     try:
         await until(lambda: notes.of("begin") == {"one", "two"}, "the runs to begin")
-        with working(Job(shared_url, notes, 0.01, LATER), 1):
+        with working(Job(shared_url, notes, 0.01, NEVER), 1):
             await until(lambda: len([note for note in notes.read() if note.what == "ready"]) == 2, "two processes")
             stop.set()
             await asyncio.to_thread(closing.result)
             assert notes.of("closing") == {"one", "two"}
-            began = time.monotonic()
             await until(lambda: notes.of("end") == {"one", "two"}, "the runs to be taken up")
-            assert time.monotonic() - began < LATER.dead_seconds
     finally:
         closing.kill()
     assert faults(notes.read(), {"one", "two"}) == []
 
 
 async def test_a_cancel_reaches_other_processes(shared_url: str, notes: Notes) -> None:
-    """Within two seconds, and the run is not taken up again."""
+    """The next time that the other one looks, which is well within two seconds; and the run is not taken up again."""
+    assert WATCH_SECONDS <= 1.0
     with working(Job(shared_url, notes, 60.0, SOON, starts=("long",)), 2):
         await until(lambda: "long" in notes.of("begin"), "the run to begin")
         async with only_asking(shared_url, notes) as engine:
             await engine.cancel("another")
-            began = time.monotonic()
             await engine.cancel("long")
             await until(lambda: "long" in notes.of("cancelled"), "the run to be cancelled")
-            assert time.monotonic() - began < 2.0
             assert engine.stopping("long") is None
 
 

@@ -22,7 +22,9 @@ from threadkeep.runs.engine import LETTING_GO_SECONDS, EngineOptions, Stop
 from threadkeep.runs.presence import Heartbeats, LockedFiles, Presence
 from threadkeep.store.address import DatabaseAddress
 
-_WATCH_SECONDS = 0.25
+WATCH_SECONDS = 0.25
+"""How often a process looks what others want of its runs: a cancel has to stop them within two seconds."""
+
 _WAIT_SECONDS = 0.05
 _RETENTION_SECONDS = 60.0
 _THREADS = 4
@@ -86,7 +88,7 @@ class Executor:
             raise
         pulse = max(0.05, self._options.dead_seconds / 4)
         self._run(self._beat, pulse)
-        self._run(self._watch, _WATCH_SECONDS)
+        self._run(self._watch, WATCH_SECONDS)
         self._run(self._reap, min(1.0, pulse))
         if self._options.works:
             # At once too: a command that works for a moment is often the only one that ever does.
