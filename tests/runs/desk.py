@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -81,6 +82,13 @@ async def carried_out(service: RunService, request: RunRequest) -> RunResult:
     """The result of a run that somebody waits for."""
     submitted = await service.submit(request)
     return await service.result(submitted.run_id)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
+    """Return when something has come true."""
+    async with asyncio.timeout(60):
+        while not await condition():  # noqa: ASYNC110 - nobody tells
+            await asyncio.sleep(0.01)
 
 
 def kinds(events: Sequence[RunEvent]) -> list[str]:

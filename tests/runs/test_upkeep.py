@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from tests.runs.desk import QUICK, RunDesk, carried_out
+from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
@@ -22,13 +22,6 @@ from threadkeep.testing import ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 BUSY = replace(QUICK, upkeep_seconds=0.02, forgotten_seconds=0.0)
-
-
-async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
-    """Return when something has come true."""
-    async with asyncio.timeout(60):
-        while not await condition():  # noqa: ASYNC110 - nobody tells
-            await asyncio.sleep(0.01)
 
 
 async def test_runs_that_nobody_carries_out(every_desk: RunDesk, clock: SettableClock) -> None:

@@ -11,6 +11,7 @@ from threadkeep.runs.engine import Stop
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.workflow.holding import RunHold
 
@@ -26,6 +27,7 @@ class Carried:
     owner: str
     live: LiveRun
     tracer: RunTracer
+    progress: RunProgress
     begins: bool
     task: asyncio.Task[Outcome] | None = None
     stop: Stop | None = None

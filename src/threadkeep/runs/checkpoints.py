@@ -23,12 +23,12 @@ class RunCheckpoints:
         self._records = records
         self._saver = saver
 
-    async def remove(self, run_ids: Sequence[str]) -> None:
-        """Remove the checkpoints of runs, which are over.
+    async def remove(self, run_ids: Sequence[str], *, unstored: bool = False) -> None:
+        """Remove the checkpoints of runs, which are over; of those `unstored` none was ever stored.
 
         What one that is lost to this process still writes after that is found again by nobody; it is little, and rare.
         """
-        for run_id in run_ids:
+        for run_id in () if unstored else run_ids:
             await self._saver.adelete_thread(run_id)
         await self._records.checkpoints_removed(run_ids)
 

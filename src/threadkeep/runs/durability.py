@@ -14,9 +14,9 @@ def durability_of(workflow: Workflow) -> Durability:
     """How soon, as LangGraph calls it.
 
     What calls a model once and does nothing else begins anew after a crash, at the cost that it would have anyway;
-    until it ends, or fails, nothing is written. With several calls, and tools that may run again, the progress is
-    written beside the next step. Where something may be done twice that must not, by a marked tool or by code of
-    others, each step is kept before the next one begins.
+    until it fails, or waits, nothing is written. With several calls, and tools that may run again, the progress is
+    written beside the next step, by `threadkeep.runs.progress`. Where something may be done twice that must not, by a
+    marked tool or by code of others, each step is kept before the next one begins.
     """
     nodes = workflow.nodes
     again = [node.again for node in nodes.values()]

@@ -11,7 +11,6 @@ from typing import Any, NotRequired, TypedDict
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.messages import AIMessageChunk
 from langchain_core.runnables import RunnableConfig
-from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.graphs.children import result_of
@@ -31,6 +30,7 @@ from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
 from threadkeep.runs.outages import Outages
 from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.progress_saver import ProgressSaver
 from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
@@ -46,7 +46,7 @@ class RunMeans:
     """What all runs of a process share; without a `saver` they keep no checkpoints."""
 
     compiler: Compiler
-    saver: BaseCheckpointSaver[str] | None
+    saver: ProgressSaver | None
     resources: Resources
     options: RunServiceOptions
     contexts: LastContexts
@@ -87,7 +87,7 @@ class Execution:
         self._unheard = _unheard(workflow)
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
-        self._outages = Outages(means.resources.memory.runs, means.saver, live)
+        self._outages = Outages(means.resources.memory.runs, means.saver.saver if means.saver else None, live)
 
     async def to_its_end(self) -> Outcome:
         """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
@@ -108,7 +108,7 @@ class Execution:
             try:
                 await self._means.unrecorded.over(self._run.session_id, self._run.message_id)
                 await self._through(await self._given(again=again))
-                return self._outcome()
+                return await self._kept(self._outcome())
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
@@ -121,6 +121,12 @@ class Execution:
             await self._pause(tries)
             self._live.begin()
             self._begins, again = False, True
+
+    async def _kept(self, outcome: Outcome) -> Outcome:
+        """What came out; who waits for a person goes on from here later, and fails where that cannot be stored."""
+        if outcome.status == "waiting" and self._means.saver is not None:
+            await self._means.saver.keep(self._run.run_id)
+        return outcome
 
     async def _pause(self, tries: int) -> None:
         options = self._means.options

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
+from threadkeep.observe import RunTrouble
 from threadkeep.records.runs import Run
 from threadkeep.runs.carried import Carried
 from threadkeep.runs.insisting import insist
@@ -21,6 +22,7 @@ class RunEndings:
 
     def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
         self._runs = memory.runs
+        self._observer = memory.observers
         self._turns = TurnEndings(memory, workflows)
 
     async def end(self, carried: Carried, outcome: Outcome, resources: Resources) -> Outcome | None:
@@ -58,6 +60,7 @@ class RunEndings:
             else:
                 await self._turns.leave(run)
             if carried.stop == "closing":
+                await self._keep_progress(carried)
                 await carried.tracer.flush()
             if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
                 await self._runs.give_back(run.run_id, carried.owner)
@@ -68,6 +71,8 @@ class RunEndings:
 
     async def _record(self, carried: Carried, outcome: Outcome, resources: Resources) -> Outcome | None:
         run_id, owner = carried.run.run_id, carried.owner
+        if outcome.status != "done":
+            await self._keep_progress(carried)
         if outcome.status == "waiting":
             await carried.tracer.flush()
             if await self._runs.wait(run_id, owner, outcome.interrupt):
@@ -80,3 +85,16 @@ class RunEndings:
         ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside)
         carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
         return outcome if carried.over is not None else None
+
+    async def _keep_progress(self, carried: Carried) -> None:
+        """Who has the run tried again goes on from where it stopped.
+
+        Raises:
+            StoreUnavailable: not now.
+        """
+        try:
+            await carried.progress.keep()
+        except StoreUnavailable:
+            raise
+        except Exception as error:  # noqa: BLE001 - without it the run begins anew; it has to end in any case
+            self._observer.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))

@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 
 from langchain_core.utils.uuid import uuid7
 
@@ -21,6 +22,7 @@ from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.run_beginnings import RunBeginnings
 from threadkeep.runs.run_endings import RunEndings
 from threadkeep.runs.telling import tell_run, tell_turn
@@ -169,18 +171,20 @@ class Runner:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
             )
-        started, outcome = time.perf_counter(), None
+        started, outcome, unstored = time.perf_counter(), None, False
         try:
-            outcome = await self._carry(carried)
+            with self._progress_known(carried):
+                outcome = await self._carry(carried)
         finally:
             self.carried.leave(run.run_id)
             await carried.tracer.close()
             carried.live.end(carried.over)
+            unstored = await carried.progress.leave()
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
             tell_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
             tell_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
-            await self._clear_up(run, outcome)
+            await self._clear_up(run, outcome, unstored=unstored)
         return outcome
 
     async def start_next(self, run: Run) -> None:
@@ -208,10 +212,15 @@ class Runner:
             seconds=self.means.options.trace_seconds,
             begins=begins,
         )
-        carried = Carried(run, self.owner, live, tracer, begins)
+        progress = RunProgress(fresh=begins, seconds=self.means.options.progress_seconds)
+        carried = Carried(run, self.owner, live, tracer, progress, begins)
         self.carried.enter(carried)
         live.begin()
         return carried
+
+    def _progress_known(self, carried: Carried) -> AbstractContextManager[None]:
+        saver = self.means.saver
+        return nullcontext() if saver is None else saver.knowing(carried.run.run_id, carried.progress)
 
     async def _carry(self, carried: Carried) -> Outcome | None:
         run = carried.run
@@ -253,8 +262,8 @@ class Runner:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
         return self.engine.stopping(carried.run.run_id) or "closing"
 
-    async def _clear_up(self, run: Run, outcome: Outcome) -> None:
-        """What is not in anybody's way: upkeep sees to it where it fails."""
+    async def _clear_up(self, run: Run, outcome: Outcome, *, unstored: bool = False) -> None:
+        """What is not in anybody's way: upkeep sees to it where it fails. One `unstored` has no checkpoints."""
         try:
             await self.start_next(run)
             # One that was given back begins its first try once more.
@@ -262,6 +271,6 @@ class Runner:
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done":
-                await self._checkpoints.remove([run.run_id])
+                await self._checkpoints.remove([run.run_id], unstored=unstored)
         except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="clearing_up"))

@@ -25,6 +25,7 @@ from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.once_only import OnceOnly
 from threadkeep.runs.opening import open_engine
+from threadkeep.runs.progress_saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
@@ -236,9 +237,10 @@ async def open_runs(
             upkeep.looking_after(),
             open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
         ):
-            compiler = Compiler(checkpointer=checkpointer, store=store)
+            saver = ProgressSaver(checkpointer)
+            compiler = Compiler(checkpointer=saver, store=store)
             once_only = OnceOnly(memory.runs.trace, runner.holds)
             middleware = (*resources.middleware, once_only)
             given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
-            runner.open(engine, RunMeans(compiler, checkpointer, given, options, contexts, unrecorded))
+            runner.open(engine, RunMeans(compiler, saver, given, options, contexts, unrecorded))
             yield RunService(memory, runner, upkeep)

@@ -1,0 +1,154 @@
+"""How far a run came, as its process knows it: stored beside the next step, and not at all once nobody can need it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
+
+from threadkeep.errors import StoreUnavailable
+
+_AGAIN_SECONDS: Final = 1.0
+
+
+@dataclass(frozen=True, eq=False)
+class PendingCheckpoint:
+    """A checkpoint that is not stored yet."""
+
+    saver: BaseCheckpointSaver[Any]
+    config: RunnableConfig
+    checkpoint: Checkpoint
+    metadata: CheckpointMetadata
+    new_versions: ChannelVersions
+
+    async def store(self) -> None:
+        """Store it."""
+        await self.saver.aput(self.config, self.checkpoint, self.metadata, self.new_versions)
+
+    def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
+        """The same, with what an earlier one would have stored for it."""
+        return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
+
+
+@dataclass(frozen=True, eq=False)
+class PendingWrites:
+    """What a task wrote after a checkpoint, and that is not stored yet."""
+
+    saver: BaseCheckpointSaver[Any]
+    config: RunnableConfig
+    writes: Sequence[tuple[str, Any]]
+    task_id: str
+    task_path: str
+
+    async def store(self) -> None:
+        """Store it."""
+        await self.saver.aput_writes(self.config, self.writes, self.task_id, self.task_path)
+
+
+type Pending = PendingCheckpoint | PendingWrites
+
+
+class RunProgress:
+    """The checkpoints of one life of a run: those of its graph, and of the graphs inside, each in a place of its own.
+
+    With `beside` they wait `seconds` for newer ones of their place, which stand for them, and are stored while the run
+    goes on; a run that has its result by then needs none. Without it, as at first, each is stored at once. A `fresh`
+    run has none of an earlier life.
+
+    One that cannot be stored for now is tried again; another failure is raised where the next one comes.
+    """
+
+    def __init__(self, *, fresh: bool, seconds: float) -> None:
+        self.beside = False
+        self._unstored = fresh
+        self._fresh = fresh
+        self._seconds = seconds
+        self._pending: dict[Pending, None] = {}
+        self._places: set[str] = set()
+        self._storing = asyncio.Lock()
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failed: Exception | None = None
+
+    async def add(self, new: Pending) -> None:
+        """Store a part of the progress, at once or soon."""
+        if self._failed is not None:
+            failed, self._failed = self._failed, None
+            raise failed
+        place = place_of(new.config)
+        self._places.add(place)
+        if not self.beside:
+            self._unstored = False
+            await new.store()
+            return
+        if isinstance(new, PendingCheckpoint):
+            for older in [one for one in self._pending if place_of(one.config) == place]:
+                del self._pending[older]
+                if isinstance(older, PendingCheckpoint):
+                    new = new.instead_of(older)
+        self._pending[new] = None
+        self._arm(self._seconds)
+
+    def is_new(self, place: str) -> bool:
+        """Whether there is nothing of a place, here or anywhere."""
+        return self._fresh and place not in self._places
+
+    async def keep(self) -> None:
+        """Store what there is by now.
+
+        Raises:
+            StoreUnavailable: the database does not take it; it is kept for the next try.
+        """
+        self._disarm()
+        async with self._storing:
+            for one in list(self._pending):
+                if one not in self._pending:
+                    continue  # a newer one has taken its place meanwhile
+                self._unstored = False
+                await one.store()
+                self._pending.pop(one, None)
+
+    async def leave(self) -> bool:
+        """Forget what is not stored: the run is over, or another process's. Whether nothing was stored ever."""
+        self._disarm()
+        self._pending.clear()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        return self._unstored
+
+    def _arm(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
+
+    def _disarm(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._storing.locked():
+            self._arm(self._seconds)
+            return
+        task = asyncio.create_task(self._keep_beside())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _keep_beside(self) -> None:
+        try:
+            await self.keep()
+        except StoreUnavailable:
+            # The run goes on: by its end at the latest somebody insists on what it still needs.
+            if self._pending:
+                self._arm(_AGAIN_SECONDS)
+        except Exception as error:  # noqa: BLE001 - a state that cannot be stored is the graph's failure, told there
+            self._failed = error
+
+
+def place_of(config: RunnableConfig) -> str:
+    """Which graph of a run a checkpoint belongs to: the namespace, empty for the one at the top."""
+    return str(config["configurable"].get("checkpoint_ns", ""))

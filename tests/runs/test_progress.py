@@ -1,0 +1,306 @@
+"""How far runs came is kept beside them, as far as anybody needs it: after a failure, a stop, a question, a crash."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+from tests.graphs import tools
+from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out, eventually
+from threadkeep.errors import StoreUnavailable
+from threadkeep.graphs.compiling import Compiler
+from threadkeep.graphs.loading import read_workflow
+from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.requests import RunRequest
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer
+from threadkeep.testing import Gate, ScriptedModel
+
+_NEVER = 3600.0
+LATE = replace(QUICK, progress_seconds=_NEVER)
+STEPS = """\
+schema: 1
+name: steps
+nodes:
+  greeting: {kind: template, text: Hello, next: answer}
+  answer: {kind: agent, tools: ['tests.graphs.tools:waiting'], next: end}
+"""
+GO = RunRequest(workflow="steps", text="go", session_id="room", message_id="m1")
+
+
+class CountingSaver(InMemorySaver):
+    """A checkpointer that counts what it is asked for, and that can be away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.failure: Exception | None = None
+
+    async def aget_tuple(self, config: RunnableConfig) -> Any:
+        """Count it."""
+        self._note("read")
+        return await super().aget_tuple(config)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Count it."""
+        self._note("checkpoint")
+        return await super().aput(config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Count it."""
+        self._note("writes")
+        await super().aput_writes(config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Count it."""
+        self._note("removal")
+        await super().adelete_thread(thread_id)
+
+    def _note(self, what: str) -> None:
+        self.asked.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+@pytest.fixture
+def saver(every_desk: RunDesk) -> CountingSaver:
+    """The checkpointer of the desk."""
+    every_desk.saver = saver = CountingSaver()
+    return saver
+
+
+@pytest.fixture(autouse=True)
+def ran() -> list[str]:
+    """Which tools were run."""
+    tools.RAN.clear()
+    return tools.RAN
+
+
+def calling(tool: str, **args: str) -> AIMessage:
+    """A model that wants a tool."""
+    return AIMessage("", tool_calls=[{"name": tool, "args": args, "id": tool}])
+
+
+async def test_a_run_that_has_its_result_needs_no_checkpoints(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """None is read, stored or removed for it, and nothing is left to be looked after."""
+    every_desk.model = ScriptedModel([calling("plain", text="a"), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        result = await carried_out(service, GO)
+
+        async def nothing_left() -> bool:
+            return not await every_desk.memory.runs.records.with_checkpoints(result.run.created_at, limit=10)
+
+        await eventually(nothing_left)
+    assert (result.status, result.text, saver.asked) == ("done", "well", [])
+
+
+async def test_progress_is_kept_while_the_next_step_goes_on(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """That of the workflow and that of the agent in it; with the result all of it goes."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
+    async with every_desk.open(STEPS) as service:
+        run = await service.submit(GO)
+        await gate.reached()
+
+        async def kept() -> bool:
+            stored = [found async for found in _all(saver, run.run_id)]
+            of_agent = [found.checkpoint["channel_values"].get("messages", []) for found in stored if _place(found)]
+            has_result = any(isinstance(messages[-1], ToolMessage) for messages in of_agent if messages)
+            return has_result and len(stored) > len(of_agent)
+
+        await eventually(kept)
+        gate.open()
+        assert (await service.result(run.run_id)).text == "well"
+
+        async def gone() -> bool:
+            return [found async for found in _all(saver, run.run_id)] == []
+
+        await eventually(gone)
+
+
+async def test_a_run_that_failed_goes_on_where_it_stopped(
+    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
+) -> None:
+    """With what it had done by then: no tool is run again."""
+    every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        failed = await carried_out(service, GO)
+        assert failed.status == "failed"
+        await service.retry(failed.run.run_id)
+        result = await service.result(failed.run.run_id)
+    assert (result.status, result.text, ran) == ("done", "well", ["plain"])
+    assert "checkpoint" in saver.asked
+
+
+async def test_a_failure_that_may_pass_costs_no_step(every_desk: RunDesk, saver: CountingSaver, ran: list[str]) -> None:
+    """The next try of the same process begins where the failed one stopped."""
+    every_desk.model = ScriptedModel([calling("plain", text="a"), ConnectionError(), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        result = await carried_out(service, GO)
+    assert (result.status, result.text, ran) == ("done", "well", ["plain"])
+    assert "checkpoint" in saver.asked
+
+
+async def test_a_run_that_is_left_to_others_goes_on_where_it_stopped(
+    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
+) -> None:
+    """A service that ends keeps all that its runs have done."""
+    gate = Gate()
+    every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "never"]])
+    async with every_desk.open(STEPS, options=replace(LEAVING, progress_seconds=_NEVER)) as service:
+        run = await service.submit(GO)
+        await gate.reached()
+    assert "checkpoint" in saver.asked
+    every_desk.model = ScriptedModel(["well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        assert (await service.result(run.run_id)).text == "well"
+    assert ran == ["plain"]
+
+
+async def test_a_run_that_asks_goes_on_with_the_answer(
+    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
+) -> None:
+    """What it had done is kept before anybody sees the question."""
+    every_desk.model = ScriptedModel([calling("plain", text="a"), calling("ask_person", question="who?"), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        asked = await carried_out(service, GO)
+        assert (asked.status, asked.interrupts[0]["value"]) == ("waiting", {"question": "who?"})
+        assert "checkpoint" in saver.asked
+    async with every_desk.open(STEPS, options=LATE) as service:
+        await service.resume(asked.run.run_id, "Ann")
+        assert (await service.result(asked.run.run_id)).text == "well"
+    assert ran == ["plain", "asked", "asked"]
+
+
+async def test_checkpoints_that_are_away_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """Nobody needs them of a run that comes to its end."""
+    saver.failure = StoreUnavailable("away")
+    gate = Gate()
+    every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
+    async with every_desk.open(STEPS, options=replace(QUICK, progress_seconds=0.0)) as service:
+        run = await service.submit(GO)
+        await gate.reached()
+
+        async def tried() -> bool:
+            return saver.asked != []
+
+        await eventually(tried)
+        gate.open()
+        assert (await service.result(run.run_id)).text == "well"
+
+
+async def test_a_failed_run_waits_for_its_checkpoints(
+    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
+) -> None:
+    """Its end is recorded when they can be kept."""
+    saver.failure = StoreUnavailable("away")
+    every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        run = await service.submit(GO)
+
+        async def tried() -> bool:
+            return saver.asked != []
+
+        await eventually(tried)
+        assert (await service.run(run.run_id)).status == "running"
+        saver.failure = None
+        assert (await service.result(run.run_id)).status == "failed"
+        await service.retry(run.run_id)
+        assert (await service.result(run.run_id)).text == "well"
+    assert ran == ["plain"]
+
+
+async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
+    every_desk: RunDesk, saver: CountingSaver
+) -> None:
+    """A run that asks would never hear the answer; it ends, and says by what."""
+    saver.failure = TypeError("no such type")
+    every_desk.model = ScriptedModel([calling("ask_person", question="who?")])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        result = await carried_out(service, GO)
+    assert (result.status, result.run.error) == ("failed", "TypeError")
+
+
+async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str) -> None:
+    """On each real checkpointer: the same state, the same question, the same next step."""
+
+    async def ask(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"{interrupt('who?')} it is", id="a3")]}
+
+    def saying(message_id: str) -> Any:
+        async def say(state: MessagesState) -> dict[str, Any]:
+            return {"messages": [AIMessage(message_id, id=message_id)]}
+
+        return say
+
+    builder: StateGraph[MessagesState, None, Any, Any] = StateGraph(MessagesState)
+    builder.add_sequence([("first", saying("a1")), ("second", saying("a2")), ("ask", ask)])
+    builder.add_edge(START, "first")
+    builder.add_edge("ask", END)
+    given: Any = {"messages": [HumanMessage("go", id="q")]}
+    async with _checkpointer(shared_url) as saver:
+        graph = builder.compile(checkpointer=saver)
+        progress_saver, progress = ProgressSaver(saver), RunProgress(fresh=True, seconds=_NEVER)
+        progress.beside = True
+        late = builder.compile(checkpointer=progress_saver)
+        plainly, beside = _thread("plainly"), _thread("beside")
+        with progress_saver.knowing("beside", progress):
+            await late.ainvoke(given, beside, durability="async")
+            assert await saver.aget_tuple(beside) is None
+            await progress.keep()
+        await graph.ainvoke(given, plainly, durability="async")
+        states = [await graph.aget_state(thread) for thread in (plainly, beside)]
+        assert [one.next for one in states] == [("ask",)] * 2
+        assert states[0].values == states[1].values
+        assert [one.value for one in states[1].interrupts] == ["who?"]
+        assert len([one async for one in saver.alist(beside)]) == 1
+        assert not await progress.leave()
+
+
+def test_the_newest_checkpoint_of_our_agents_stands_for_itself() -> None:
+    """No channel of theirs is spread over the checkpoints before it."""
+    workflow = read_workflow(STEPS)
+    assert not any(
+        isinstance(channel, DeltaChannel)
+        for graph in (Compiler(checkpointer=None, store=None).compiled(workflow),)
+        for channel in graph.channels.values()
+    )
+
+
+@asynccontextmanager
+async def _checkpointer(url: str) -> AsyncIterator[Any]:
+    async with open_checkpointer(parse_address(url), StoreOptions()) as saver:
+        yield saver
+
+
+def _thread(name: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": name}}
+
+
+def _all(saver: CountingSaver, thread: str) -> AsyncIterator[Any]:
+    return saver.alist(_thread(thread))
+
+
+def _place(found: Any) -> str:
+    return str(found.config["configurable"]["checkpoint_ns"])
