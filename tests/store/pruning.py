@@ -69,7 +69,7 @@ class Database:
             names = [row[0] for row in await connection.fetch(tables, {})]
             rows = [await connection.fetch(f"SELECT * FROM {name}", {}) for name in names]
             if self.driver.backend == "sqlite":
-                rows.append(await connection.fetch("SELECT * FROM chat_search_documents", {}))
+                rows.append(await connection.fetch("SELECT * FROM chat_search_docsize", {}))
                 await connection.execute("INSERT INTO chat_search (chat_search) VALUES ('integrity-check')", {})
         return repr(rows)
 

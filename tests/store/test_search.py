@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import count
+
 import pytest
 
-from threadkeep import Memory, Message
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.store.search_terms import fingerprints
 
 _TEXTS = {
     "english": "I would like a Refund for my order, please.",
@@ -14,6 +17,9 @@ _TEXTS = {
     "mixed": "我的iPhone 15坏了，order号是AB-1234",
     "german": "Über die Rückgabe: Größe L fehlt leider.",
     "marks": 'He said "50% off_now" \\ (really?)',
+    "greek": "Η ΟΔΟΣ ΤΩΝ ΦΙΛΩΝ",
+    "russian": "ЗДРАВСТВУЙТЕ, где Мой заказ?",
+    "pieces": "abc bcd cde",
     "emoji": "ship it 🚀 today 👩‍👩‍👧",
 }
 _FOUND = {
@@ -33,6 +39,11 @@ _FOUND = {
     "iPhone 坏了 1234": "mixed",
     "Rückgabe": "german",
     "Größe fehlt": "german",
+    "RÜCKGABE größe": "german",
+    "οδος φιλων": "greek",
+    "здравствуйте мой ЗАКАЗ": "russian",
+    "abcde": "",
+    "bcd abc": "pieces",
     "ship 🚀": "emoji",
     "today": "emoji",
 }
@@ -112,6 +123,37 @@ async def test_a_hit_is_the_message_as_it_is_stored(memory: Memory) -> None:
     for hit in hits:
         assert hit.message == await memory.session("room").find(str(hit.message.id))
     assert await memory.search("refund", limit=0) == []
+
+
+async def test_better_matches_come_first(memory: Memory) -> None:
+    """More of the word, in less text."""
+    texts = ("refund " + "and so on " * 100, "a refund", "refund, refund", "a refund of something")
+    for number, text in enumerate(texts):
+        await memory.session(f"room:{number}").append([Message(role="user", content=text)])
+    hits = await memory.search("refund", limit=10)
+    assert [hit.session_id for hit in hits] == ["room:2", "room:1", "room:3", "room:0"]
+
+
+async def test_texts_with_the_pieces_of_a_word_take_no_place(memory: Memory) -> None:
+    """A page is full of texts that have the word, though better ones seem to have it."""
+    for number in range(30):
+        texts = ["bcde abcd", "abcde" + " and so on" * 100] if number % 10 == 0 else ["bcde abcd"] * 2
+        await memory.session(f"room:{number}").append([Message(role="user", content=text) for text in texts])
+    assert [hit.message.content[:5] for hit in await memory.search("abcde", limit=3)] == ["abcde"] * 3
+    assert len(await memory.search("abcde", limit=100)) == 3
+
+
+async def test_texts_with_the_fingerprint_of_a_word_take_no_place(
+    postgres_url: str, memory_options: MemoryOptions
+) -> None:
+    """On PostgreSQL: though the word is inside another one there, and more often than the word itself elsewhere."""
+    other = next(word for word in map("w{}".format, count()) if fingerprints([word]) == fingerprints(["fund"]))
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        for number in range(30):
+            texts = [f"refund refund {other}", "a fund" + " and so on" * 100 if number % 10 == 0 else "nothing"]
+            await memory.session(f"room:{number}").append([Message(role="user", content=text) for text in texts])
+        assert [hit.message.content[:6] for hit in await memory.search("fund", limit=2)] == ["a fund"] * 2
+        assert len(await memory.search("fund", limit=100)) == 3
 
 
 async def test_what_was_stored_is_found_at_once(memory: Memory) -> None:

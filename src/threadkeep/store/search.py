@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import math
-import re
 import time
-from collections.abc import Iterable, Iterator
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Protocol
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row, RowLocked
+from threadkeep.store.relevance import rarity, relevance_words
+from threadkeep.store.search_terms import TRIGRAM, fingerprints, search_terms, term_pattern, trigram_expression
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
@@ -28,17 +28,11 @@ _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-_MOST_TERMS = 20_000
-# A tsvector holds 1 MB; each term takes some bytes beside its own.
-_MOST_BYTES = 800_000
-_TERM_BYTES = 8
-_TRIGRAM = 3
-
-_WORDS = re.compile(r"\w+")
-# Scripts without spaces between words: Thai, Lao, Khmer, Myanmar, kana, Han; and hangul, for its suffixes.
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]+"
-)
+# Of the words of a query; that a text has the others too is seen when it is read.
+_PATTERNS = 16
+_WEIGHED_WORDS = 16
+_MORE = 4
+_COMMON = 0.1
 
 
 class Search(Protocol):
@@ -56,7 +50,10 @@ class Search(Protocol):
 
 
 class SearchIndex:
-    """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL."""
+    """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
+
+    On both it says which texts may have the words of a query, and these are read to see which do.
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -112,24 +109,50 @@ class SearchIndex:
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
-                    terms = " ".join(search_terms(query))
-                    rows = await connection.fetch(self._sql["match"], {**place, "terms": terms})
+                    rows = await self._search_terms(connection, search_terms(query), place, limit)
                 else:
-                    rows = await self._search_trigrams(connection, words, place)
+                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), place)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds; ask for a longer or a rarer word."
             ) from None
         return [SearchHit(row[0], message_of(row[2:]), float(row[1])) for row in rows]
 
-    async def _search_trigrams(self, connection: Connection, words: list[str], place: Parameters) -> list[Row]:
+    async def _search_terms(
+        self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
+    ) -> list[Row]:
+        """By the fingerprints of the terms, without the texts that only look as if they had them."""
+        if not terms:
+            return []
+        words = list(terms[:_PATTERNS])
+        wanted = {"terms": fingerprints(terms), "patterns": [term_pattern(word) for word in words], "words": words}
+        asked = limit
+        while True:
+            rows = await connection.fetch(self._sql["match"], {**place, **wanted, "limit": asked})
+            right = [row for row in rows if set(terms).issubset(search_terms(row[5]))]
+            if len(right) >= limit or len(rows) < asked:
+                return right[:limit]
+            asked *= _MORE
+
+    async def _search_trigrams(self, connection: Connection, words: Sequence[str], place: Parameters) -> list[Row]:
         """By trigrams; words too short for one are looked for in the texts themselves."""
-        trigrams = " ".join('"' + word.replace('"', '""') + '"' for word in words if len(word) >= _TRIGRAM)
-        patterns = [like_pattern(word) for word in words if len(word) < _TRIGRAM]
-        parameters = {**place, "expression": trigrams, "patterns": dump_json(patterns)}
+        if expression := trigram_expression(words):
+            weighed = relevance_words(words, await self._rarities(connection, words))
+            parameters = {**place, "expression": expression, "words": weighed}
+            return await connection.fetch(self._sql["match"], parameters)
         of_user = "match_short" if place["user_id"] is None else "match_short_of_user"
         short = of_user if place["session_id"] is None else "match_short_of_session"
-        return await connection.fetch(self._sql["match" if trigrams else short], parameters)
+        patterns = dump_json([like_pattern(word) for word in words])
+        return await connection.fetch(self._sql[short], {**place, "patterns": patterns})
+
+    async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
+        """What each word weighs beside the others; those without a trigram as little as one that all texts have."""
+        expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
+        if len(words) == 1:
+            return [1.0]
+        rows = await connection.fetch(self._sql["occurrences"], {"expressions": dump_json(expressions)})
+        weights = iter([rarity(with_word, texts) for with_word, texts in rows])
+        return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
         """Index the next messages of a session; None when it is not as it was: another process was at it."""
@@ -137,8 +160,8 @@ class SearchIndex:
             upto = min(last_seq, after + _STEP_MESSAGES)
             texts = await connection.fetch(self._sql["texts"], {"session_id": session_id, "after": after, "upto": upto})
         kept, characters = 0, 0
-        for _, _, content in texts:
-            characters += len(content)
+        for row in texts:
+            characters += len(row[2])
             if kept and characters > _STEP_CHARACTERS:
                 break
             kept += 1
@@ -152,45 +175,10 @@ class SearchIndex:
                 return None
             if self._driver.backend == "postgres":
                 rows = [
-                    {"session_id": session_id, "seq": seq, "terms": " ".join(search_terms(text))}
-                    for seq, _, text in texts[:kept]
+                    {"document": document, "terms": fingerprints(search_terms(text))}
+                    for _, _, text, document in texts[:kept]
                 ]
                 await connection.execute_many(self._sql["add_text"], rows)
             else:
-                documents = [{"session_id": session_id, "seq": seq} for seq, _, _ in texts[:kept]]
-                await connection.execute_many(self._sql["add_document"], documents)
                 await connection.execute(self._sql["add_text"], place)
         return upto
-
-
-def search_terms(text: str) -> Iterable[str]:
-    """The words of a text, and the pairs of characters of what is written without spaces; each once, in order.
-
-    The beginning of a text that has more of them than PostgreSQL indexes.
-    """
-    found: dict[str, None] = {}
-    size = 0
-    for term in _terms(clean_text(text).lower()):
-        if term in found:
-            continue
-        size += len(term.encode()) + _TERM_BYTES
-        if len(found) >= _MOST_TERMS or size > _MOST_BYTES:
-            break
-        found[term] = None
-    return found
-
-
-def _terms(text: str) -> Iterator[str]:
-    for word in _WORDS.findall(text):
-        rest = 0
-        for run in _UNSPACED.finditer(word):
-            yield from _short(word[rest : run.start()])
-            characters = run.group()
-            yield from [characters] if len(characters) == 1 else (a + b for a, b in pairwise(characters))
-            rest = run.end()
-        yield from _short(word[rest:])
-
-
-def _short(term: str) -> list[str]:
-    # PostgreSQL refuses words of 2 KB and more.
-    return [term] if 0 < len(term) <= 256 else []

@@ -12,6 +12,7 @@ import aiosqlite
 
 from threadkeep.errors import StoreClosed
 from threadkeep.store.driver import Backend, Parameters, Row, Statement, StoreOptions
+from threadkeep.store.relevance import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import Batch, Group, SqliteConnection, ThreadConnection, translated
 from threadkeep.store.statements import load_statements
 
@@ -174,6 +175,7 @@ async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = 
         )
     )
     try:
+        await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
         await raw.execute("PRAGMA foreign_keys = ON")
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")

@@ -5,7 +5,8 @@
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
 
 -- name: forget_documents
-DELETE FROM chat_search WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+DELETE FROM chat_search f USING chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.document = m.document
 
 -- name: hold_runs
 -- What goes with messages, in one order everywhere, so that nobody waits for anybody's rows in a circle.

@@ -2,12 +2,9 @@
 
 -- name: forget_texts
 INSERT INTO chat_search (chat_search, rowid, content)
-SELECT 'delete', d.document, m.content
-FROM chat_search_documents d JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
-WHERE d.session_id = :session_id AND d.seq > :after AND d.seq <= :upto
-
--- name: forget_documents
-DELETE FROM chat_search_documents WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+SELECT 'delete', m.document, m.content
+FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 
 -- name: optimize_search
 -- What was forgotten is still in older parts of the index until they are joined.

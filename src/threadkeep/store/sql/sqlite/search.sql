@@ -17,40 +17,45 @@ WHERE session_id = :session_id AND indexed_seq = :after
         OR EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq AND m.id = :id)
     )
 
--- name: add_document
-INSERT INTO chat_search_documents (session_id, seq) VALUES (:session_id, :seq) ON CONFLICT DO NOTHING
-
 -- name: add_text
 INSERT INTO chat_search (rowid, content)
-SELECT d.document, m.content
-FROM chat_search_documents d JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
-WHERE d.session_id = :session_id AND d.seq > :after AND d.seq <= :upto
+SELECT m.document, m.content FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
+    AND NOT EXISTS (SELECT 1 FROM chat_search_docsize d WHERE d.id = m.document)
 
 -- name: forget_texts
+-- Of those that are indexed: FTS5 takes away what it is told, also what it does not have.
 INSERT INTO chat_search (chat_search, rowid, content)
-SELECT 'delete', d.document, m.content
-FROM chat_search_documents d JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
-WHERE d.session_id = :session_id
+SELECT 'delete', m.document, m.content
+FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
+WHERE m.session_id = :session_id
 
--- name: forget_documents
-DELETE FROM chat_search_documents WHERE session_id = :session_id
+-- name: occurrences
+-- How many texts have the trigrams of each word, and how many texts there are.
+SELECT (SELECT count(*) FROM chat_search WHERE chat_search MATCH e.value), (SELECT count(*) FROM chat_search_docsize)
+FROM json_each(:expressions) e
+ORDER BY e.key
 
 -- name: match
--- Best first by bm25, which SQLite answers as a negative number. Words too short for a trigram are patterns. CROSS JOIN
--- keeps this order: whose a text is comes before the text.
+-- A text that has the trigrams of the words may have them elsewhere: the relevance of one without the words is NULL.
+-- CROSS JOIN keeps this order: whose a text is comes before the text, and only the best rows are read as a whole.
+WITH found (document, score, created_at) AS MATERIALIZED (
+    SELECT m.document, threadkeep_relevance(m.content, :words), m.created_at
+    FROM (SELECT rowid FROM chat_search WHERE chat_search MATCH :expression) f
+    CROSS JOIN chat_messages d ON d.document = f.rowid
+    CROSS JOIN chat_sessions s ON s.session_id = d.session_id
+    CROSS JOIN chat_messages m ON m.document = d.document
+    WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+        AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
+        AND d.seq > s.archived_seq AND d.seq > :after
+), best (document, score) AS MATERIALIZED (
+    SELECT document, score FROM found WHERE score IS NOT NULL ORDER BY score DESC, created_at DESC LIMIT :limit
+)
 SELECT
-    d.session_id, -f.rank, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
+    m.session_id, b.score, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
     m.metadata, m.original, m.sent_at, m.created_at
-FROM (SELECT rowid, rank FROM chat_search WHERE chat_search MATCH :expression) f
-CROSS JOIN chat_search_documents d ON d.document = f.rowid
-CROSS JOIN chat_sessions s ON s.session_id = d.session_id
-CROSS JOIN chat_messages m ON m.session_id = d.session_id AND m.seq = d.seq
-WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-    AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
-    AND d.seq > s.archived_seq AND d.seq > :after
-    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
-ORDER BY f.rank, m.created_at DESC
-LIMIT :limit
+FROM best b CROSS JOIN chat_messages m ON m.document = b.document
+ORDER BY b.score DESC, m.created_at DESC
 
 -- name: match_short
 -- Words of one or two characters have no trigram: without any other word, the texts themselves are read.
