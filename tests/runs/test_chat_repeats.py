@@ -276,7 +276,7 @@ async def test_an_outage_stops_no_chat(
     unsteady_postgres: Postgres, unsteady_url: str, memory_options: MemoryOptions, make_chat: Chats
 ) -> None:
     """PostgreSQL is stopped: answers come within the patience, repeats too; all turns are kept once in the end."""
-    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.1)
+    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=1.0)
     options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(pool_timeout_seconds=1.0))
     async with open_memory(unsteady_url, options=options) as memory:
         model = ScriptedModel(["hello", "noted", "you are Ann"])

@@ -31,7 +31,7 @@ def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
 async def failing(unsteady_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
     """A memory over it that notices an outage after a moment."""
     store = StoreOptions(lock_timeout_seconds=1.0, pool_timeout_seconds=1.0)
-    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.1)
+    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=1.0)
     options = dataclasses.replace(memory_options, store=store, pending=pending)
     async with open_memory(unsteady_url, options=options) as memory:
         yield memory

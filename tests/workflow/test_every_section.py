@@ -104,7 +104,7 @@ async def test_no_section_keeps_an_answer_back_in_an_outage(
 ) -> None:
     """A server that stops in mid-turn: the answer comes, and afterwards all is stored, recorded and summarised."""
     store = StoreOptions(lock_timeout_seconds=0.5, pool_timeout_seconds=0.5)
-    pending = replace(memory_options.pending, write_timeout_seconds=0.1)
+    pending = replace(memory_options.pending, write_timeout_seconds=1.0)
     options = replace(memory_options, store=store, pending=pending)
     with unsteady_postgres.database() as url:
         async with open_memory(url, observers=[events], options=options) as memory:

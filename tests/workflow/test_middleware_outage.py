@@ -33,7 +33,7 @@ def hurried(memory_options: MemoryOptions) -> MemoryOptions:
         store=StoreOptions(lock_timeout_seconds=1.0, pool_timeout_seconds=1.0),
         pending=dataclasses.replace(
             memory_options.pending,
-            write_timeout_seconds=0.1,
+            write_timeout_seconds=1.0,
             first_pause_seconds=60.0,
             longest_pause_seconds=60.0,
         ),
