@@ -72,6 +72,22 @@ async def test_a_run_may_begin_as_it_is_added(memory: Memory) -> None:
     assert again == Begun(first.run)
 
 
+async def test_a_turn_begins_after_the_one_before_it(memory: Memory, clock: SettableClock) -> None:
+    """In its times too, where its process read its clock and then waited for the end of the other; no clock counts."""
+    begin = clock()
+    await memory.runs.order.add(asked("r1"), owner="me")
+    clock.advance(2)
+    assert await memory.runs.finish("r1", "me", "done")
+    clock.set(begin + timedelta(seconds=1))
+    second = (await memory.runs.order.add(asked("r2"), owner="you")).run
+    assert second.started_at == second.heartbeat_at == begin + timedelta(seconds=2)
+    clock.advance(2)
+    assert await memory.runs.finish("r2", "you", "done")
+    clock.set(begin - timedelta(hours=1))
+    third = (await memory.runs.order.add(asked("r3"), owner="me")).run
+    assert third.started_at == third.heartbeat_at == begin - timedelta(hours=1)
+
+
 async def test_the_same_message_is_the_same_run(memory: Memory) -> None:
     """Also at once, under other ids of runs, and when it is over; the same id of a run is the same run as well."""
     added = await asyncio.gather(*(memory.runs.order.add(asked(f"r{n}", message="m1")) for n in range(8)))

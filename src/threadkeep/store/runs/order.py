@@ -105,7 +105,8 @@ class RunOrder:
         """Store a run with one wait for the database, if nothing stands in its way; most come so."""
         place = _Place(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
-        parameters = {**self._parameters(new, place), **asked}
+        latest = time_text(self._clock() + self._stale)
+        parameters = {**self._parameters(new, place), **asked, "latest": latest}
         locks = self._locks.tree(new.run_id) if new.session_id is None else self._locks.session(new.session_id)
         names = ["arrive"]
         if owner is not None:

@@ -50,7 +50,8 @@ VALUES (
 
 -- name: arrive
 -- A run at the top that nothing stands in the way of: not known, of no other user's session, and free to be one of its
--- own. It begins at once for an :owner, if no other turn of its session is open. CASE takes the type of its ELSE.
+-- own. It begins at once for an :owner, if no other turn of its session is open: when the one before it ended, if that
+-- happened while this waited for it since :now, and before :latest. CASE takes the type of its ELSE.
 INSERT INTO chat_runs (
     run_id, session_id, message_id, workflow, version, user_id, root_run_id, node_id, trigger, input, budget, created_at,
     deadline_at, status, owner, attempts, started_at, heartbeat_at, arrival
@@ -61,18 +62,21 @@ SELECT
     CASE WHEN t.begins THEN 'running' ELSE 'queued' END,
     CASE WHEN t.begins THEN :owner END,
     CASE WHEN t.begins THEN 1 ELSE 0 END,
-    CASE WHEN t.begins THEN :now ELSE (SELECT r.started_at FROM chat_runs r WHERE r.run_id IS NULL) END,
-    CASE WHEN t.begins THEN :now ELSE (SELECT r.started_at FROM chat_runs r WHERE r.run_id IS NULL) END,
+    CASE WHEN NOT t.begins THEN NULL WHEN t.ended > :now AND t.ended < :latest THEN t.ended ELSE :now END,
+    CASE WHEN NOT t.begins THEN NULL WHEN t.ended > :now AND t.ended < :latest THEN t.ended ELSE :now END,
     CASE WHEN CAST(:session_id AS TEXT) IS NOT NULL THEN (
         SELECT coalesce(max(o.arrival), 0) + 1 FROM chat_runs o WHERE o.session_id = :session_id
     ) END
 FROM (
-    SELECT o.busy, CAST(:owner AS TEXT) IS NOT NULL AND NOT o.busy AS begins
+    SELECT o.busy, o.ended, CAST(:owner AS TEXT) IS NOT NULL AND NOT o.busy AS begins
     FROM (
         SELECT EXISTS (
             SELECT 1 FROM chat_runs r
             WHERE r.session_id = :session_id AND r.arrival IS NOT NULL AND r.status IN ('queued', 'running')
-        ) AS busy
+        ) AS busy, (
+            SELECT r.ended_at FROM chat_runs r
+            WHERE r.session_id = :session_id AND r.arrival IS NOT NULL ORDER BY r.arrival DESC LIMIT 1
+        ) AS ended
     ) o
 ) t
 WHERE (CAST(:policy AS TEXT) = 'enqueue' OR NOT t.busy)
