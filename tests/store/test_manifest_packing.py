@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.manifest_packing import packed, unpacked
+from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
 
 VALUES: st.SearchStrategy[Json] = st.one_of(
     st.none(), st.booleans(), st.integers(0, 2), st.sampled_from(["window", "input"]), st.just([1]), st.just({"a": 1})
@@ -34,3 +34,22 @@ def test_entries_that_are_alike_take_little_room() -> None:
     ]
     manifest: dict[str, Json] = {"run_id": "r1", "entries": entries}
     assert len(dump_json(packed(manifest, {"run_id": "r1"}))) * 2 < len(dump_json(manifest))
+
+
+@given(entries=ENTRIES, ids=st.dictionaries(st.integers(0, 2), st.sampled_from(["window", "input"])))
+def test_ids_that_the_transcript_has_are_put_in_again(entries: list[dict[str, Json]], ids: dict[int, str]) -> None:
+    """Those that stand at the places which the entries name; all others stay where they are."""
+    named: list[Json] = [{"source": "transcript", **entry} for entry in entries]
+    manifest: dict[str, Json] = {"budget": 4000, "entries": named}
+    short = without_ids(manifest, ids)
+    assert places_of_ids(short) == places_of_ids(manifest)
+    if not any(entry.get("id") is True for entry in entries):
+        assert dump_json(with_ids(short, ids)) == dump_json(manifest)
+
+
+def test_the_id_of_a_message_that_is_gone_is_gone_too() -> None:
+    """Its place stays."""
+    entry: dict[str, Json] = {"source": "transcript", "seq": 3, "id": "m3"}
+    short = without_ids({"entries": [entry]}, {3: "m3"})
+    assert "m3" not in dump_json(short)
+    assert with_ids(short, {}) == {"entries": [{"source": "transcript", "seq": 3}]}

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from tests.children import run_together
-from tests.databases import migrated_driver, query
+from tests.databases import driver_of, execute, migrated_driver, query
 from tests.store.summarising import ROOM, say
-from threadkeep import InvalidMessage, Memory, MemoryOptions, StoreUnavailable, open_memory
+from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Json
+from threadkeep.store import migrations
 from threadkeep.store.manifests import ManifestRows, NotedManifest
 from threadkeep.testing import SettableClock
 
@@ -104,6 +105,65 @@ async def test_what_may_be_there_already_is_not_stored_twice(rows: ManifestRows,
     assert [each.manifest for each in await rows.of_run("run-1")] == [{"n": 1}, {"n": 2}, {"n": 3}]
     await rows.add([first])
     assert len(await rows.of_run("run-1")) == 4
+
+
+async def test_what_may_be_there_is_known_by_what_is_read(
+    shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """Also when the transcript has a message by now that it had not at the first try."""
+    entry: Json = {"source": "transcript", "seq": 5, "id": "m5"}
+    manifest: dict[str, Json] = {"entries": [entry, entry]}
+    await rows.add([noted(clock, manifest=manifest)])
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await memory.session(ROOM).append([Message(role="user", content="late", id="m5")])
+    await rows.add([noted(clock, manifest=manifest, again=True)])
+    await rows.add([noted(clock, "run-2", manifest=manifest)])
+    assert [each.manifest for each in await rows.of_run("run-1")] == [manifest]
+    assert [each.manifest for each in await rows.of_run("run-2")] == [manifest]
+    assert [each.manifest for each in await rows.of_session(ROOM)] == [manifest, manifest]
+
+
+@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
+async def test_manifests_of_before_are_read(
+    engine: str, request: pytest.FixtureRequest, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of sessions and of runs, with their times; new ones are numbered behind them."""
+    url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "empty_postgres_url"))
+    known = migrations.known_migrations
+    with monkeypatch.context() as before:
+        before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:9])
+        async with driver_of(url) as driver:
+            await migrations.migrate(driver, clock())
+    moment = "2026-01-01T00:00:00.000007+00:00"
+    execute(
+        url, f"INSERT INTO chat_sessions (session_id, created_at, updated_at) VALUES ('{ROOM}', '{moment}', '{moment}')"
+    )
+    execute(
+        url,
+        "INSERT INTO chat_runs (run_id, workflow, status, root_run_id, trigger, created_at) "
+        f"VALUES ('r2', 'chat', 'done', 'r2', 'http', '{moment}')",
+    )
+    manifest = '{"budget":1,"packed":[{"id":"茶"}]}'
+    execute(
+        url,
+        "INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest) "
+        f"VALUES ('{ROOM}', 'r1', 1, '{moment}', '{manifest}')",
+    )
+    execute(
+        url,
+        "INSERT INTO chat_run_manifests (run_id, call, created_at, manifest) "
+        f"VALUES ('r2', 1, '{moment}', '{manifest}')",
+    )
+    async with migrated_driver(url) as driver:
+        rows = ManifestRows(driver, clock=clock)
+        [first] = await rows.of_run("r1")
+        [second] = await rows.of_run("r2")
+        assert await rows.add([noted(clock, "r1")]) == 1
+        assert [each.call for each in await rows.of_session(ROOM)] == [2, 1]
+        assert await rows.purge(clock(), 10) == 2
+    assert first.created_at == second.created_at == datetime(2026, 1, 1, microsecond=7, tzinfo=UTC)
+    assert first.manifest == {"run_id": "r1", "session_id": ROOM, "budget": 1, "entries": [{"id": "茶"}]}
+    assert second.manifest == {"run_id": "r2", "budget": 1, "entries": [{"id": "茶"}]}
 
 
 async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestRows, clock: SettableClock) -> None:

@@ -6,17 +6,19 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
-from threadkeep.store.driver import Row
+from threadkeep.store.driver import Backend, Row
 
 _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
 _UNKEEPABLE_JSON = re.compile(r"\\u0000|[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TITLE_CHARACTERS = 50
 LAST_MESSAGE_CHARACTERS = 100
@@ -36,6 +38,16 @@ def time_text(moment: datetime) -> str:
 def time_of(value: Any) -> Any:
     """A time as either engine gives it: a datetime, or its text."""
     return datetime.fromisoformat(value) if isinstance(value, str) else value
+
+
+def moment_of(value: Any) -> Any:
+    """A time of a column that has it in the fewest bytes: a datetime, or SQLite's microseconds since 1970."""
+    return _EPOCH + timedelta(microseconds=value) if isinstance(value, int) else value
+
+
+def moment_value(moment: datetime, backend: Backend) -> int | str:
+    """A time as such a column takes it."""
+    return (moment - _EPOCH) // timedelta(microseconds=1) if backend == "sqlite" else time_text(moment)
 
 
 def shorten(text: str, characters: int) -> str:

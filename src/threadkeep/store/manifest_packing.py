@@ -1,13 +1,18 @@
-"""Manifests as their column takes them: without what other columns have, entries that are alike in one list a field."""
+"""Manifests as their column takes them: without what other columns have, entries that are alike in one list a field.
+
+Nor with the ids of messages that the transcript has at the places which the entries name: what stands there instead
+says that it has them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 
 from threadkeep.records import Json
 
 _PACKED = "packed"
+_AT_ITS_PLACE: Json = True
 _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
@@ -34,6 +39,57 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str | None]) -> di
     whole |= {name: value for name, value in short.items() if name != _PACKED}
     whole["entries"] = [one for part in parts for one in _apart(part)]
     return whole
+
+
+def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
+    """The places of the transcript's messages whose ids stand in a manifest, or are left out of it."""
+    return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
+
+
+def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
+    """A manifest without the ids of messages that are at the places which it names."""
+    entries = _entries(manifest)
+    if any(entry.get("id") is _AT_ITS_PLACE for entry in entries):
+        return dict(manifest)
+
+    def shorter(entry: Json) -> Json:
+        place = _place(entry)
+        known = isinstance(entry, Mapping) and place is not None and ids.get(place) == entry["id"]
+        return {**entry, "id": _AT_ITS_PLACE} if known and isinstance(entry, Mapping) else entry
+
+    return _each_entry(manifest, shorter)
+
+
+def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
+    """The manifest with the ids that were left out, as far as the transcript still has these messages."""
+
+    def whole(entry: Json) -> Json:
+        if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
+            return entry
+        known = ids.get(_place(entry) or 0)
+        return {name: value if name != "id" else known for name, value in entry.items() if name != "id" or known}
+
+    return _each_entry(manifest, whole)
+
+
+def _entries(manifest: Mapping[str, Json]) -> list[Mapping[str, Json]]:
+    entries = manifest.get("entries")
+    return [one for one in entries if isinstance(one, Mapping)] if isinstance(entries, list) else []
+
+
+def _each_entry(manifest: Mapping[str, Json], change: Callable[[Json], Json]) -> dict[str, Json]:
+    entries = manifest.get("entries")
+    if not isinstance(entries, list):
+        return dict(manifest)
+    return {name: value if name != "entries" else [change(one) for one in entries] for name, value in manifest.items()}
+
+
+def _place(entry: Json) -> int | None:
+    if not isinstance(entry, Mapping) or entry.get("source") != "transcript":
+        return None
+    seq, known = entry.get("seq"), entry.get("id")
+    named = isinstance(known, str) or known is _AT_ITS_PLACE
+    return seq if named and isinstance(seq, int) and not isinstance(seq, bool) else None
 
 
 def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:

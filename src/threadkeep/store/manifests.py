@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from itertools import batched
 from typing import Literal
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.codec import clean_json, time_of, time_text
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Row
-from threadkeep.store.manifest_packing import packed, unpacked
+from threadkeep.store.codec import clean_json, moment_of, moment_value, time_of, time_text
+from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Parameters, Row
+from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 
 type Cursor = tuple[datetime, str, int]
+type _Noted = tuple[NotedManifest, dict[str, Json]]
 
 _TRIES = 5
-_LAST: tuple[str, str, int] = ("9999-12-31T23:59:59.999999+00:00", "~", 2**31 - 1)
+_LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
+_PLACES_AT_ONCE = 500
 # How old `used_at` may become before a use renews it: not every call writes to every text that it has.
 _RENEWAL = timedelta(hours=1)
 
@@ -102,7 +106,7 @@ class ManifestRows:
             InvalidMessage: a manifest is not JSON; nothing was stored.
             RowLocked: somebody else has locked one of the sessions; nothing was stored.
         """
-        rows = [(entry, _manifest_text(entry)) for entry in entries]
+        rows = [(entry, _clean_manifest(entry)) for entry in entries]
         # In one order everywhere, so that two processes never wait for each other's rows in a circle.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
@@ -123,8 +127,8 @@ class ManifestRows:
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
         """The calls of a session, the newest first, before a cursor."""
-        created_at, run_id, call = (time_text(before[0]), *before[1:]) if before else _LAST
-        parameters = {"created_at": created_at, "run_id": run_id, "call": call, "limit": limit}
+        moment, run_id, call = before or _LAST
+        parameters = {"created_at": self._moment(moment), "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
 
     async def texts(
@@ -141,19 +145,43 @@ class ManifestRows:
 
     async def purge(self, before: datetime, limit: int) -> int:
         """Delete what is older, manifests first, at most so many rows of each table; answers how many went."""
-        manifests = {"before": time_text(before), "limit": limit}
-        texts = {"before": time_text(before - _RENEWAL), "limit": limit}
+        manifests: Parameters = {"before": self._moment(before), "limit": limit}
+        texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
             steps = [("purge_manifests", manifests), ("purge_run_manifests", manifests)]
             steps += [("purge_texts", texts), ("purge_run_texts", texts)]
             return sum([await connection.execute(self._sql[statement], given) for statement, given in steps])
 
+    def _moment(self, moment: datetime) -> int | str:
+        return moment_value(moment, self._driver.backend)
+
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[StoredManifest]:
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql[statement], parameters)
-        return [_manifest_of(row) for row in rows]
+            found = [_manifest_of(row) for row in await connection.fetch(self._sql[statement], parameters)]
+            return await self._whole(connection, found)
 
-    async def _add(self, rows: Sequence[tuple[NotedManifest, str]]) -> int:
+    async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
+        """Manifests with the ids that were left out of them."""
+        ids = {
+            session_id: await self._ids_at(
+                connection, session_id, [each.manifest for each in found if each.session_id == session_id]
+            )
+            for session_id in {each.session_id for each in found}
+        }
+        return [replace(each, manifest=with_ids(each.manifest, ids[each.session_id])) for each in found]
+
+    async def _ids_at(
+        self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
+    ) -> dict[int, str]:
+        """The ids of a session's messages at the places that manifests name."""
+        places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
+        ids: dict[int, str] = {}
+        for some in batched(places, _PLACES_AT_ONCE):
+            wanted = {"session_id": session_id, **row_parameters([{"seq": seq} for seq in some])}
+            ids |= dict(await connection.fetch(for_rows(self._sql["ids_at"], len(some)), wanted))
+        return ids
+
+    async def _add(self, rows: Sequence[_Noted]) -> int:
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             left = [row for row in rows if row[0].session_id is None]
             stored = 0
@@ -169,24 +197,29 @@ class ManifestRows:
                     stored += await self._keep(connection, _Keeper("run_id", run_id), mine)
         return stored
 
-    async def _keep(self, connection: Connection, keeper: _Keeper, rows: Sequence[tuple[NotedManifest, str]]) -> int:
+    async def _keep(self, connection: Connection, keeper: _Keeper, rows: Sequence[_Noted]) -> int:
+        session_id = keeper.name if keeper.column == "session_id" else None
+        ids = await self._ids_at(connection, session_id, [manifest for _, manifest in rows])
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
-            row: dict[str, object] = {
-                "run_id": entry.run_id,
-                "created_at": time_text(entry.created_at),
-                "manifest": manifest,
-                keeper.column: keeper.name,
-            }
-            same = self._sql[keeper.statement("same_manifest")]
-            if not (entry.again and await connection.fetch(same, row)):
-                parameters.append(row)
+            key = {"run_id": entry.run_id, "created_at": self._moment(entry.created_at), keeper.column: keeper.name}
+            if not (entry.again and await self._is_there(connection, keeper, key, (entry, manifest))):
+                parameters.append({**key, "manifest": _compact_manifest(entry, without_ids(manifest, ids))})
         if parameters:
             await connection.execute_many(self._sql[keeper.statement("insert_manifest")], parameters)
         texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
         if texts:
             await self._use_texts(connection, keeper, texts)
         return len(rows)
+
+    async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
+        """Whether the same was noted at the same moment. As it is read: what is left out depends on the transcript."""
+        entry, manifest = noted
+        session_id = keeper.name if keeper.column == "session_id" else None
+        rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
+        found = [_manifest_of((session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
+        wanted = dump_json(unpacked(packed(manifest, _columns_of(entry)), _columns_of(entry)))
+        return any(dump_json(each.manifest) == wanted for each in await self._whole(connection, found))
 
     async def _use_texts(self, connection: Connection, keeper: _Keeper, texts: Mapping[str, str]) -> None:
         now = self._clock()
@@ -207,13 +240,22 @@ def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
     return row_parameters([{"digest": digest} for digest in digests])
 
 
-def _manifest_text(entry: NotedManifest) -> str:
-    manifest = clean_json(dict(entry.manifest))
-    columns = {"run_id": entry.run_id} | ({} if entry.session_id is None else {"session_id": entry.session_id})
-    return dump_json(packed(manifest, columns) if isinstance(manifest, dict) else manifest)
+def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
+    cleaned = clean_json(dict(entry.manifest))
+    return dict(cleaned) if isinstance(cleaned, Mapping) else {}
+
+
+def _columns_of(entry: NotedManifest) -> dict[str, str]:
+    """What of a manifest its row says."""
+    return {"run_id": entry.run_id} | ({} if entry.session_id is None else {"session_id": entry.session_id})
+
+
+def _compact_manifest(entry: NotedManifest, manifest: Mapping[str, Json]) -> bytes:
+    return compact(dump_json(packed(manifest, _columns_of(entry))))
 
 
 def _manifest_of(row: Row) -> StoredManifest:
-    session_id, run_id, call, created_at, manifest = row
+    session_id, run_id, call, created_at, stored = row
     columns = {"session_id": session_id, "run_id": run_id}
-    return StoredManifest(session_id, run_id, int(call), time_of(created_at), unpacked(json.loads(manifest), columns))
+    manifest = unpacked(json.loads(expanded(stored)), columns)
+    return StoredManifest(session_id, run_id, int(call), moment_of(created_at), manifest)

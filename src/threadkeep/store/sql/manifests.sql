@@ -22,13 +22,18 @@ VALUES (
     :run_id, (SELECT coalesce(max(call), 0) + 1 FROM chat_run_manifests WHERE run_id = :run_id), :created_at, :manifest
 )
 
--- name: same_manifest
-SELECT call FROM chat_manifests
-WHERE session_id = :session_id AND run_id = :run_id AND created_at = :created_at AND CAST(manifest AS TEXT) = :manifest
+-- name: noted_then
+SELECT manifest FROM chat_manifests WHERE run_id = :run_id AND session_id = :session_id AND created_at = :created_at
 
--- name: same_manifest_of_run
-SELECT call FROM chat_run_manifests
-WHERE run_id = :run_id AND created_at = :created_at AND CAST(manifest AS TEXT) = :manifest
+-- name: noted_then_of_run
+SELECT manifest FROM chat_run_manifests WHERE run_id = :run_id AND created_at = :created_at
+
+-- name: ids_at
+-- The ids of a session's messages at some places.
+WITH wanted (seq) AS (
+VALUES (:seq)
+)
+SELECT m.seq, m.id FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 
 -- name: fresh_texts
 -- Which of some texts are there and were used since :worn.

@@ -134,7 +134,7 @@ WHERE session_id = :session_id AND model IN (SELECT model FROM models WHERE mode
 
 -- name: delete_manifests
 -- The records of calls that were made before all that is left was said.
-DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :moment
+DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :manifests_upto
 
 -- name: delete_context_texts
 DELETE FROM chat_context_texts WHERE session_id = :session_id AND used_at <= :unused_since

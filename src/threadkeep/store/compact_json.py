@@ -1,0 +1,91 @@
+"""JSON text in few bytes: deflated with the words that records are made of, ids and hashes as the bytes that they are.
+
+A first byte says how it was made, so that other ways can be added; what begins as JSON does is JSON text as it is.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zlib
+from collections.abc import Mapping
+from typing import Final
+from uuid import UUID
+
+_JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
+_RAW_DEFLATE = -15
+# Records are short: to clear the tables that are there by default takes longer than all the rest.
+_MEMORY_LEVEL = 5
+_HEX = "[0-9a-f]"
+# Control characters are never in JSON text, which has escapes for them. So these stand for what was taken out: hashes
+# of two units, ids of one.
+_HASH, _ID = "\x01", "\x02"
+_UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
+_UNIT_BYTES = 16
+_MOST_UNITS = 255
+_NAMES = re.compile(rf"\b(?:(?P<hash>{_HEX}{{64}})|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}})\b", re.ASCII)
+_MARKS = re.compile(f"[{_HASH}{_ID}]")
+
+# What deflate may refer to; the most frequent is at the end. A vocabulary never changes: what was written with it is
+# read with it. A better one is another number.
+_VOCABULARIES: Final[Mapping[int, bytes]] = {
+    1: (
+        b'"summary","summaries":["facts","snippets":["selected","steps","turns":[{"session_id":"system","source":"text",'
+        b'"digest":"source":"summaries","tokens_before":"reported":{"input_tokens":,"output_tokens":,"cached_tokens":0}'
+        b'"over_budget","over_limit","before_anchor","reset","summarised","duplicate","role","orphan_tool","archived",'
+        b'"empty","folded","anchor":"cuts":[{"seq":"excluded":[{"first_seq":1,"last_seq":,"reason":"left_out":[{"id":'
+        b'"last_id":"count":"conversation":{"key":"namespace":["meta_key_suffix":"__meta__","value_field":"content"'
+        b'"version":"attempts":"max_tokens":"profile":"model":"exact","system":"steps":'
+        b'{"error":null,"text":"tool","tool_calls":[{"name":"args":{"id":"tool_call_id":"artifact":null,"content":""'
+        b'"additional_kwargs":{},"response_metadata":{"usage_metadata":"invalid_tool_calls":[],"type":"human","data":{'
+        b'"cost":null}{"status":"failed","cancelled","waiting","interrupted","child_started","child_ended","trace_cut"'
+        b'"budget":{"output":{"text":"confidence":"role","message_id":"escalated":false,"context":{"messages":0,"tokens":0,'
+        b'"dropped":0}}'
+        b'[1,0,"status",null,{"status":"running","try":1}],[1,0,"node_started","answer",{}],[1,0,"model_called",null,'
+        b'{"model":"","input_tokens":0,"output_tokens":0,"cache_read_tokens":0,"cost":null}],[1,0,"agent_messages","answer",'
+        b'{"messages":[{"type":"ai","data":{"type":"ai","id":"lc_run--\x02-0"}}]}],[1,0,"node_finished","answer",{}],'
+        b'[1,0,"message",null,{"message_id":"lc_run--\x02-0"}],[1,0,"status",null,{"status":"done"}]]'
+        b'"section":"input","tokens":10,"source":"transcript","seq":1,"id":true}'
+        b'"section":["window","window","input"],"tokens":[10,26,93],"seq":[1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17,18,'
+        b'19,20,21]},"all":{"source":"transcript","id":true},"fields":["section","tokens","source","seq","id"],"count":1}]}'
+        b'{"node":"answer","created_at":"2026-11-22T11:40:22.113078Z","counter":"estimate","budget":4000,'
+        b'"max_messages":20,"tokens":2762,"prefix":{"messages":16,"tokens":2746,"digest":"\x01"},"digest":"\x01",'
+        b'"sections":{"window":2746,"input":16},"packed":[{"each":{"section":["window","window","window","window"'
+    ),
+}
+_NEWEST: Final = 1
+
+
+def compact(text: str) -> bytes:
+    """A JSON text in few bytes; `expanded` gives exactly the same text."""
+    taken: list[bytes] = []
+    room = _MOST_UNITS
+
+    def take(found: re.Match[str]) -> str:
+        nonlocal room
+        mark = _HASH if found["hash"] else _ID
+        if room < _UNITS[mark]:
+            return found.group()
+        room -= _UNITS[mark]
+        taken.append(bytes.fromhex(found.group().replace("-", "")))
+        return mark
+
+    short = _NAMES.sub(take, text).encode()
+    deflate = zlib.compressobj(wbits=_RAW_DEFLATE, memLevel=_MEMORY_LEVEL, zdict=_VOCABULARIES[_NEWEST])
+    return b"".join([bytes([_NEWEST, _MOST_UNITS - room]), *taken, deflate.compress(short), deflate.flush()])
+
+
+def expanded(stored: bytes) -> str:
+    """The JSON text that was made compact, or that is stored as it is."""
+    if stored[0] in _JSON_AS_IT_IS:
+        return stored.decode()
+    begin = 2 + stored[1] * _UNIT_BYTES
+    short = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=_VOCABULARIES[stored[0]]).decompress(stored[begin:])
+    names = io.BytesIO(stored[2:begin])
+
+    def put_in(found: re.Match[str]) -> str:
+        mark = found.group()
+        name = names.read(_UNITS[mark] * _UNIT_BYTES)
+        return name.hex() if mark == _HASH else str(UUID(bytes=name))
+
+    return _MARKS.sub(put_in, short.decode())

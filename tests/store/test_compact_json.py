@@ -1,0 +1,44 @@
+"""Compact JSON: the same text comes back, in few bytes, whatever version wrote it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from threadkeep.records import Json, dump_json
+from threadkeep.store.codec import clean_json
+from threadkeep.store.compact_json import compact, expanded
+
+HEXADECIMAL = st.text("0123456789abcdef", min_size=64, max_size=65)
+TEXTS = st.one_of(st.text(), HEXADECIMAL, st.uuids().map(str), st.uuids().map("lc_run--{}-0".format))
+VALUES: st.SearchStrategy[Json] = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), TEXTS),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(TEXTS, inner, max_size=4)),
+)
+ID, HASH = "01a2030e-a7e5-74b4-a752-85f6281e298f", "e0f48a33" * 8
+
+
+@given(value=VALUES)
+def test_a_text_comes_back_as_it_was(value: Json) -> None:
+    """With what looks like an id or a hash, and with what stands for them."""
+    text = dump_json(clean_json(value))
+    assert expanded(compact(text)) == text
+    assert expanded(text.encode()) == text
+
+
+def test_many_ids_come_back() -> None:
+    """Also where there are more than are taken out of a text."""
+    text = dump_json([ID, HASH, f"\x01\x02{ID}", HASH.upper()] * 200)
+    assert expanded(compact(text)) == text
+
+
+def test_ids_and_hashes_take_their_bytes() -> None:
+    """Sixteen and thirty-two, and not what they are written with."""
+    assert len(compact(dump_json([ID, HASH]))) < 16 + 32 + 16
+
+
+def test_what_was_written_with_the_first_vocabulary_is_read() -> None:
+    """A vocabulary that changes makes all that was written with it unreadable: a better one is another number."""
+    stored = bytes.fromhex("0100c30c26b803cdb0bbc110c90506b5b8921b7af0d40200")
+    text = '{"node":"answer","tokens":26,"sections":{"window":16,"input":10},"source":"transcript","max_messages":20}'
+    assert expanded(stored) == text
