@@ -24,6 +24,8 @@ from threadkeep.runs.engine import EngineOptions
 from threadkeep.runs.service_options import RunServiceOptions
 
 TURNS_A_SESSION = 10
+# What is dead on PostgreSQL after the first part is used by the second, and only what the third adds has come to stay.
+_PARTS_SAID = 3
 _SESSIONS_AT_ONCE = 8
 _POLL_SECONDS = 0.2
 
@@ -38,7 +40,7 @@ _OFTEN = RunServiceOptions(upkeep_seconds=0.2)
 _PARTS = {
     "transcripts": ("chat_messages", "chat_sessions"),
     "search index": ("chat_search",),
-    "records of model calls": ("chat_manifests", "chat_context_texts"),
+    "records of model calls": ("chat_manifests", "chat_context_texts", "chat_run_manifests", "chat_run_texts"),
     "traces and usage": ("chat_run_events", "chat_run_traces", "chat_run_usage", "chat_run_tool_calls"),
     "runs": ("chat_run", "chat_workflows", "chat_active_sessions"),
     "checkpoints": ("checkpoint", "writes"),
@@ -69,17 +71,17 @@ class Growth:
 
 
 async def measure_growth(place: Place, saver_place: Place, turns: int, tell: Tell) -> Growth:
-    """The growth with so many turns, of databases that hold as many already."""
+    """The growth with so many turns, of a database that holds some already, and has used the room of its rows again."""
     asked = chats(seed=6)
     said: list[TurnTexts] = []
     sizes: list[Mapping[str, int]] = []
-    for number in range(2):
-        tell(f"growth, {turns:,} turns, part {number + 1} of 2")
+    for number in range(_PARTS_SAID):
+        tell(f"growth, {turns:,} turns, part {number + 1} of {_PARTS_SAID}")
         async with open_desk(place.url, engine=_SOON_FORGOTTEN, options=_OFTEN) as desk:
             said = await _say(desk, [next(asked).user for _ in range(turns)])
             await _settle(desk, place)
         sizes.append(await asyncio.to_thread(_sizes, place))
-    before, after = sizes
+    *_, before, after = sizes
     parts = {name: after.get(name, 0) - before.get(name, 0) for name in PARTS}
     text = sum(len(one.encode()) for turn in said for one in turn)
     return Growth(turns, text, parts, await _saver_growth(saver_place, said, tell))

@@ -127,7 +127,7 @@ async def test_what_may_be_there_is_known_by_what_is_read(
 async def test_manifests_of_before_are_read(
     engine: str, request: pytest.FixtureRequest, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of sessions and of runs, with their times; new ones are numbered behind them."""
+    """With their times; new ones are numbered behind them."""
     url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "empty_postgres_url"))
     known = migrations.known_migrations
     with monkeypatch.context() as before:
@@ -138,32 +138,20 @@ async def test_manifests_of_before_are_read(
     execute(
         url, f"INSERT INTO chat_sessions (session_id, created_at, updated_at) VALUES ('{ROOM}', '{moment}', '{moment}')"
     )
-    execute(
-        url,
-        "INSERT INTO chat_runs (run_id, workflow, status, root_run_id, trigger, created_at) "
-        f"VALUES ('r2', 'chat', 'done', 'r2', 'http', '{moment}')",
-    )
     manifest = '{"budget":1,"packed":[{"id":"茶"}]}'
     execute(
         url,
         "INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest) "
         f"VALUES ('{ROOM}', 'r1', 1, '{moment}', '{manifest}')",
     )
-    execute(
-        url,
-        "INSERT INTO chat_run_manifests (run_id, call, created_at, manifest) "
-        f"VALUES ('r2', 1, '{moment}', '{manifest}')",
-    )
     async with migrated_driver(url) as driver:
         rows = ManifestRows(driver, clock=clock)
         [first] = await rows.of_run("r1")
-        [second] = await rows.of_run("r2")
         assert await rows.add([noted(clock, "r1")]) == 1
         assert [each.call for each in await rows.of_session(ROOM)] == [2, 1]
-        assert await rows.purge(clock(), 10) == 2
-    assert first.created_at == second.created_at == datetime(2026, 1, 1, microsecond=7, tzinfo=UTC)
+        assert await rows.purge(clock(), 10) == 1
+    assert first.created_at == datetime(2026, 1, 1, microsecond=7, tzinfo=UTC)
     assert first.manifest == {"run_id": "r1", "session_id": ROOM, "budget": 1, "entries": [{"id": "茶"}]}
-    assert second.manifest == {"run_id": "r2", "budget": 1, "entries": [{"id": "茶"}]}
 
 
 async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestRows, clock: SettableClock) -> None:

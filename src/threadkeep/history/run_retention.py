@@ -175,8 +175,11 @@ class _Round:
                     return False
                 started = time.perf_counter()
                 taken = await self._runs.finished.delete_some_events(large, self._cutoffs, limit=_STEP_ROWS)
-                large = replace(large, events=large.events - taken.events if taken.events == _STEP_ROWS else 0)
+                large = replace(large, events=max(0, large.events - taken.events))
                 await self._rest(taken, started)
+                if taken.events < _STEP_ROWS:
+                    # What is left is in few rows: the events of a run that is over are in one.
+                    break
             group = [large]
         if not await self._may_go_on():
             return False

@@ -82,7 +82,7 @@ class RunEndings:
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
             await self._turns.end(carried.run, resources)
-        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside)
+        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, carried.run)
         carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
         return outcome if carried.over is not None else None
 

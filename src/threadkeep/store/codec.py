@@ -47,7 +47,12 @@ def moment_of(value: Any) -> Any:
 
 def moment_value(moment: datetime, backend: Backend) -> int | str:
     """A time as such a column takes it."""
-    return (moment - _EPOCH) // timedelta(microseconds=1) if backend == "sqlite" else time_text(moment)
+    return microseconds_of(moment) if backend == "sqlite" else time_text(moment)
+
+
+def microseconds_of(moment: datetime) -> int:
+    """A time in microseconds since 1970."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def shorten(text: str, characters: int) -> str:

@@ -11,7 +11,7 @@ from threadkeep.records.runs import DoubleTexting, NewRun, RunInput
 from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection
 from threadkeep.store.runs.locks import RunLocks
-from threadkeep.store.runs.rows import inputs_of, inputs_text
+from threadkeep.store.runs.rows import compact_inputs, inputs_of
 from threadkeep.store.statements import load_statements
 
 INTERRUPTED = "interrupted_by_message"
@@ -78,6 +78,6 @@ class Policies:
         ):
             return None
         [(text,)] = await connection.fetch(self._sql["input"], {"run_id": newest.run_id})
-        grown = inputs_text([*inputs_of(text), RunInput(new.input, new.message_id)])
+        grown = compact_inputs([*inputs_of(text), RunInput(new.input, new.message_id)])
         await connection.execute(self._sql["set_input"], {"run_id": newest.run_id, "input": grown})
         return newest.run_id

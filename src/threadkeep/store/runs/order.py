@@ -13,7 +13,7 @@ from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Connection, Driver, DuplicateRow
 from threadkeep.store.runs.double_texting import OpenRun, Policies
 from threadkeep.store.runs.locks import RunLocks
-from threadkeep.store.runs.rows import fetch_run, inputs_text, json_text, run_of
+from threadkeep.store.runs.rows import compact_inputs, fetch_run, json_text, run_of
 from threadkeep.store.statements import load_statements
 
 _PARENT_CANCELLED = "ParentCancelled"
@@ -193,7 +193,7 @@ class RunOrder:
             "node_id": new.node_id,
             "trigger": new.trigger,
             "in_order": place.in_order,
-            "input": inputs_text([RunInput(new.input, new.message_id)]),
+            "input": compact_inputs([RunInput(new.input, new.message_id)]),
             "budget": json_text(new.budget.to_dict()) if new.budget.to_dict() else None,
             "now": now,
             "deadline_at": new.deadline_at and time_text(new.deadline_at),

@@ -8,8 +8,9 @@ from dataclasses import fields, replace
 from typing import Any
 
 from threadkeep.records import Json, dump_json
-from threadkeep.records.runs import Run, RunBudget, RunInput
-from threadkeep.store.codec import clean_json, time_of
+from threadkeep.records.runs import RUN_ENDS, Run, RunBudget, RunInput
+from threadkeep.store.codec import clean_json, clean_text, time_of
+from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.runs.said import lookups, missing_in, texts_of, whole_result
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
@@ -34,18 +35,21 @@ def run_of(row: Row) -> Run:
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
+    if values["owner"] is not None and values["heartbeat_at"] is None and values["status"] in RUN_ENDS:
+        # The last that was heard of its owner is that it ended the run, which is said once.
+        values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
         values[name] = json_of(values[name])
-    values["inputs"] = inputs_of(values["inputs"])
+    values["inputs"] = inputs_of(values["inputs"], values["message_id"])
     values["budget"] = RunBudget.from_dict(json_of(values["budget"]) or {})
     values["set_aside"] = bool(values["set_aside"])
     return Run(**values)
 
 
-def json_of(text: str | None) -> Any:
-    """The value of a JSON column; None for NULL."""
-    return None if text is None else json.loads(text)
+def json_of(text: str | bytes | None) -> Any:
+    """The value of a column of JSON, or of compact JSON; None for NULL."""
+    return None if text is None else json.loads(expanded(text) if isinstance(text, bytes) else text)
 
 
 def json_text(value: Json) -> str:
@@ -53,13 +57,28 @@ def json_text(value: Json) -> str:
     return dump_json(clean_json(value))
 
 
-def inputs_of(text: str | None) -> tuple[RunInput, ...]:
-    """What messages asked for, from the column."""
-    entries: Sequence[Mapping[str, Any]] = json_of(text) or ()
-    return tuple(RunInput(entry["values"], entry.get("message_id")) for entry in entries)
+def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
+    """What messages asked for, from the column; a text is None where the transcript has it, under the `message_id`."""
+    entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
+    return tuple(
+        RunInput({"text": None, **entry.get("values", {})}, message_id)
+        if entry.get("said")
+        else RunInput(entry["values"], entry.get("message_id"))
+        for entry in entries
+    )
 
 
-def inputs_text(inputs: Iterable[RunInput]) -> str:
+def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
+    """Parameters that leave out what one message asked in words that the transcript may have."""
+    text = inputs[0].values.get("text") if len(inputs) == 1 else None
+    if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
+        return {"input": None, "asked": None, "short_input": None}
+    rest = {name: value for name, value in inputs[0].values.items() if name != "text"}
+    entry: dict[str, Json] = {"said": True, **({"values": rest} if rest else {})}
+    return {"input": compact_inputs(inputs), "asked": clean_text(text), "short_input": compact(json_text([entry]))}
+
+
+def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
     """What messages ask for, as the column takes it."""
     entries: list[Json] = []
     for given in inputs:
@@ -67,7 +86,7 @@ def inputs_text(inputs: Iterable[RunInput]) -> str:
         if given.message_id is not None:
             entry["message_id"] = given.message_id
         entries.append(entry)
-    return json_text(entries)
+    return compact(json_text(entries))
 
 
 async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:
@@ -84,16 +103,37 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
-    """Put in the texts that results only refer to."""
+    """Put in the texts that results and inputs only refer to."""
     said = load_statements("runs.sql")["said"]
-    referring = {run.run_id: ids for run in runs.values() if run.result and (ids := missing_in([run.result]))}
+    referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
         return
     statements = [one for run_id, ids in referring.items() for one in lookups(said, run_id, ids)]
     texts = texts_of(await connection.fetch_each(statements))
     for run_id in referring:
         run = runs[run_id]
-        runs[run_id] = replace(run, result=whole_result(run.result or {}, texts))
+        result = run.result and whole_result(run.result, texts)
+        runs[run_id] = replace(run, result=result, inputs=tuple(_whole_input(given, texts) for given in run.inputs))
+
+
+def _ids_of_texts(run: Run) -> set[str]:
+    """The messages whose texts are left out of a run."""
+    asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
+    return asked | missing_in([run.result] if run.result else [])
+
+
+def lacks_text(given: RunInput) -> bool:
+    """Whether the transcript has what a message asked for."""
+    return given.values.get("text", "") is None
+
+
+def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
+    if not lacks_text(given):
+        return given
+    text = said.get(given.message_id or "")
+    return replace(
+        given, values={name: value for name, value in {**given.values, "text": text}.items() if value is not None}
+    )
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:

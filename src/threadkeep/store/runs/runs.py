@@ -7,15 +7,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunEnd
+from threadkeep.records.runs import Run, RunEnd, RunInput
 from threadkeep.store.codec import clean_json, time_text
+from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Parameters, Row
 from threadkeep.store.runs.active_sessions import ActiveSessions
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.retention import FinishedRuns
-from threadkeep.store.runs.rows import fetch_run, json_of, json_text, run_of
+from threadkeep.store.runs.rows import fetch_run, json_of, json_text, lacks_text, run_of, short_inputs
 from threadkeep.store.runs.said import short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
@@ -29,8 +30,8 @@ def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
     short = None if result is None else short_result(result)
     message_id, text = (None, None) if result is None or short is None else (result["message_id"], result["text"])
     return {
-        "result": None if result is None else json_text(dict(result)),
-        "short_result": None if short is None else json_text(short),
+        "result": None if result is None else compact(json_text(dict(result))),
+        "short_result": None if short is None else compact(json_text(short)),
         "message_id": message_id,
         "text": clean_json(text),
     }
@@ -38,12 +39,17 @@ def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended."""
+    """How a run ended; `asked` is the run as its owner began it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
     error: str | None = None
     set_aside: bool = False
+    asked: Run | None = None
+
+    def inputs(self) -> Sequence[RunInput]:
+        """What need not be kept again if the transcript has it: only what has succeeded is never tried again."""
+        return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
 class Runs:
@@ -127,6 +133,7 @@ class Runs:
         parameters = {
             **key,
             **_result_parameters(ending.result),
+            **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),
             "error": ending.error,
             "set_aside": ending.set_aside,
             "now": self._now(),
@@ -134,14 +141,16 @@ class Runs:
         finish = (self._sql["finish"], parameters)
         async with self._driver.writing() as connection:
             held: Sequence[list[Row]]
-            ended, *held = await connection.fetch_each([finish, *self.trace.hold(run_id, group)])
+            ended, *held = await connection.fetch_each([finish, *self.trace.hold(run_id, group, ends=True)])
             if ended and group is not None:
-                await self.trace.store(connection, run_id, held, group)
+                await self.trace.store(connection, run_id, held, group, ends=True)
             if not ended and not await connection.fetch(self._sql["ended"], key):
                 return None
             if not ended or ending.result is None:
                 return await fetch_run(connection, run_id)
-        return replace(run_of(ended[0]), result=json_of(str(parameters["result"])))
+        run, result = run_of(ended[0]), parameters["result"]
+        inputs = ending.inputs() if any(map(lacks_text, run.inputs)) else run.inputs
+        return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=tuple(inputs))
 
     async def set_aside(self, run_id: str, error: str) -> bool:
         """Let a run fail that nobody carries out any more, and wait for a person; False when it is over, or waits.

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Final
+from typing import Any, Final
 
 from threadkeep.records import Json
 from threadkeep.records.runs import RunEvent, TokenUsage, ToolCall, TraceEvent
-from threadkeep.store.codec import time_of, time_text
+from threadkeep.store.codec import microseconds_of, time_text
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.runs.said import lookups, missing_in, restored, shortened, texts_in, texts_of
+from threadkeep.store.runs.trace_packing import (
+    MOST_EVENTS,
+    StoredEvent,
+    added,
+    event_of,
+    packed_events,
+    packed_usage,
+    run_event,
+    stored_events,
+    stored_usage,
+    usage_of,
+)
 from threadkeep.store.statements import load_statements
 
 TRACE_CUT: Final = "trace_cut"
@@ -52,7 +64,11 @@ class _Extent:
 
 
 class RunTrace:
-    """The tables `chat_run_events`, `chat_run_usage` and `chat_run_tool_calls`. All of it goes with the run."""
+    """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
+
+    What happens while a run goes on is a row each. When it ends, its row of `chat_run_traces` takes all of them; what
+    is told of it later is a row each again. All of it goes with the run.
+    """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
         self._driver = driver
@@ -90,43 +106,90 @@ class RunTrace:
                 return None
             return await self.store(connection, run_id, held, group)
 
-    def hold(self, run_id: str, group: TraceGroup | None) -> list[Statement]:
+    def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
         """What keeps others from a run's trace until the transaction ends, and says what there is of it already."""
         if group is None:
             return []
         said = texts_in(event.data for event in group.events)
-        return [(self._sql["hold_trace"], {"run_id": run_id}), *lookups(self._sql["said"], run_id, said)]
+        statements: list[Statement] = [(self._sql["hold_trace"], {"run_id": run_id})]
+        if ends:
+            statements.append((self._sql["loose_events"], {"run_id": run_id, "limit": MOST_EVENTS + 1}))
+            statements.append((self._sql["loose_usage"], {"run_id": run_id}))
+        return [*statements, *lookups(self._sql["said"], run_id, said)]
 
-    async def store(self, connection: Connection, run_id: str, held: Sequence[Sequence[Row]], group: TraceGroup) -> int:
-        """Store a group in a transaction that holds the trace; answers the number of the newest event."""
-        [(last_number, characters, cut)], *found = held
+    async def store(
+        self,
+        connection: Connection,
+        run_id: str,
+        held: Sequence[Sequence[Row]],
+        group: TraceGroup,
+        *,
+        ends: bool = False,
+    ) -> int:
+        """Store a group in a transaction that holds the trace; answers the number of the newest event.
+
+        Where the run `ends` with it, all of the trace is stored in one place, if it is not long.
+        """
+        [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
         if group.after is not None and before.last_number != group.after:
             return before.last_number
+        loose, found = (found[:2], found[2:]) if ends else ([], found)
         said = texts_of(found)
-        events = [replace(event, data=shortened(event.data, said)) for event in group.events]
-        rows, extent = self._fitting(before, events)
-        now = time_text(self._clock())
-        statements: list[Statement] = [
-            (self._sql["insert_event"], {"run_id": run_id, "created_at": now, **row}) for row in rows
-        ]
-        if group.usage and not rows:
+        events, extent = self._fitting(
+            before, [replace(event, data=shortened(event.data, said)) for event in group.events]
+        )
+        if group.usage and not events:
             # A number although no event is kept: by that the same group is known when it comes again.
             extent = replace(extent, last_number=extent.last_number + 1)
-        if rows or group.usage:
-            trace = {"last_number": extent.last_number, "characters": extent.characters, "cut": extent.cut}
-            statements.append((self._sql["set_trace"], {"run_id": run_id, **trace}))
-        # In one order everywhere, so that nobody waits for anybody's rows in a circle.
-        in_order = sorted(group.usage, key=lambda used: used.model)
-        statements += [(self._sql["add_usage"], _usage_row(run_id, used)) for used in in_order]
-        await connection.fetch_each(statements)
+        statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
+        await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
         return extent.last_number
+
+    def _adding(
+        self, run_id: str, events: Sequence[StoredEvent], usage: Sequence[TokenUsage], extent: _Extent
+    ) -> list[Statement]:
+        now = time_text(self._clock())
+        statements: list[Statement] = [
+            (self._sql["insert_event"], _event_parameters(run_id, event, now)) for event in events
+        ]
+        if events or usage:
+            statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
+        # In one order everywhere, so that nobody waits for anybody's rows in a circle.
+        in_order = sorted(usage, key=lambda used: used.model)
+        return statements + [(self._sql["add_usage"], {"run_id": run_id, **asdict(used)}) for used in in_order]
+
+    def _packing(
+        self,
+        run_id: str,
+        packed: Sequence[Any],
+        loose: Sequence[Sequence[Row]],
+        new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
+        extent: _Extent,
+    ) -> list[Statement]:
+        """What puts a trace in one place; nothing where it is too long for that."""
+        (events_before, usage_before), (loose_events, loose_usage) = packed, loose
+        events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
+        usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
+        if (in_one := packed_events(events)) is None:
+            return []
+        parameters = {"run_id": run_id, **asdict(extent), "events": in_one, "usage": packed_usage(usage)}
+        statements: list[Statement] = [(self._sql["pack_trace"], parameters)]
+        if loose_events:
+            statements.append((self._sql["forget_events"], {"run_id": run_id}))
+        if loose_usage:
+            statements.append((self._sql["forget_usage"], {"run_id": run_id}))
+        return statements
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 200) -> list[RunEvent]:
         """The events of a run that follow a number, in order."""
         parameters = {"run_id": run_id, "after": after, "limit": limit}
         async with self._driver.reading() as connection:
-            events = [_event_of(row) for row in await connection.fetch(self._sql["events"], parameters)]
+            rows = await connection.fetch(self._sql["events"], parameters)
+            found = [event_of(row) for *row, packed in rows if packed is None]
+            found += [event for *_, packed in rows for event in stored_events(packed) if event.number > after]
+            found.sort(key=lambda event: event.number)
+            events = [run_event(run_id, event) for event in found[:limit]]
             if not (ids := missing_in(event.data for event in events)):
                 return events
             said = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
@@ -142,7 +205,8 @@ class RunTrace:
         """What a run took, by model; with all below it, each once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         async with self._driver.reading() as connection:
-            return [_usage_of(row) for row in await connection.fetch(statement, {"run_id": run_id})]
+            rows = await connection.fetch(statement, {"run_id": run_id})
+        return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Whether a tool that may not be run twice may be run now: a call that is `fresh`."""
@@ -168,10 +232,11 @@ class RunTrace:
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["finish_tool"], parameters) > 0
 
-    def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[Mapping[str, object]], _Extent]:
-        """The rows of the events that are kept, and how much there is then."""
+    def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
+        """The events that are kept, and how much there is then."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        rows: list[Mapping[str, object]] = []
+        moment = microseconds_of(self._clock())
+        kept_events: list[StoredEvent] = []
         for event in events:
             data = json_text(dict(event.data))
             fits = number < self._limits.max_events and characters + len(data) <= self._limits.max_characters
@@ -181,39 +246,13 @@ class RunTrace:
             number += 1
             if kept:
                 characters += len(data)
-                rows.append({"number": number, "kind": event.kind, "node": event.node, "data": data})
+                kept_events.append(StoredEvent(number, event.kind, event.node, data, moment))
             else:
                 cut = True
-                rows.append({"number": number, "kind": TRACE_CUT, "node": None, "data": "{}"})
-        return rows, _Extent(number, characters, cut)
+                kept_events.append(StoredEvent(number, TRACE_CUT, None, "{}", moment))
+        return kept_events, _Extent(number, characters, cut)
 
 
-def _usage_row(run_id: str, used: TokenUsage) -> Parameters:
-    return {
-        "run_id": run_id,
-        "model": used.model,
-        "calls": used.calls,
-        "estimated_calls": used.estimated_calls,
-        "input_tokens": used.input_tokens,
-        "output_tokens": used.output_tokens,
-        "cache_read_tokens": used.cache_read_tokens,
-        "cost": used.cost,
-    }
-
-
-def _event_of(row: Row) -> RunEvent:
-    run_id, number, kind, node, data, created_at = row
-    return RunEvent(run_id, int(number), kind, node, json_of(data), time_of(created_at))
-
-
-def _usage_of(row: Row) -> TokenUsage:
-    model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost = row
-    return TokenUsage(
-        model=model,
-        calls=int(calls),
-        input_tokens=int(input_tokens),
-        output_tokens=int(output_tokens),
-        cache_read_tokens=int(cache_read_tokens),
-        estimated_calls=int(estimated_calls),
-        cost=None if cost is None else float(cost),
-    )
+def _event_parameters(run_id: str, event: StoredEvent, now: str) -> Parameters:
+    columns = {"number": event.number, "kind": event.kind, "node": event.node, "data": event.data}
+    return {"run_id": run_id, "created_at": now, **columns}

@@ -35,7 +35,8 @@ SELECT m.id, m.content FROM chat_runs r JOIN chat_messages m ON m.session_id = r
 WHERE r.run_id = :run_id
 
 -- name: finish
--- What the run says stands in its result by reference, if the transcript has it. CASE takes the type of its ELSE.
+-- What the run says stands in its result by reference, if the transcript has it; and so does what it was asked, if that
+-- was one message. CASE takes the type of its ELSE.
 UPDATE chat_runs SET
     status = :status,
     result = CASE
@@ -46,7 +47,14 @@ UPDATE chat_runs SET
         WHEN TRUE THEN :result
         ELSE chat_runs.result
     END,
-    error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = :now
+    input = CASE
+        WHEN chat_runs.input = :input AND EXISTS (
+            SELECT 1 FROM chat_messages m
+            WHERE m.session_id = chat_runs.session_id AND m.id = chat_runs.message_id AND m.content = :asked
+        ) THEN :short_input
+        ELSE chat_runs.input
+    END,
+    error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 RETURNING
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,

@@ -1,22 +1,45 @@
 -- What happened in runs, and what it took.
 
 -- name: hold_trace
--- The row stays locked until the transaction ends, so events of all processes are numbered one after the other.
+-- The row stays locked until the transaction ends, so events of all processes are numbered one after the other. In
+-- `events` and `usage` is what was stored when the run was over.
 INSERT INTO chat_run_traces AS t (run_id, last_number, characters)
 SELECT r.run_id, 0, 0 FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (run_id) DO UPDATE SET last_number = t.last_number
-RETURNING last_number, characters, cut
+RETURNING last_number, characters, cut, events, usage
 
 -- name: set_trace
 UPDATE chat_run_traces SET last_number = :last_number, characters = :characters, cut = :cut WHERE run_id = :run_id
+
+-- name: pack_trace
+UPDATE chat_run_traces SET
+    last_number = :last_number, characters = :characters, cut = :cut, events = :events, usage = :usage
+WHERE run_id = :run_id
+
+-- name: forget_events
+DELETE FROM chat_run_events WHERE run_id = :run_id
+
+-- name: forget_usage
+DELETE FROM chat_run_usage WHERE run_id = :run_id
 
 -- name: insert_event
 INSERT INTO chat_run_events (run_id, number, kind, node, data, created_at)
 VALUES (:run_id, :number, :kind, :node, :data, :created_at)
 
 -- name: events
-SELECT run_id, number, kind, node, data, created_at FROM chat_run_events
-WHERE run_id = :run_id AND number > :after
+-- Those after a number, and what was stored of them when the run was over: of one moment, between which nothing moves.
+SELECT e.number, e.kind, e.node, e.data, e.created_at, CAST(NULL AS BYTEA) AS events FROM (
+    SELECT number, kind, node, data, created_at FROM chat_run_events
+    WHERE run_id = :run_id AND number > :after
+    ORDER BY number
+    LIMIT :limit
+) e
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, t.events FROM chat_run_traces t WHERE t.run_id = :run_id AND t.events IS NOT NULL
+
+-- name: loose_events
+SELECT number, kind, node, data, created_at FROM chat_run_events
+WHERE run_id = :run_id
 ORDER BY number
 LIMIT :limit
 
@@ -40,26 +63,37 @@ ON CONFLICT (run_id, model) DO UPDATE SET
         ELSE u.cost + excluded.cost
     END
 
--- name: usage
+-- name: loose_usage
 SELECT
     model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost
 FROM chat_run_usage
 WHERE run_id = :run_id
-ORDER BY model
+
+-- name: usage
+-- By model, and what was stored of it when the run was over.
+SELECT
+    u.model, u.calls, u.input_tokens, u.output_tokens, u.cache_read_tokens, u.estimated_calls, u.cost,
+    CAST(NULL AS TEXT) AS usage
+FROM chat_run_usage u
+WHERE u.run_id = :run_id
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage FROM chat_run_traces t
+WHERE t.run_id = :run_id AND t.usage IS NOT NULL
 
 -- name: usage_with_children
--- Each run counts once, however it was reached.
+-- The same of a run with all below it. Each run counts once, however it was reached.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION
     SELECT c.run_id FROM below b JOIN chat_runs c ON c.parent_run_id = b.run_id
 )
 SELECT
-    u.model, CAST(sum(u.calls) AS BIGINT), CAST(sum(u.input_tokens) AS BIGINT), CAST(sum(u.output_tokens) AS BIGINT),
-    CAST(sum(u.cache_read_tokens) AS BIGINT), CAST(sum(u.estimated_calls) AS BIGINT), sum(u.cost)
+    u.model, u.calls, u.input_tokens, u.output_tokens, u.cache_read_tokens, u.estimated_calls, u.cost,
+    CAST(NULL AS TEXT) AS usage
 FROM below b JOIN chat_run_usage u ON u.run_id = b.run_id
-GROUP BY u.model
-ORDER BY u.model
+UNION ALL
+SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage
+FROM below b JOIN chat_run_traces t ON t.run_id = b.run_id AND t.usage IS NOT NULL
 
 -- name: begin_tool
 INSERT INTO chat_run_tool_calls (run_id, call_id, tool, status, begun_at)

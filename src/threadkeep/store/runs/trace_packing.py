@@ -1,0 +1,123 @@
+"""The trace of a run that is over, in one place: its events as one compact text, and what it took as another."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from threadkeep.records import Json, dump_json
+from threadkeep.records.runs import RunEvent, TokenUsage
+from threadkeep.store.codec import microseconds_of, moment_of, time_of
+from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.runs.rows import json_of
+
+MOST_EVENTS = 250
+"""A trace with more events stays as it is: a page of it is not read out of all the others."""
+
+_MOST_CHARACTERS = 60_000
+
+
+@dataclass(frozen=True)
+class StoredEvent:
+    """An event as a table has it: `data` is JSON text, `moment` in microseconds since 1970."""
+
+    number: int
+    kind: str
+    node: str | None
+    data: str
+    moment: int
+
+
+def event_of(row: Sequence[Any]) -> StoredEvent:
+    """The event in a row of the table of events."""
+    number, kind, node, data, created_at = row
+    return StoredEvent(int(number), kind, node, data, microseconds_of(time_of(created_at)))
+
+
+def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
+    """Events in order, as one text; None where they are too many for that, or none."""
+    parts: list[str] = []
+    number = moment = 0
+    for event in events:
+        node = "null" if event.node is None else dump_json(event.node)
+        parts.append(f"[{event.number - number},{event.moment - moment},{dump_json(event.kind)},{node},{event.data}]")
+        number, moment = event.number, event.moment
+    if not 0 < len(parts) <= MOST_EVENTS or sum(map(len, parts)) > _MOST_CHARACTERS:
+        return None
+    return compact(f"[{','.join(parts)}]")
+
+
+def stored_events(packed: bytes | None) -> list[StoredEvent]:
+    """The events that were packed."""
+    found: list[StoredEvent] = []
+    number = moment = 0
+    for step, later, kind, node, data in json.loads(expanded(packed)) if packed else ():
+        number, moment = number + step, moment + later
+        found.append(StoredEvent(number, kind, node, dump_json(data), moment))
+    return found
+
+
+def run_event(run_id: str, event: StoredEvent) -> RunEvent:
+    """An event as it is read."""
+    created_at = moment_of(event.moment)
+    return RunEvent(run_id, event.number, event.kind, event.node, json_of(event.data), created_at)
+
+
+def usage_of(row: Sequence[Any]) -> TokenUsage:
+    """What a model's calls took, in a row of the table of usage."""
+    model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost = row
+    return TokenUsage(
+        model=model,
+        calls=int(calls),
+        input_tokens=int(input_tokens),
+        output_tokens=int(output_tokens),
+        cache_read_tokens=int(cache_read_tokens),
+        estimated_calls=int(estimated_calls),
+        cost=None if cost is None else float(cost),
+    )
+
+
+def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
+    """What a run took, as one text; None for nothing."""
+    rows: list[Json] = [
+        [
+            used.model,
+            used.calls,
+            used.input_tokens,
+            used.output_tokens,
+            used.cache_read_tokens,
+            used.estimated_calls,
+            used.cost,
+        ]
+        for used in usage
+    ]
+    return dump_json(rows) if rows else None
+
+
+def stored_usage(packed: str | None) -> list[TokenUsage]:
+    """What was packed of it."""
+    return [usage_of(row) for row in json_of(packed) or ()]
+
+
+def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
+    """What calls took, together by model. Money where any of them has a price."""
+    sums: dict[str, TokenUsage] = {}
+    for used in usage:
+        before = sums.get(used.model)
+        sums[used.model] = used if before is None else _sum(before, used)
+    return [sums[model] for model in sorted(sums)]
+
+
+def _sum(one: TokenUsage, other: TokenUsage) -> TokenUsage:
+    costs = [cost for cost in (one.cost, other.cost) if cost is not None]
+    return TokenUsage(
+        one.model,
+        one.calls + other.calls,
+        one.input_tokens + other.input_tokens,
+        one.output_tokens + other.output_tokens,
+        one.cache_read_tokens + other.cache_read_tokens,
+        one.estimated_calls + other.estimated_calls,
+        sum(costs) if costs else None,
+    )
