@@ -18,8 +18,8 @@ from threadkeep.store.statements import load_statements
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-# Of SQLite's 4,096 bytes more would be left empty: where the next text is longer than what is left of a page, and where a
-# row without a rowid takes more than a quarter of one and gets another for itself.
+# Of SQLite's 4,096 bytes more would be left empty: where the next text is longer than what is left of a page, and where
+# a row without a rowid takes more than a quarter of one and gets another for itself.
 _PAGE_BYTES = 8192
 
 
