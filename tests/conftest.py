@@ -23,6 +23,9 @@ from threadkeep.testing import SettableClock
 if TYPE_CHECKING:
     from tests.servers import Postgres
 
+# There is no garbage before the first test, but much that would be searched for it.
+gc.disable()
+
 # The PostgreSQL package warns at its import where the machine names no runtime folder.
 _RUNTIME_FOLDER = "" if "XDG_RUNTIME_DIR" in os.environ else tempfile.mkdtemp(prefix="threadkeep-runtime-")
 if _RUNTIME_FOLDER:
@@ -56,12 +59,14 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 def pytest_collection_finish() -> None:
     """Leave what is imported and collected out of all later searches for garbage: it is large, and stays to the end."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Take the runtime folder of above away again."""
+    """Undo what was done above: let go of what was collected, and take the runtime folder away."""
+    gc.unfreeze()
     if _RUNTIME_FOLDER:
         shutil.rmtree(_RUNTIME_FOLDER, ignore_errors=True)
 

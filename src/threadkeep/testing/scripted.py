@@ -175,12 +175,12 @@ async def _through_gates(pieces: Sequence[Piece]) -> AsyncIterator[str | AIMessa
 
 
 def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) -> ChatResult:
-    chunks = [chunk.message for piece in said for chunk in _chunks(piece)]
     if len(said) == 1 and isinstance(said[0], AIMessage):
         message = said[0].model_copy(deep=True)
     else:
         calls = [call for piece in said if isinstance(piece, AIMessage) for call in piece.tool_calls]
-        message = AIMessage(content="".join(str(chunk.text) for chunk in chunks), tool_calls=calls)
+        text = "".join(piece if isinstance(piece, str) else str(piece.text) for piece in said)
+        message = AIMessage(content=text, tool_calls=calls)
     message.usage_metadata = _usage(messages, said)
     return ChatResult(generations=[ChatGeneration(message=message)])
 
