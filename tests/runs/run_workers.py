@@ -72,15 +72,20 @@ class Desk:
         if text.startswith("slow"):
             self.note("second", text)
             await asyncio.sleep(self.seconds)
-        if text.startswith("pay"):
+        if text.startswith(("pay", "look")):
             # Another id at each call, as providers' are.
-            call = {"name": "pay", "args": {"amount": 7}, "id": f"call{os.urandom(4).hex()}"}
+            call = {
+                "name": "pay" if text.startswith("pay") else "look",
+                "args": {"amount": 7},
+                "id": f"call{os.urandom(4).hex()}",
+            }
             return AIMessage("", tool_calls=[call])
         return AIMessage(f"re: {text}")
 
     def workflows(self) -> Workflows:
-        """Two slow steps, a parent of these, an agent that pays, one after which the version is said."""
-        return Workflows([self._steps(), read_workflow(PARENT), self._till(), read_workflow(SPOKEN % self.version)])
+        """Two slow steps, a parent of these, agents that pay and look, one after which the version is said."""
+        agents = [self._agent("till", self._pay()), self._agent("window", self._look())]
+        return Workflows([self._steps(), read_workflow(PARENT), *agents, read_workflow(SPOKEN % self.version)])
 
     def _steps(self) -> Workflow:
         async def first(state: WorkflowState) -> WorkflowState:
@@ -101,12 +106,21 @@ class Desk:
         builder.add_edge("answer", END)
         return python_workflow("steps", builder, version=self.version)
 
-    def _till(self) -> Workflow:
+    def _agent(self, name: str, its_tool: BaseTool) -> Workflow:
         builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
-        node: Any = AgentNode(tools=(self._pay(),))
-        builder.add_node("till", node)
-        builder.add_edge(START, "till")
-        return python_workflow("till", builder, version="1")
+        node: Any = AgentNode(tools=(its_tool,))
+        builder.add_node(name, node)
+        builder.add_edge(START, name)
+        return python_workflow(name, builder, version="1")
+
+    def _look(self) -> BaseTool:
+        @tool
+        async def look(amount: int) -> str:
+            """Look for so long."""
+            self.note("looked", str(amount))
+            return "slow-sunrise"
+
+        return look
 
     def _pay(self) -> BaseTool:
         @not_idempotent

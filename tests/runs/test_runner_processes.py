@@ -10,12 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from langchain_core.messages import ToolMessage
 
 from tests.children import Child
 from tests.runs.run_workers import ASKING, Desk, opened, work
 from tests.runs.workers import Notes
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
 
@@ -100,6 +104,32 @@ async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: 
                 async with asyncio.timeout(_PATIENCE_SECONDS):
                     result = await service.result(run_id)
     assert (result.text, [note.what for note in notes.read()].count("paid")) == ("re: it went out", 1)
+
+
+async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: Notes) -> None:
+    """The process dies in the model call that follows: what the tool gave was kept beside it."""
+
+    async def kept(run_id: str) -> bool:
+        stored = [one async for one in saver.alist({"configurable": {"thread_id": run_id}})]
+        said = [one.checkpoint["channel_values"].get("messages") or [None] for one in stored]
+        return any(isinstance(messages[-1], ToolMessage) for messages in said)
+
+    async with (
+        opened(Desk(postgres_url, notes), ASKING) as (_, service),
+        open_checkpointer(parse_address(postgres_url), StoreOptions()) as saver,
+    ):
+        request = RunRequest(workflow="window", text="look", session_id="window")
+        with working(Desk(postgres_url, notes, 60.0)) as children:
+            run_id = (await service.submit(request, mode="background")).run_id
+            await until(lambda: "slow-sunrise" in notes.of("second"), "the model to be asked again")
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while not await kept(run_id):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(_POLL_SECONDS)
+            children[0].kill()
+            with working(Desk(postgres_url, notes)):
+                async with asyncio.timeout(_PATIENCE_SECONDS):
+                    result = await service.result(run_id)
+    assert (result.text, [note.what for note in notes.read()].count("looked")) == ("re: slow-sunrise", 1)
 
 
 async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: Notes) -> None:
