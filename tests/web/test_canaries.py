@@ -85,7 +85,7 @@ async def test_nothing_that_is_said_gets_out(
         "THREADKEEP_API_KEYS": f"web:{CANARY}-key",
         "THREADKEEP_BODY_LIMIT": "1000000",
         "THREADKEEP_DATABASE_URL": sqlite_url,
-        "THREADKEEP_LOCK_TIMEOUT": "0.1",
+        "THREADKEEP_LOCK_TIMEOUT": "1",
         "THREADKEEP_LOG_JSON": log_json,
         "THREADKEEP_LOG_LEVEL": "DEBUG",
         "THREADKEEP_SYSTEM_PROMPT": f"{CANARY} prompt",
