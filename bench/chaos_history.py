@@ -17,10 +17,12 @@ from bench.chaos_graphs import OUTPUT_TOKENS
 from bench.chaos_notes import Note
 from bench.chaos_soak import Told
 from threadkeep.store.address import parse_address
+from threadkeep.store.runs.trace_packing import stored_usage
 
 _RUNS: LiteralString = """
 SELECT r.run_id, r.session_id, r.message_id, r.workflow, r.status, r.error, r.arrival, r.attempts, r.started_at,
-    r.ended_at, r.cancel_reason, coalesce(sum(u.calls), 0), coalesce(sum(u.output_tokens), 0)
+    r.ended_at, r.cancel_reason, coalesce(sum(u.calls), 0), coalesce(sum(u.output_tokens), 0),
+    (SELECT t.usage FROM chat_run_traces t WHERE t.run_id = r.run_id)
 FROM chat_runs r LEFT JOIN chat_run_usage u ON u.run_id = r.run_id
 GROUP BY r.run_id ORDER BY r.session_id, r.arrival
 """
@@ -191,11 +193,13 @@ def _difference[T](found: Sequence[T], expected: Sequence[T]) -> str:
 
 
 def _row(row: Sequence[Any]) -> Row:
-    values = list(row)
+    *values, usage = row
     for index in (8, 9):
         values[index] = datetime.fromisoformat(values[index]) if isinstance(values[index], str) else values[index]
-    # What the database sums is a Decimal on PostgreSQL.
-    values[11:13] = map(int, values[11:13])
+    # What is told after the end is in rows, which the database sums: to a Decimal on PostgreSQL.
+    ended = stored_usage(usage)
+    taken = sum(used.calls for used in ended), sum(used.output_tokens for used in ended)
+    values[11:13] = [int(value) + more for value, more in zip(values[11:13], taken, strict=True)]
     return Row(*values)
 
 
