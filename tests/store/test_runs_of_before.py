@@ -15,6 +15,7 @@ from threadkeep.testing import SettableClock
 
 _VERSION = 9
 _MOMENT = "2026-01-01T00:00:00.000007+00:00"
+_CALLED_AT = "2026-01-01T00:00:00.999600+00:00"
 _INPUT, _RESULT = '[{"values":{"text":"茶?"}}]', '{"a":1}'
 _RUN = (
     "run_id, workflow, status, owner, root_run_id, trigger, input, result, attempts, created_at, ended_at",
@@ -34,7 +35,7 @@ _ROWS = (
     ("chat_run_events", _EVENT, f"'r1', 2, 'said', '{{}}', 'n', '{_MOMENT}'"),
     ("chat_run_usage", *_USAGE),
     ("chat_run_tool_calls", *_CALL),
-    ("chat_run_manifests", "run_id, call, created_at, manifest", f"'r1', 1, '{_MOMENT}', '{{\"budget\":1}}'"),
+    ("chat_run_manifests", "run_id, call, created_at, manifest", f"'r1', 1, '{_CALLED_AT}', '{{\"budget\":1}}'"),
     ("chat_run_texts", "run_id, digest, body, used_at", f"'r1', 'd1', '', '{_MOMENT}'"),
 )
 _TABLES = tuple(dict.fromkeys(table for table, _, _ in _ROWS))
@@ -78,7 +79,8 @@ async def test_a_run_of_before_is_whole(url_of_before: str, clock: SettableClock
         ]
         assert await runs.trace.begin_tool("r1", "c1", "pay") == ToolCall("finished", 3)
         [manifest] = await manifests.of_run("r1")
-        assert (manifest.manifest, manifest.created_at) == ({"budget": 1}, run.created_at)
+        # Close to the next second, which older versions of SQLite round it up to.
+        assert (manifest.manifest, manifest.created_at.isoformat()) == ({"budget": 1}, _CALLED_AT)
         tables = ("chat_run_messages", "chat_run_texts")
         assert [len(query(url_of_before, f"SELECT run_id FROM {table}")) for table in tables] == [1, 1]
         await runs.records.forget_runs(["r1"])

@@ -1,7 +1,8 @@
 -- What finished turns leave behind takes little room: compact records of model calls, the trace of a run in one row, what
 -- was asked by reference.
 
--- `manifest` is compact JSON, or JSON as it is where it was stored before. `created_at` is in microseconds since 1970.
+-- `manifest` is compact JSON, or JSON as it is where it was stored before. `created_at` is in microseconds since 1970;
+-- strftime gets whole seconds, since before SQLite 3.44 it rounds a fraction up to the next one.
 CREATE TABLE chat_compact_manifests (
     session_id TEXT NOT NULL REFERENCES chat_sessions (session_id) ON DELETE CASCADE,
     run_id     TEXT NOT NULL,
@@ -14,7 +15,7 @@ CREATE TABLE chat_compact_manifests (
 INSERT INTO chat_compact_manifests (session_id, run_id, call, created_at, manifest)
 SELECT
     session_id, run_id, call,
-    CAST(strftime('%s', created_at) AS INTEGER) * 1000000 + CAST(substr(created_at, 21, 6) AS INTEGER),
+    CAST(strftime('%s', substr(created_at, 1, 19)) AS INTEGER) * 1000000 + CAST(substr(created_at, 21, 6) AS INTEGER),
     CAST(manifest AS BLOB)
 FROM chat_manifests
 ORDER BY created_at, run_id, call;
@@ -176,7 +177,7 @@ CREATE TABLE chat_compact_run_manifests (
 INSERT INTO chat_compact_run_manifests (run_id, call, created_at, manifest)
 SELECT
     run_id, call,
-    CAST(strftime('%s', created_at) AS INTEGER) * 1000000 + CAST(substr(created_at, 21, 6) AS INTEGER),
+    CAST(strftime('%s', substr(created_at, 1, 19)) AS INTEGER) * 1000000 + CAST(substr(created_at, 21, 6) AS INTEGER),
     CAST(manifest AS BLOB)
 FROM chat_run_manifests
 ORDER BY created_at, run_id, call;
