@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
@@ -17,18 +18,19 @@ from langgraph.checkpoint.base import (
 )
 
 from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
+from threadkeep.runs.threaded_saver import ThreadedSaver
 
 
-class ProgressSaver(BaseCheckpointSaver[Any]):
+class ProgressSaver(ThreadedSaver):
     """Stands before a checkpointer; threads of which it knows no progress are the checkpointer's alone.
 
     Whoever reads a thread gets what is there, stored or not; what is not is stored first.
     """
 
-    def __init__(self, saver: BaseCheckpointSaver[Any], progresses: dict[str, RunProgress] | None = None) -> None:
-        super().__init__(serde=saver.serde)
+    def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
+        super().__init__(saver.serde)
         self.saver = saver
-        self._progresses = {} if progresses is None else progresses
+        self._progresses: dict[str, RunProgress] = {}
 
     @contextmanager
     def knowing(self, run_id: str, progress: RunProgress) -> Iterator[None]:
@@ -60,7 +62,10 @@ class ProgressSaver(BaseCheckpointSaver[Any]):
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
         """The same runs, for a graph whose state has types of its own."""
-        return ProgressSaver(self.saver.with_allowlist(extra_allowlist), self._progresses)
+        allowing = copy(self)
+        allowing.saver = self.saver.with_allowlist(extra_allowlist)
+        allowing.serde = allowing.saver.serde
+        return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
         """The newest checkpoint of a thread, or the one that is named; of a run that begins nobody has to ask."""

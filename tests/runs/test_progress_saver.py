@@ -1,0 +1,69 @@
+"""The checkpointer that runs have does for graphs of others what LangGraph's own does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import interrupt
+
+from tests.runs.desk import RunDesk, carried_out
+from threadkeep.graphs.definition import Workflow, python_workflow
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.runs.requests import RunRequest, RunResult
+from threadkeep.runs.service import RunService
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer
+
+type Builder = StateGraph[WorkflowState, RunContext, Any, Any]
+
+
+def _around(name: str, node: Any) -> Builder:
+    builder: Builder = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node(name, node)
+    builder.add_edge(START, name)
+    builder.add_edge(name, END)
+    return builder
+
+
+def calling_inside(*, in_thread: bool) -> Workflow:
+    """A graph whose node calls another graph, which asks a person, without `await`."""
+
+    def ask(state: WorkflowState) -> WorkflowState:
+        return {"messages": [AIMessage(f"{interrupt('who?')} it is")]}
+
+    inside = _around("ask", ask).compile()
+
+    def call(state: WorkflowState) -> WorkflowState:
+        return {"messages": inside.invoke(state)["messages"]}
+
+    async def call_in_loop(state: WorkflowState) -> WorkflowState:
+        return call(state)
+
+    return python_workflow("outside", _around("call", call if in_thread else call_in_loop))
+
+
+async def test_a_node_may_call_a_graph_without_await(desk: RunDesk, shared_url: str) -> None:
+    """In a thread of its own; the graph inside can ask a person, and goes on in another process."""
+    async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
+        desk.saver = saver
+        async with desk.open(calling_inside(in_thread=True)) as service:
+            asked = await _asked(service)
+            assert (asked.status, asked.run.error) == ("waiting", None)
+        async with desk.open(calling_inside(in_thread=True)) as service:
+            await service.resume(asked.run.run_id, "Ann")
+            assert (await service.result(asked.run.run_id)).text == "Ann it is"
+
+
+async def test_an_async_node_that_would_wait_for_itself_fails(desk: RunDesk) -> None:
+    """Nothing stands still."""
+    async with desk.open(calling_inside(in_thread=False)) as service:
+        failed = await _asked(service)
+    assert (failed.status, failed.run.error) == ("failed", "InvalidStateError")
+
+
+async def _asked(service: RunService) -> RunResult:
+    return await carried_out(service, RunRequest(workflow="outside", text="go", session_id="room"))
