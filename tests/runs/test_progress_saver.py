@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any, TypedDict
 
 from langchain_core.messages import AIMessage
+from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
@@ -12,6 +14,9 @@ from tests.runs.desk import RunDesk, carried_out
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.runs.checkpoints import thread_of
+from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress_saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest, RunResult
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
@@ -63,6 +68,33 @@ async def test_an_async_node_that_would_wait_for_itself_fails(desk: RunDesk) -> 
     async with desk.open(calling_inside(in_thread=False)) as service:
         failed = await _asked(service)
     assert (failed.status, failed.run.error) == ("failed", "InvalidStateError")
+
+
+class _Spread(TypedDict):
+    said: Annotated[list[str], DeltaChannel(lambda before, new: [*before, *chain.from_iterable(new)], list)]
+
+
+async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url: str) -> None:
+    """A tool may call such a graph: no newer checkpoint stands for those before it."""
+
+    def saying(word: str) -> Any:
+        async def say(state: _Spread) -> _Spread:
+            return {"said": [interrupt("and?") if word == "ask" else word]}
+
+        return say
+
+    builder: StateGraph[_Spread, None, Any, Any] = StateGraph(_Spread)
+    builder.add_sequence([(word, saying(word)) for word in ("one", "two", "ask")])
+    builder.add_edge(START, "one")
+    async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
+        before, progress = ProgressSaver(saver), RunProgress(fresh=True, seconds=3600.0)
+        progress.beside = True
+        graph, thread = builder.compile(checkpointer=before), thread_of("run")
+        with before.knowing("run", progress):
+            await graph.ainvoke({"said": ["go"]}, thread, durability="async")
+            await progress.keep()
+        await progress.leave()
+        assert (await graph.aget_state(thread)).values == {"said": ["go", "one", "two"]}
 
 
 async def _asked(service: RunService) -> RunResult:

@@ -29,6 +29,11 @@ class PendingCheckpoint:
         """Store it."""
         await self.saver.aput(self.config, self.checkpoint, self.metadata, self.new_versions)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it can stand for those before it: channels of LangGraph's that keep changes are spread over them."""
+        return not self.metadata.get("counters_since_delta_snapshot")
+
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
         """The same, with what an earlier one would have stored for it."""
         return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
@@ -85,7 +90,7 @@ class RunProgress:
             self._unstored = False
             await new.store()
             return
-        if isinstance(new, PendingCheckpoint):
+        if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in [one for one in self._pending if place_of(one.config) == place]:
                 del self._pending[older]
                 if isinstance(older, PendingCheckpoint):
