@@ -33,7 +33,7 @@ from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.testing import ScriptedModel
 
 # Shorter on a busy machine would take the living for dead.
-SOON = RunServiceOptions(engine=EngineOptions(concurrency=4, poll_seconds=0.1, dead_seconds=1.5, close_seconds=0.0))
+SOON = RunServiceOptions(engine=EngineOptions(concurrency=4, poll_seconds=0.1, dead_seconds=3.0, close_seconds=0.0))
 ASKING = RunServiceOptions(engine=EngineOptions(works=False, close_seconds=0.0))
 
 PARENT = """\

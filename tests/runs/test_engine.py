@@ -227,7 +227,7 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
                 seen.append(runs.engine.stopping(run_id))
 
     runs = Runs(first_held)
-    options = EngineOptions(poll_seconds=0.05, dead_seconds=0.8)
+    options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)
     async with engine_of(postgres_url, runs, options) as engine:
         await engine.start("run")
         await runs.until(lambda: runs.begun["run"] == 1)
@@ -243,7 +243,7 @@ async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
     """The database takes no new connections just then; it works again as soon as it can."""
     administrating, name = postgres_server.url("postgres"), str(query(postgres_url, "SELECT current_database()")[0][0])
     runs = Runs()
-    options = EngineOptions(poll_seconds=0.05, dead_seconds=0.8)
+    options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)
     async with open_engine(parse_address(postgres_url), runs.carry_out, options, listener=runs) as engine:
         await engine.start("before")
         await runs.until(lambda: runs.ended["before"] == 1)
@@ -269,7 +269,7 @@ async def test_a_run_whose_end_cannot_be_recorded(unsteady_postgres: Postgres) -
 
     runs = Runs(first_failing)
     with unsteady_postgres.database() as url:
-        async with engine_of(url, runs, EngineOptions(poll_seconds=0.05, dead_seconds=0.8)) as engine:
+        async with engine_of(url, runs, EngineOptions(poll_seconds=0.05, dead_seconds=2.0)) as engine:
             await engine.start("run")
             await runs.until(lambda: runs.begun["run"] == 1)
             await asyncio.to_thread(unsteady_postgres.stop)

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -28,8 +29,8 @@ _PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
 # Shorter on a busy machine would take the living for dead.
-SOON = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=1.5, close_seconds=0.0)
-LATER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=4.0, close_seconds=0.0)
+SOON = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=3.0, close_seconds=0.0)
+LATER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=6.0, close_seconds=0.0)
 # For whom nobody is waited so long.
 NEVER = EngineOptions(concurrency=3, poll_seconds=0.1, dead_seconds=600.0, close_seconds=0.0)
 
@@ -205,10 +206,11 @@ async def test_a_process_that_stood_still_notices_that_it_lost_its_run(postgres_
 
 async def test_a_process_that_stands_still_keeps_its_run(sqlite_url: str, notes: Notes) -> None:
     """On one machine a process that lives is never taken for dead, whatever it does."""
-    with working(Job(sqlite_url, notes, 0.6, SOON, starts=("held",)), 1) as sleepers:
+    sooner = replace(SOON, dead_seconds=1.0)
+    with working(Job(sqlite_url, notes, 0.6, sooner, starts=("held",)), 1) as sleepers:
         await until(lambda: "held" in notes.of("begin"), "the run to begin")
         os.kill(sleepers.children[0].pid, signal.SIGSTOP)
-        with working(Job(sqlite_url, notes, 0.01, SOON), 1):
+        with working(Job(sqlite_url, notes, 0.01, sooner), 1):
             await until(lambda: len([note for note in notes.read() if note.what == "ready"]) == 2, "two processes")
             await asyncio.sleep(1.5)
             os.kill(sleepers.children[0].pid, signal.SIGCONT)
