@@ -18,10 +18,11 @@ from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_me
 from threadkeep.history.pending import PendingOptions
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.driver import Connection, Driver, Parameters
+from threadkeep.store.postgres_connection import PostgresConnection
 from threadkeep.store.search import SearchIndex
 from threadkeep.store.statements import load_statements
-from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.tables import TableTranscripts, delete_session, deletion_statements
 from threadkeep.testing import SettableClock
 
 
@@ -84,6 +85,30 @@ async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(data
         assert [hit.message.content for hit in await index.search("old", limit=5)] == []
         assert len(await index.search("words", limit=5)) == 2
         await transcripts.close()
+
+
+async def test_a_session_that_begins_while_none_was_there_to_delete_stays(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the steps of a deletion it begins and is indexed: it is whole, and no fingerprint is left alone."""
+    async with migrated_driver(postgres_url) as driver:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        execute = PostgresConnection.execute
+
+        async def begins_after(connection: PostgresConnection, sql: str, parameters: Parameters) -> int:
+            monkeypatch.undo()
+            changed = await execute(connection, sql, parameters)
+            await transcripts.append(Turn("room", (Message(role="user", content="new words"),)))
+            await SearchIndex(driver).catch_up()
+            return changed
+
+        monkeypatch.setattr(PostgresConnection, "execute", begins_after)
+        async with driver.writing() as connection:
+            assert not await delete_session(connection, deletion_statements("postgres"), "room")
+        assert [hit.session_id for hit in await SearchIndex(driver).search("words", limit=5)] == ["room"]
+        assert await transcripts.delete("room")
+        await transcripts.close()
+    assert query(postgres_url, "SELECT document FROM chat_search") == []
 
 
 _ENDLESS = {

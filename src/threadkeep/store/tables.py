@@ -26,10 +26,8 @@ _LAST_ID = "~"
 _ANSWER_REACH = 10_000
 _PLACES_AT_ONCE = 500
 # In this order; those that an engine does not need are not in its files.
+_FORGETTING = ("forget_texts", "forget_documents")
 _DELETION = (
-    "lock_session",
-    "forget_texts",
-    "forget_documents",
     "hold_runs",
     "delete_runs",
     "forget_answered",
@@ -188,10 +186,13 @@ def deletion_statements(backend: Backend) -> Mapping[str, str]:
 
 async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
     """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
-    for name in _DELETION:
+    key = {"session_id": session_id}
+    there = await connection.execute(sql["lock_session"], key) > 0
+    # Where there was none one may have begun since, which no lock keeps from being indexed: that one stays, and is found.
+    for name in (*_FORGETTING, *_DELETION) if there else _DELETION:
         if name in sql:
-            await connection.execute(sql[name], {"session_id": session_id})
-    return await connection.execute(sql["delete_session"], {"session_id": session_id}) > 0
+            await connection.execute(sql[name], key)
+    return there and await connection.execute(sql["delete_session"], key) > 0
 
 
 def like_pattern(text: str) -> str:
