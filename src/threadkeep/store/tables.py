@@ -188,7 +188,7 @@ async def delete_session(connection: Connection, sql: Mapping[str, str], session
     """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
-    # Where there was none one may have begun since, which no lock keeps from being indexed: that one stays, and is found.
+    # Where there was none one may have begun since, which no lock keeps from being indexed: that one stays.
     for name in (*_FORGETTING, *_DELETION) if there else _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)
