@@ -15,11 +15,13 @@ from tests.runs.desk import QUICK, RunDesk, carried_out
 from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
+from threadkeep.graphs.loading import read_workflow
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.testing import Gate, ScriptedModel
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
+COALESCING = AGENT.replace("nodes:", "options: {double_texting: coalesce}\nnodes:")
 
 ATTENTIVE = replace(QUICK, upkeep_seconds=0.1)
 
@@ -95,6 +97,54 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
         assert (await asking).response == (await chat.ask(said("hi", "1"))).response == "hello"
     assert len(model.calls) == 1
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
+
+
+async def test_a_run_of_several_messages_waits_for_each(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """A message that joined it unheard of is answered once, and what was answered is what is kept."""
+    order, over, joined = sqlite_memory.runs.order, UnrecordedTurns.over, asyncio.Event()
+    asked, waited_for, first, second = itertools.count(1), asyncio.Event(), Gate(), Gate()
+    came_by: list[str] = []
+
+    async def add(*arguments: Any, **options: Any) -> Any:
+        added = await verb(*arguments, **options)
+        number = next(asked)
+        if number == 2:
+            joined.set()
+        if number == 3:
+            raise StoreUnavailable("The connection broke.")
+        return added
+
+    async def heard(self: UnrecordedTurns, session_id: str | None, message_id: str | None) -> None:
+        if message_id == "2":
+            # The turn without a record comes by first, then the run.
+            came_by.append(message_id)
+        if len(came_by) == 2:
+            waited_for.set()
+        await over(self, session_id, message_id)
+
+    verb = order.add
+    monkeypatch.setattr(order, "add", add)
+    monkeypatch.setattr(UnrecordedTurns, "over", heard)
+    model = ScriptedModel([[first, "zero"], [second, "two"], "again"])
+    chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(COALESCING)])
+    async with asyncio.timeout(60):
+        asking = [asyncio.create_task(chat.ask(replace(said("hi", "0"), workflow="desk")))]
+        await first.reached()
+        asking.append(asyncio.create_task(chat.ask(replace(said("one", "1"), workflow="desk"))))
+        await joined.wait()
+        asking.append(asyncio.create_task(chat.ask(replace(said("two", "2"), workflow="desk"))))
+        await second.reached()
+        first.open()
+        await waited_for.wait()
+        second.open()
+        assert [(await one).response for one in asking] == ["zero", "two", "two"]
+        while sqlite_memory.pending.entries:
+            await sqlite_memory.pending.deliver()
+    assert len(model.calls) == 2
+    lines = [text for _, text in await kept(sqlite_memory, ROOM)]
+    assert sorted(lines) == ["hi", "one", "two", "two", "zero"]
 
 
 async def test_whoever_asks_again_waits_for_the_try_that_goes_on(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import sqlite3
 from collections.abc import AsyncIterator, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from langchain_core.messages import HumanMessage
 
 from tests.recorded_events import RecordedEvents
 from tests.workflow.talking import ROOM, add, adding, ask, config_of, input_of, kept, kept_with_status, make_agent, seen
@@ -204,6 +206,23 @@ async def test_a_locked_file_is_read_and_written_later(
         said = ["hi", "hello", "and now?", "fine", "still?", "yes"]
         assert [text for _, text in await kept(memory)] == said
         assert [message.seq for message in await memory.session(ROOM).tail(10)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_what_joins_a_message_that_waits_is_kept(
+    sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, *, answered: bool
+) -> None:
+    """A message comes once more, with one before it: whether it is answered by now or not, the other is not lost."""
+    async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
+        agent = make_agent(ScriptedModel(["fine" if answered else ValueError(), "fine"]), [SessionMemory(memory)])
+        both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
+        with locked(sqlite_url):
+            with contextlib.nullcontext() if answered else pytest.raises(ValueError):
+                await ask(agent, "two", message_id="2")
+            state = await agent.ainvoke(both, config_of())
+            assert state["messages"][-1].text == "fine"
+        await recover(memory)
+        assert sorted(await kept(memory)) == [("assistant", "fine"), ("user", "one"), ("user", "two")]
 
 
 async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(

@@ -106,7 +106,8 @@ class Execution:
         tries, again = max(self._run.attempts, 1), False
         while True:
             try:
-                await self._means.unrecorded.over(self._run.session_id, self._run.message_id)
+                for one in self._run.inputs:
+                    await self._means.unrecorded.over(self._run.session_id, one.message_id)
                 await self._through(await self._given(again=again))
                 return await self._kept(self._outcome())
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it

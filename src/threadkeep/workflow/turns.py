@@ -86,14 +86,17 @@ class OpenTurn:
         self.run_id = run_id or self.run_id
         if not self.question:
             return
+        question = [self._stored(message, "complete").with_fields(metadata=metadata or {}) for message in self.question]
         if self.question_id is not None and (waiting := self.session.waiting_answer(self.question_id)) is not None:
             # It was answered, and the database has not taken that yet.
             self._repeated, self._known_question_id = True, self.question_id
             self.answered = AIMessage(content=waiting.content, id=waiting.id)
+            await self._record_before(question)
             return
-        question = [self._stored(message, "complete").with_fields(metadata=metadata or {}) for message in self.question]
         self._repeated = any(message.id == self.question_id for message in self.session.waiting())
-        if not self._repeated:
+        if self._repeated:
+            await self._record_before(question)
+        else:
             receipt = await self._memory.finish(self.session.record, question)
             self._repeated = receipt is not None and self.question_id in receipt.duplicates
             if receipt is not None and not self._repeated:
@@ -104,6 +107,11 @@ class OpenTurn:
         self._known_question_id = self.question_id
         if self._repeated:
             self.answered = await self._stored_answer()
+
+    async def _record_before(self, question: Sequence[Message]) -> None:
+        """Store what a question begins with, where its newest message waits already: of the others that is not known."""
+        if question[:-1]:
+            await self._memory.finish(self.session.record, question[:-1])
 
     async def go_on(self) -> None:
         """Take up a turn that began before, perhaps in another process; it may be answered by now.
