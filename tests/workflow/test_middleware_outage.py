@@ -214,10 +214,10 @@ async def test_what_joins_a_message_that_waits_is_kept(
 ) -> None:
     """A message comes once more, with one before it: whether it is answered by now or not, the other is not lost."""
     async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
-        agent = make_agent(ScriptedModel(["fine" if answered else ValueError(), "fine"]), [SessionMemory(memory)])
+        agent = make_agent(ScriptedModel(["fine" if answered else ConnectionError(), "fine"]), [SessionMemory(memory)])
         both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
         with locked(sqlite_url):
-            with contextlib.nullcontext() if answered else pytest.raises(ValueError):
+            with contextlib.nullcontext() if answered else pytest.raises(ConnectionError):
                 await ask(agent, "two", message_id="2")
             state = await agent.ainvoke(both, config_of())
             assert state["messages"][-1].text == "fine"

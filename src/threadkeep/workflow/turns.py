@@ -109,7 +109,7 @@ class OpenTurn:
             self.answered = await self._stored_answer()
 
     async def _record_before(self, question: Sequence[Message]) -> None:
-        """Store what a question begins with, where its newest message waits already: of the others that is not known."""
+        """Store what a question begins with, whose newest message waits already: the others may be known to nobody."""
         if question[:-1]:
             await self._memory.finish(self.session.record, question[:-1])
 
