@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +16,10 @@ from tests.databases import driver_of, execute, query
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
+from threadkeep.store.driver import Parameters, StoreOptions
 from threadkeep.store.migrations import known_migrations, migrate, schema_version
+from threadkeep.store.sqlite import SqliteDriver
+from threadkeep.store.sqlite_connection import SqliteConnection
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
@@ -70,6 +75,37 @@ def start_and_write(url: str, folder: str, words: str) -> int:
             return (await memory.session("room").append([Message(role="user", content=words)])).first_seq
 
     return asyncio.run(write())
+
+
+async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On SQLite too: a big file takes longer to migrate than any turn may wait for a lock."""
+    refused = asyncio.Event()
+    execute_there = SqliteConnection.execute
+
+    async def watched(connection: SqliteConnection, sql: str, parameters: Parameters) -> int:
+        try:
+            return await execute_there(connection, sql, parameters)
+        except StoreUnavailable:
+            refused.set()
+            raise
+
+    monkeypatch.setattr(SqliteConnection, "execute", watched)
+    path = parse_address(sqlite_url).path
+    assert path is not None
+    driver = SqliteDriver(path, StoreOptions(lock_timeout_seconds=0.01))
+    try:
+        assert await schema_version(driver) == 0
+        with closing(sqlite3.connect(path, isolation_level=None)) as another:
+            another.execute("BEGIN IMMEDIATE")
+            starting = asyncio.ensure_future(migrate(driver, _NOW))
+            async with asyncio.timeout(60):
+                await refused.wait()
+            another.execute("COMMIT")
+        assert await starting == [version for version, _ in known_migrations("sqlite")]
+    finally:
+        await driver.close()
 
 
 async def test_a_database_that_is_up_to_date_is_left_as_it_is(empty_url: str) -> None:

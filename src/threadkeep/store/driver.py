@@ -56,7 +56,8 @@ class Driver(Protocol):
 
     `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
     write lock at once, is durable when the block ends, and rolled back when the block raises. On PostgreSQL it raises
-    `RowLocked` after `lock_timeout_seconds` of waiting for one lock: those of the options if it is None, 0 is for ever.
+    `RowLocked` after `lock_timeout_seconds` of waiting for one lock: those of the options if it is None. 0 is for ever,
+    on either engine.
     """
 
     @property

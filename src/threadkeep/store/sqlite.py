@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiosqlite
 
-from threadkeep.errors import StoreClosed
+from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Backend, Parameters, Row, Statement, StoreOptions
 from threadkeep.store.relevance import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import Batch, Group, SqliteConnection, ThreadConnection, translated
@@ -18,6 +18,8 @@ from threadkeep.store.statements import load_statements
 
 _READERS = 4
 _STOP_SECONDS = 0.01
+# What SQLite adds above says which of its kind an error is.
+_KIND_OF_ERROR = 0xFF
 # Of SQLite's 4,096 bytes more would be left empty: where the next text is longer than what is left of a page, and where
 # a row without a rowid takes more than a quarter of one and gets another for itself.
 _PAGE_BYTES = 8192
@@ -71,11 +73,11 @@ class SqliteDriver:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """A connection inside a write transaction; the lock is the whole file's, its timeout that of the options."""
+        """A connection inside a write transaction; the lock is the whole file's, and so is its timeout, but for 0."""
         async with self._write_lock:
             connection = await self._writing_connection()
             try:
-                await connection.execute("BEGIN IMMEDIATE", {})
+                await _begin(connection, for_ever=lock_timeout_seconds == 0)
                 yield connection
                 await connection.execute("COMMIT", {})
             except BaseException:
@@ -200,6 +202,18 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         # Its thread has a last word for this event loop, which may be closed a moment later.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
+
+
+async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
+    """Take the file's lock, also after more than one timeout if it shall be waited for `for_ever`."""
+    while True:
+        try:
+            await connection.execute("BEGIN IMMEDIATE", {})
+            return
+        except StoreUnavailable as error:
+            code = getattr(error.__cause__, "sqlite_errorcode", 0) & _KIND_OF_ERROR
+            if not for_ever or code != sqlite3.SQLITE_BUSY:
+                raise
 
 
 async def _stop(raw: aiosqlite.Connection) -> None:
