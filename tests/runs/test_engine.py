@@ -1,4 +1,4 @@
-"""The engine in one process: what is started is carried out, cancelled, tried again, and left to others."""
+"""The engine in one process: what is started is carried out, tried again, and left to others."""
 
 from __future__ import annotations
 
@@ -138,32 +138,6 @@ async def test_a_run_that_is_started_again_is_carried_out_once_more(database_url
     assert most == 1
 
 
-async def test_a_run_is_cancelled(database_url: str) -> None:
-    """Its task is told why, and it is not carried out again."""
-    seen: list[Stop | None] = []
-
-    async def listening(runs: Runs, run_id: str) -> None:
-        assert runs.engine.holds(run_id)
-        assert runs.engine.stopping(run_id) is None
-        try:
-            await asyncio.Event().wait()
-        finally:
-            seen.append(runs.engine.stopping(run_id))
-
-    runs = Runs(listening)
-    async with engine_of(database_url, runs) as engine:
-        await engine.start("run")
-        await runs.until(lambda: runs.begun["run"] == 1)
-        await engine.cancel("run")
-        await engine.cancel("nobody knows it")
-        runs.work = None
-        await engine.start("other")
-        await runs.until(lambda: runs.ended["other"] == 1)
-    assert seen == ["cancelled"]
-    assert runs.begun["run"] == 1
-    assert not engine.holds("run")
-
-
 async def test_a_run_that_raises_is_tried_again(database_url: str) -> None:
     """After a pause, and not for ever: then it is given up, as is one that cancels itself."""
 
@@ -192,6 +166,7 @@ async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
         if run_id == "quick":
             await gate.wait()
             return
+        assert (runs.engine.holds(run_id), runs.engine.stopping(run_id)) == (True, None)
         try:
             await asyncio.Event().wait()
         finally:
@@ -208,7 +183,7 @@ async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
         await closing
         with pytest.raises(StoreClosed):
             await engine.start("late")
-    assert (runs.ended["quick"], seen) == (1, ["closing"])
+    assert (runs.ended["quick"], seen, engine.holds("slow")) == (1, ["closing"], False)
     again = Runs()
     async with engine_of(shared_url, again):
         await again.until(lambda: again.ended["slow"] == 1)

@@ -18,7 +18,6 @@ from tests.children import PROCESSES, Child
 from tests.runs.workers import Job, Notes, faults, work
 from tests.servers import Postgres
 from threadkeep.runs.engine import Engine, EngineOptions
-from threadkeep.runs.executor import WATCH_SECONDS
 from threadkeep.runs.opening import open_engine
 from threadkeep.store.address import parse_address
 
@@ -172,18 +171,6 @@ async def test_a_process_that_closes_hands_over(shared_url: str, notes: Notes) -
     finally:
         closing.kill()
     assert faults(notes.read(), {"one", "two"}) == []
-
-
-async def test_a_cancel_reaches_other_processes(shared_url: str, notes: Notes) -> None:
-    """The next time that the other one looks, which is well within two seconds; and the run is not taken up again."""
-    assert WATCH_SECONDS <= 1.0
-    with working(Job(shared_url, notes, 60.0, SOON, starts=("long",)), 2):
-        await until(lambda: "long" in notes.of("begin"), "the run to begin")
-        async with only_asking(shared_url, notes) as engine:
-            await engine.cancel("another")
-            await engine.cancel("long")
-            await until(lambda: "long" in notes.of("cancelled"), "the run to be cancelled")
-            assert engine.stopping("long") is None
 
 
 async def test_a_process_that_stood_still_notices_that_it_lost_its_run(postgres_url: str, notes: Notes) -> None:

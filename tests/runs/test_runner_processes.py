@@ -17,6 +17,7 @@ from tests.runs.run_workers import ASKING, Desk, opened, work
 from tests.runs.workers import Notes
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
+from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
@@ -133,7 +134,8 @@ async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: No
 
 
 async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: Notes) -> None:
-    """Where it is at work; and when its process is dead, nothing of it goes on."""
+    """Where it is at work, the next time that one looks; and when its process is dead, nothing of it goes on."""
+    assert RunServiceOptions().watch_seconds <= 1.0
     async with opened(Desk(shared_url, notes), ASKING) as (_, service):
         with working(Desk(shared_url, notes, 60.0)) as children:
             run_id = (await service.submit(RunRequest(workflow="parent", text="go"), mode="background")).run_id

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from threadkeep.records.runs import Run
 from threadkeep.runs.engine import Stop
@@ -14,6 +15,9 @@ from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.workflow.holding import RunHold
+
+type RunStop = Stop | Literal["cancelled"]
+"""Why a run was stopped: by the engine, or since somebody asked for it."""
 
 
 @dataclass(eq=False)
@@ -30,12 +34,12 @@ class Carried:
     progress: RunProgress
     begins: bool
     task: asyncio.Task[Outcome] | None = None
-    stop: Stop | None = None
+    stop: RunStop | None = None
     ledger: RunLedger | None = None
     over: Run | None = None
     hold: RunHold = field(default_factory=RunHold)
 
-    def cancel(self, stop: Stop) -> None:
+    def cancel(self, stop: RunStop) -> None:
         """Stop it, once; what is lost to another process stays lost."""
         if self.stop is None or stop == "lost":
             self.stop = stop

@@ -39,14 +39,12 @@ class Carrying:
             stop = self._stops.pop(run_id, None)
         return _ending(task, stop)
 
-    def stop(self, run_id: str, stop: Stop) -> bool:
-        """Cancel a run's task, once; answers whether it is here."""
-        if (task := self._tasks.get(run_id)) is None:
-            return False
-        if run_id not in self._stops or stop == "lost":
+    def stop(self, run_id: str, stop: Stop) -> None:
+        """Cancel a run's task, once, if it is here."""
+        task = self._tasks.get(run_id)
+        if task is not None and (run_id not in self._stops or stop == "lost"):
             self._stops[run_id] = stop
             task.cancel()
-        return True
 
     def stopping(self, run_id: str) -> Stop | None:
         """Why a run's task was cancelled."""
@@ -82,7 +80,5 @@ def _ending(task: asyncio.Task[None], stop: Stop | None) -> Ending:
         return "lost"
     if not task.cancelled() and task.exception() is None:
         return "done"
-    if stop == "closing":
-        return "left"
-    # Who was asked to stop may end as it likes; who cancels itself has failed.
-    return "done" if stop == "cancelled" else "failed"
+    # Who cancels itself has failed.
+    return "left" if stop == "closing" else "failed"

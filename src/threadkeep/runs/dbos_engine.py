@@ -56,12 +56,6 @@ class DbosEngine:
         executor = await self.launched()
         await asyncio.shield(executor.enqueue(run_id))
 
-    async def cancel(self, run_id: str) -> None:
-        """Cancel a run, wherever it is."""
-        if not self._carrying.stop(run_id, "cancelled"):
-            executor = await self.launched()
-            await asyncio.shield(executor.cancel(run_id))
-
     def stopping(self, run_id: str) -> Stop | None:
         """Why a run is being stopped."""
         return self._carrying.stopping(run_id)
@@ -105,9 +99,9 @@ class DbosEngine:
             return await asyncio.shield(early)
         return "left" if self._closed else await self._carrying.carry(run_id)
 
-    def stop(self, run_id: str, stop: Stop) -> None:
-        """Stop a run of this process."""
-        self._carrying.stop(run_id, stop)
+    def taken_away(self, run_id: str) -> None:
+        """Let go of a run, since another process has it."""
+        self._carrying.stop(run_id, "lost")
 
     def lost(self) -> None:
         """Let go of every run, since others have them, and begin anew under another name."""
@@ -152,9 +146,9 @@ class _Here:
         """Carry a run out."""
         return asyncio.run_coroutine_threadsafe(self._engine.carry(run_id), self._loop)
 
-    def stop(self, run_id: str, stop: Stop) -> None:
-        """Stop a run."""
-        self._tell(self._engine.stop, run_id, stop)
+    def taken_away(self, run_id: str) -> None:
+        """Tell that another process has a run."""
+        self._tell(self._engine.taken_away, run_id)
 
     def gave_up(self, run_id: str, attempts: int) -> None:
         """Tell of a run that is not tried any more."""

@@ -153,20 +153,12 @@ class DbosProcess:
         found = DBOS.list_workflows(status="PENDING", load_output=False)
         return [(_attempt(each), each.executor_id or "") for each in found]
 
-    def ask_to_cancel(self, attempt_id: str) -> None:
-        """Note on an attempt that its run shall be cancelled; `asked_of` shows it to the process that makes it."""
-        DBOS.update_workflow_attributes(attempt_id, {"cancel": True})
-
-    def asked_of(self, attempt_ids: Sequence[str]) -> dict[str, Literal["cancel", "lost"]]:
-        """What became of attempts that this process makes: cancelled, or given to another process."""
-        found = DBOS.list_workflows(workflow_ids=list(attempt_ids), load_input=False, load_output=False)
-        asked: dict[str, Literal["cancel", "lost"]] = {}
-        for each in found:
-            if each.status == "CANCELLED":
-                asked[each.workflow_id] = "lost"
-            elif (each.attributes or {}).get("cancel"):
-                asked[each.workflow_id] = "cancel"
-        return asked
+    def put_to_their_end(self, attempt_ids: Sequence[str]) -> list[str]:
+        """Those of some attempts of which somebody has said that no process makes them any more."""
+        found = DBOS.list_workflows(
+            workflow_ids=list(attempt_ids), status="CANCELLED", load_input=False, load_output=False
+        )
+        return [each.workflow_id for each in found]
 
     def end(self, attempt_id: str) -> None:
         """Put an attempt to its end that no process makes any more."""

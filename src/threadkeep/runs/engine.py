@@ -9,11 +9,11 @@ from typing import Literal, Protocol
 type CarryOut = Callable[[str], Awaitable[None]]
 """Does what a run is about. It may be called again for the same run, and finds in its own records how far it came."""
 
-type Stop = Literal["cancelled", "closing", "lost"]
-"""Why a run was stopped: somebody asked for it, the engine closes, or this process was taken for dead."""
+type Stop = Literal["closing", "lost"]
+"""Why the engine stops a run: it closes, or another process has it, since this one was taken for dead."""
 
 LETTING_GO_SECONDS = 5.0
-"""How long a run that was cancelled is waited for."""
+"""How long a run that was stopped is waited for."""
 
 CLOSED = "The engine takes no more runs: it was closed; start runs inside its `async with open_engine(...)` block."
 
@@ -37,7 +37,8 @@ class Engine(Protocol):
       database: after a `kill -9` by one that works, or by this one after its restart.
     - No run is carried out twice at one time. Who starts one that is being carried out has it carried out once more,
       afterwards; so nothing that was written for it before its start is overlooked.
-    - A `carry_out` that is cancelled has to end soon. Where `stopping` says `closing` or `lost`, somebody else goes on.
+    - A `carry_out` whose task is cancelled has to end soon, and leaves the run as it is: somebody else goes on. Who
+      wants a run cancelled notes that in the run's own records, and has its `carry_out` end by itself.
     - A `carry_out` that raises is tried again after a pause, and one whose process dies is tried elsewhere. After
       `max_attempts` that ended so the run is set aside, and the listener is told.
     """
@@ -73,14 +74,6 @@ class Engine(Protocol):
 
         Raises:
             StoreClosed: the engine takes no more runs.
-        """
-        ...
-
-    async def cancel(self, run_id: str) -> None:
-        """Cancel the task of a run's `carry_out`, in whatever process it is; that one has to note what became of it.
-
-        A run that nobody carries out yet is not touched: its `carry_out` is called in its turn, and finds in its own
-        records that it was cancelled.
         """
         ...
 

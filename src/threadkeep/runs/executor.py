@@ -18,12 +18,12 @@ from threadkeep.runs.attempts import Attempt, number_of, run_of
 from threadkeep.runs.carrying import Ending
 from threadkeep.runs.dbos_database import Connections, engine_path, translated
 from threadkeep.runs.dbos_process import ACTIVE, DbosProcess, next_number
-from threadkeep.runs.engine import LETTING_GO_SECONDS, EngineOptions, Stop
+from threadkeep.runs.engine import LETTING_GO_SECONDS, EngineOptions
 from threadkeep.runs.presence import Heartbeats, LockedFiles, Presence
 from threadkeep.store.address import DatabaseAddress
 
-WATCH_SECONDS = 0.25
-"""How often a process looks what others want of its runs: a cancel has to stop them within two seconds."""
+_WATCH_SECONDS = 0.25
+"""How often a process looks whether others have taken its runs."""
 
 _WAIT_SECONDS = 0.05
 _RETENTION_SECONDS = 60.0
@@ -37,8 +37,8 @@ class Owner(Protocol):
         """Carry a run out."""
         ...
 
-    def stop(self, run_id: str, stop: Stop) -> None:
-        """Stop a run, if it is carried out here."""
+    def taken_away(self, run_id: str) -> None:
+        """Hear that another process has a run."""
         ...
 
     def gave_up(self, run_id: str, attempts: int) -> None:
@@ -88,7 +88,7 @@ class Executor:
             raise
         pulse = max(0.05, self._options.dead_seconds / 4)
         self._run(self._beat, pulse)
-        self._run(self._watch, WATCH_SECONDS)
+        self._run(self._watch, _WATCH_SECONDS)
         self._run(self._reap, min(1.0, pulse))
         if self._options.works:
             # At once too: a command that works for a moment is often the only one that ever does.
@@ -108,11 +108,6 @@ class Executor:
         """Have a run carried out by any process that works."""
         with translated():
             await asyncio.wrap_future(self._pool.submit(self._enqueue, run_id))
-
-    async def cancel(self, run_id: str) -> None:
-        """Tell the process that carries a run out, if there is one."""
-        with translated():
-            await asyncio.wrap_future(self._pool.submit(self._cancel, run_id))
 
     def take_no_more(self) -> None:
         """Leave to others what is not begun."""
@@ -180,10 +175,6 @@ class Executor:
         while not self._process.put(attempt):
             attempt = Attempt(run_id, next_number(list(self._process.attempts(run_id))))
 
-    def _cancel(self, run_id: str) -> None:
-        for attempt_id in self._process.attempts(run_id, ["PENDING"]):
-            self._process.ask_to_cancel(attempt_id)
-
     def _try_again(self, attempt: Attempt, *, after_pause: bool = True) -> None:
         """See to a run whose attempt failed."""
         following = attempt.next(failed=True)
@@ -200,12 +191,12 @@ class Executor:
             self._owner.lost()
 
     def _watch(self) -> None:
-        """Hear from others what shall become of the runs that are carried out here."""
+        """See what of the runs that are carried out here others have taken."""
         if not (mine := list(self._tasks)):
             return
         self._process.check()
-        for attempt_id, asked in self._process.asked_of(mine).items():
-            self._owner.stop(run_of(attempt_id), "lost" if asked == "lost" else "cancelled")
+        for attempt_id in self._process.put_to_their_end(mine):
+            self._owner.taken_away(run_of(attempt_id))
 
     def _reap(self) -> None:
         """Hand over what dead processes had, if this one works, and what this one has and knows nothing of."""

@@ -36,10 +36,6 @@ class InProcessEngine:
         """Carry a run out when there is room for it."""
         self._take(self._queued(run_id))
 
-    async def cancel(self, run_id: str) -> None:
-        """Cancel a run's task."""
-        self._carrying.stop(run_id, "cancelled")
-
     def stopping(self, run_id: str) -> Stop | None:
         """Why a run's task was cancelled."""
         return self._carrying.stopping(run_id)

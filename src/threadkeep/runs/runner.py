@@ -14,9 +14,9 @@ from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import Begun, Over, Run
-from threadkeep.runs.carried import Carried, CarriedRuns
+from threadkeep.runs.carried import Carried, CarriedRuns, RunStop
 from threadkeep.runs.checkpoints import RunCheckpoints
-from threadkeep.runs.engine import Engine, Stop
+from threadkeep.runs.engine import Engine
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.live import LiveRun, LiveRuns
@@ -255,7 +255,7 @@ class Runner:
             return Outcome("interrupted", error=gone.kind)
         return await execution.to_its_end()
 
-    def _why_cancelled(self, carried: Carried) -> Stop:
+    def _why_cancelled(self, carried: Carried) -> RunStop:
         """Why the task that carries a run out was cancelled from outside: by the engine, or by its parent's."""
         above = self.carried.of(carried.run.parent_run_id or "")
         if above is not None:
