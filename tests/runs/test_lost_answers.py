@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,10 @@ from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.loading import read_workflow
+from threadkeep.history.session import Session
+from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.listening import listen
+from threadkeep.runs.live import LiveRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.testing import Gate, ScriptedModel
@@ -163,3 +168,38 @@ async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
         assert again.live.outcome is None
         gate.open()
         assert (await service.result(again.run_id)).text == "hello"
+
+
+async def test_a_person_waits_for_the_try_that_goes_on(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """The database ended a try, and was back before the person was answered without it: it is the run that answers."""
+    gate, heard, again = Gate(), list[LiveRun](), asyncio.Event()
+
+    @asynccontextmanager
+    async def until_it_goes_on(_session: Session, _seconds: float = 0.0) -> AsyncIterator[None]:
+        async with asyncio.timeout(None) as limit:
+            watching = asyncio.create_task(gate.reached())
+            watching.add_done_callback(lambda task: None if task.cancelled() else limit.reschedule(0.0))
+            try:
+                yield
+            finally:
+                watching.cancel()
+
+    async def hear(turn: ChatTurn, live: LiveRun, work: asyncio.Task[Any]) -> None:
+        heard.append(live)
+        if len(heard) == 2:
+            again.set()
+        await listen(turn, live, work)
+
+    monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
+    monkeypatch.setattr(Session, "patience", until_it_goes_on)
+    monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
+    model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])
+    chat = make_chat(sqlite_memory, model)
+    async with asyncio.timeout(60):
+        asking = asyncio.create_task(chat.ask(said("hi", "1")))
+        await again.wait()
+        gate.open()
+        assert (await asking).response == "hello"
+    assert (len(model.calls), heard[0] is heard[1]) == (2, True)

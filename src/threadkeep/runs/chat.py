@@ -201,9 +201,15 @@ class Chat:
         if turn.stopped:
             await cancel()
         try:
-            if not submitted.over:
-                await listen(turn, live, ending)
-            return await ending if live.outcome is None else await self._recorded(turn, live.outcome, ending)
+            while True:
+                if not submitted.over:
+                    await listen(turn, live, ending)
+                if (outcome := live.outcome) is None:
+                    return await ending
+                ended = await self._recorded(turn, outcome, ending)
+                # What came out of a try that the database ended counts no more where the run goes on.
+                if ended is not outcome or live.outcome is outcome:
+                    return ended
         finally:
             ending.cancel()
 
