@@ -121,7 +121,7 @@ def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
     """An index of a database so big that no search comes to an end."""
     index = SearchIndex(driver)
     names = ("match", "match_short", "match_short_of_user")
-    statements = load_statements(f"{driver.backend}/search.sql")
+    statements = load_statements("search.sql", f"{driver.backend}/search.sql")
     monkeypatch.setattr(index, "_sql", {**statements, **dict.fromkeys(names, _ENDLESS[driver.backend])})
     return index
 

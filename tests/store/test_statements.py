@@ -17,6 +17,7 @@ _FILES = [
     "runs_order.sql",
     "runs_trace.sql",
     "runs_records.sql",
+    "search.sql",
     "sqlite/search.sql",
     "postgres/search.sql",
 ]

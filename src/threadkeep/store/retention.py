@@ -192,9 +192,8 @@ class RetentionRows:
 
     async def _forget(self, connection: Connection, place: Parameters) -> None:
         """Take messages out of what finds them."""
-        for name in ("forget_texts", "forget_documents", "delete_vectors"):
-            if name in self._sql:
-                await connection.execute(self._sql[name], place)
+        for name in ("forget_texts", "delete_vectors"):
+            await connection.execute(self._sql[name], place)
 
     async def _delete(
         self, connection: Connection, place: dict[str, object], removed: Removed, created_at: datetime

@@ -57,7 +57,7 @@ class SearchIndex:
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._sql = load_statements(f"{driver.backend}/search.sql")
+        self._sql = load_statements("search.sql", f"{driver.backend}/search.sql")
         self._turn = asyncio.Lock()
         self._searches = asyncio.Semaphore(_SEARCHES)
 

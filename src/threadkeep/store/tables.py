@@ -26,7 +26,6 @@ _LAST_ID = "~"
 _ANSWER_REACH = 10_000
 _PLACES_AT_ONCE = 500
 # In this order; those that an engine does not need are not in its files.
-_FORGETTING = ("forget_texts", "forget_documents")
 _DELETION = (
     "hold_runs",
     "delete_runs",
@@ -46,7 +45,7 @@ class TableTranscripts:
         self._count = count
         self._clock = clock
         self._commits = GroupCommit(driver)
-        self._sql = load_statements("transcripts.sql", f"{driver.backend}/search.sql")
+        self._sql = load_statements("transcripts.sql")
         self._deletion = deletion_statements(driver.backend)
 
     @property
@@ -189,7 +188,9 @@ async def delete_session(connection: Connection, sql: Mapping[str, str], session
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
     # Where there was none one may have begun since, which no lock keeps from being indexed: that one stays.
-    for name in (*_FORGETTING, *_DELETION) if there else _DELETION:
+    if there:
+        await connection.execute(sql["forget_texts"], key)
+    for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)
     return there and await connection.execute(sql["delete_session"], key) > 0

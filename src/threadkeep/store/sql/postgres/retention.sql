@@ -4,7 +4,7 @@
 -- Also against those who only keep the session from being deleted while they add to it: vectors of messages, say.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id FOR UPDATE
 
--- name: forget_documents
+-- name: forget_texts
 DELETE FROM chat_search f USING chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND f.document = m.document
 

@@ -1,22 +1,5 @@
 -- The trigram index on SQLite.
 
--- name: to_index
-SELECT session_id, indexed_seq, last_seq FROM chat_sessions WHERE indexed_seq < last_seq LIMIT :limit
-
--- name: texts
-SELECT seq, id, content FROM chat_messages
-WHERE session_id = :session_id AND seq > :after AND seq <= :upto
-ORDER BY seq
-
--- name: advance
--- Only from where the index was, and only if the last message that was read (:seq, :id; none if there was none) is there.
-UPDATE chat_sessions SET indexed_seq = :upto
-WHERE session_id = :session_id AND indexed_seq = :after
-    AND (
-        CAST(:id AS TEXT) IS NULL
-        OR EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq AND m.id = :id)
-    )
-
 -- name: add_text
 INSERT INTO chat_search (rowid, content)
 SELECT m.document, m.content FROM chat_messages m
