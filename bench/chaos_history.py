@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -206,7 +207,7 @@ def _row(row: Sequence[Any]) -> Row:
 def _rows(url: str, statement: LiteralString) -> list[tuple[Any, ...]]:
     address = parse_address(url)
     if address.path is not None:
-        with sqlite3.connect(address.path) as connection:
+        with closing(sqlite3.connect(address.path)) as connection:
             return connection.execute(statement).fetchall()
     assert address.dsn is not None
     with psycopg.connect(address.dsn) as server:
