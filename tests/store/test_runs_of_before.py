@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sqlite3
 from datetime import UTC, datetime
 
 import pytest
@@ -85,3 +86,17 @@ async def test_a_run_of_before_is_whole(url_of_before: str, clock: SettableClock
         assert [len(query(url_of_before, f"SELECT run_id FROM {table}")) for table in tables] == [1, 1]
         await runs.records.forget_runs(["r1"])
     assert [query(url_of_before, f"SELECT * FROM {table}") for table in _TABLES] == [[]] * len(_TABLES)
+
+
+@pytest.mark.parametrize("url_of_before", ["sqlite"], indirect=True)
+async def test_an_older_process_that_still_runs_leaves_no_record_that_nobody_reads(url_of_before: str) -> None:
+    """It notes times as texts, which SQLite would keep among the numbers: never read nor deleted by their time."""
+    async with migrated_driver(url_of_before):
+        pass
+    columns, values = "run_id, call, created_at, manifest", f"'r1', 2, '{_MOMENT}', '{{}}'"
+    for statement in (
+        f"INSERT INTO chat_run_manifests ({columns}) VALUES ({values})",
+        f"INSERT INTO chat_manifests ({columns}, session_id) VALUES ({values}, 'room')",
+    ):
+        with pytest.raises(sqlite3.IntegrityError, match="typeof"):
+            execute(url_of_before, statement)

@@ -2,12 +2,13 @@
 -- was asked by reference.
 
 -- `manifest` is compact JSON, or JSON as it is where it was stored before. `created_at` is in microseconds since 1970;
--- strftime gets whole seconds, since before SQLite 3.44 it rounds a fraction up to the next one.
+-- strftime gets whole seconds, since before SQLite 3.44 it rounds a fraction up to the next one. A process of before that
+-- still runs would store a text there, which is neither found nor deleted by its time.
 CREATE TABLE chat_compact_manifests (
     session_id TEXT NOT NULL REFERENCES chat_sessions (session_id) ON DELETE CASCADE,
     run_id     TEXT NOT NULL,
     call       INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
+    created_at INTEGER NOT NULL CHECK (typeof(created_at) = 'integer'),
     manifest   BLOB NOT NULL,
     PRIMARY KEY (run_id, session_id, call)
 );
@@ -169,7 +170,7 @@ ALTER TABLE chat_compact_run_tool_calls RENAME TO chat_run_tool_calls;
 CREATE TABLE chat_compact_run_manifests (
     run_id     TEXT NOT NULL REFERENCES chat_compact_runs (run_id) ON DELETE CASCADE,
     call       INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
+    created_at INTEGER NOT NULL CHECK (typeof(created_at) = 'integer'),
     manifest   BLOB NOT NULL,
     PRIMARY KEY (run_id, call)
 );
