@@ -21,8 +21,10 @@ def filled(any_cli: CommandLine) -> CommandLine:
             new = NewRun(run_id=run_id, workflow="desk", input={"text": "canary"}, parent_run_id=parent)
             await memory.runs.order.add(new, owner="me")
             await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})])
-        for run_id in ("child", "old", "young"):
+        for run_id in ("child", "old"):
             await memory.runs.finish(run_id, "me", "done")
+        # It may be tried again, and needs its checkpoints for that.
+        await memory.runs.finish("young", "me", "cancelled")
         await memory.runs.finish("aside", "me", "failed", set_aside=True)
 
     any_cli.remember(fill)

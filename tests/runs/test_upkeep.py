@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import empty_checkpoint
 
 from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
 from threadkeep.errors import StoreUnavailable
@@ -97,6 +99,20 @@ async def test_checkpoints_go_with_their_runs(desk: RunDesk, clock: SettableCloc
 
         async def none() -> bool:
             return await kept() == [False, False]
+
+        await eventually(none)
+
+
+async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(desk: RunDesk) -> None:
+    """Others remove what it could not; nobody waits for that as for runs that may be tried again."""
+    await desk.memory.runs.order.add(NewRun(run_id="run", workflow="desk", input={}), owner="dead")
+    thread: RunnableConfig = {"configurable": {"thread_id": "run", "checkpoint_ns": ""}}
+    await desk.saver.aput(thread, empty_checkpoint(), {}, {})
+    assert await desk.memory.runs.finish("run", "dead", "done")
+    async with desk.open(AGENT, options=BUSY):
+
+        async def none() -> bool:
+            return await desk.saver.aget_tuple(thread) is None
 
         await eventually(none)
 

@@ -134,7 +134,7 @@ async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> 
 
 
 async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, clock: SettableClock) -> None:
-    """Of runs that have begun and are over; a run that goes on again needs them."""
+    """Of runs that have begun and are over; only those without a result may go on again, and need them."""
     records = memory.runs.records
     for run_id in ("r1", "r2", "r3"):
         await memory.runs.order.add(asked(run_id, session=run_id))
@@ -143,7 +143,7 @@ async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, cloc
     assert await records.with_checkpoints(clock(), limit=9) == []
     await memory.runs.finish("r1", "me", "done")
     await memory.runs.finish("r2", "me", "failed")
-    assert await records.with_checkpoints(clock() - timedelta(seconds=1), limit=9) == []
+    assert await records.with_checkpoints(clock() - timedelta(seconds=1), limit=9) == ["r1"]
     assert await records.with_checkpoints(clock(), limit=9) == ["r1", "r2"]
     await memory.runs.retry("r2")
     await records.checkpoints_removed(["r1", "r2"])

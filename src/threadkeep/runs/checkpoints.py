@@ -33,7 +33,7 @@ class RunCheckpoints:
         await self._records.checkpoints_removed(run_ids)
 
     async def remove_before(self, moment: datetime, *, limit: int) -> int:
-        """Remove those of runs that were over at a time, or are gone; answers of how many."""
+        """Remove those of runs that are done or gone, or were over at a time; answers of how many."""
         run_ids = await self._records.with_checkpoints(moment, limit=limit)
         await self.remove(run_ids)
         return len(run_ids)

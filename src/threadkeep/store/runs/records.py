@@ -88,7 +88,7 @@ class RunRecords:
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Runs that were over at a time, or are gone, and may still have checkpoints."""
+        """Runs that may still have checkpoints: done or gone, or over at a time without a result."""
         return await self._ids("with_checkpoints", {"before": time_text(moment), "limit": limit})
 
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:

@@ -109,9 +109,11 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 DELETE FROM chat_active_sessions WHERE user_id = :user_id
 
 -- name: with_checkpoints
--- What is over since :before or gone, and may still have checkpoints.
+-- What is done or gone, or over since :before without a result, and may still have checkpoints.
 SELECT c.run_id FROM chat_run_checkpoints c LEFT JOIN chat_runs r ON r.run_id = c.run_id
-WHERE r.run_id IS NULL OR (r.status IN ('done', 'failed', 'cancelled', 'interrupted') AND r.ended_at <= :before)
+WHERE r.run_id IS NULL
+    OR r.status = 'done'
+    OR (r.status IN ('failed', 'cancelled', 'interrupted') AND r.ended_at <= :before)
 ORDER BY c.run_id
 LIMIT :limit
 
