@@ -10,6 +10,7 @@ import pytest
 
 from tests.children import run_together
 from tests.databases import driver_of, execute, migrated_driver, query
+from tests.store.running import asked
 from tests.store.summarising import ROOM, say
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Json
@@ -105,6 +106,20 @@ async def test_what_may_be_there_already_is_not_stored_twice(rows: ManifestRows,
     assert [each.manifest for each in await rows.of_run("run-1")] == [{"n": 1}, {"n": 2}, {"n": 3}]
     await rows.add([first])
     assert len(await rows.of_run("run-1")) == 4
+
+
+async def test_a_manifest_with_all_its_names_is_not_stored_twice(
+    shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """Nor does it lose the name of a session that has not begun: it is kept with its run until then."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await memory.runs.order.add(asked("r1", session="later"))
+    for session_id in (ROOM, "later"):
+        manifest: dict[str, Json] = {"run_id": "r1", "session_id": session_id, "entries": [{"id": "a"}]}
+        for again in (False, True):
+            await rows.add([noted(clock, "r1", session_id=session_id, manifest=manifest, again=again)])
+    stored = [(each.session_id, each.manifest["session_id"]) for each in await rows.of_run("r1")]
+    assert stored == [(None, "later"), (ROOM, ROOM)]
 
 
 async def test_what_may_be_there_is_known_by_what_is_read(

@@ -30,12 +30,12 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
     return short
 
 
-def unpacked(short: Mapping[str, Json], columns: Mapping[str, str | None]) -> dict[str, Json]:
+def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
     """The manifest that was packed; one that never was, as it is."""
     parts = short.get(_PACKED)
     if "entries" in short or not isinstance(parts, list):
         return dict(short)
-    whole: dict[str, Json] = {name: value for name, value in columns.items() if value is not None}
+    whole: dict[str, Json] = dict(columns)
     whole |= {name: value for name, value in short.items() if name != _PACKED}
     whole["entries"] = [one for part in parts for one in _apart(part)]
     return whole

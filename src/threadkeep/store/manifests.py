@@ -74,6 +74,11 @@ class _Keeper:
     column: Literal["session_id", "run_id"]
     name: str
 
+    @property
+    def session_id(self) -> str | None:
+        """The session, if it is one."""
+        return self.name if self.column == "session_id" else None
+
     def statement(self, name: str) -> str:
         """What a statement is called for this kind of keeper."""
         return name if self.column == "session_id" else f"{name}_of_run"
@@ -198,13 +203,13 @@ class ManifestRows:
         return stored
 
     async def _keep(self, connection: Connection, keeper: _Keeper, rows: Sequence[_Noted]) -> int:
-        session_id = keeper.name if keeper.column == "session_id" else None
-        ids = await self._ids_at(connection, session_id, [manifest for _, manifest in rows])
+        ids = await self._ids_at(connection, keeper.session_id, [manifest for _, manifest in rows])
         parameters: list[dict[str, object]] = []
         for entry, manifest in rows:
             key = {"run_id": entry.run_id, "created_at": self._moment(entry.created_at), keeper.column: keeper.name}
             if not (entry.again and await self._is_there(connection, keeper, key, (entry, manifest))):
-                parameters.append({**key, "manifest": _compact_manifest(entry, without_ids(manifest, ids))})
+                short = packed(without_ids(manifest, ids), _columns(keeper.session_id, entry.run_id))
+                parameters.append({**key, "manifest": compact(dump_json(short))})
         if parameters:
             await connection.execute_many(self._sql[keeper.statement("insert_manifest")], parameters)
         texts = {digest: text for entry, _ in rows for digest, text in sorted(entry.texts.items())}
@@ -215,10 +220,10 @@ class ManifestRows:
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
         """Whether the same was noted at the same moment. As it is read: what is left out depends on the transcript."""
         entry, manifest = noted
-        session_id = keeper.name if keeper.column == "session_id" else None
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
-        found = [_manifest_of((session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
-        wanted = dump_json(unpacked(packed(manifest, _columns_of(entry)), _columns_of(entry)))
+        found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
+        columns = _columns(keeper.session_id, entry.run_id)
+        wanted = dump_json(unpacked(packed(manifest, columns), columns))
         return any(dump_json(each.manifest) == wanted for each in await self._whole(connection, found))
 
     async def _use_texts(self, connection: Connection, keeper: _Keeper, texts: Mapping[str, str]) -> None:
@@ -245,17 +250,12 @@ def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
     return dict(cleaned) if isinstance(cleaned, Mapping) else {}
 
 
-def _columns_of(entry: NotedManifest) -> dict[str, str]:
-    """What of a manifest its row says."""
-    return {"run_id": entry.run_id} | ({} if entry.session_id is None else {"session_id": entry.session_id})
-
-
-def _compact_manifest(entry: NotedManifest, manifest: Mapping[str, Json]) -> bytes:
-    return compact(dump_json(packed(manifest, _columns_of(entry))))
+def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
+    """What of a manifest its row says, in the order in which it is read."""
+    return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, stored = row
-    columns = {"session_id": session_id, "run_id": run_id}
-    manifest = unpacked(json.loads(expanded(stored)), columns)
+    manifest = unpacked(json.loads(expanded(stored)), _columns(session_id, run_id))
     return StoredManifest(session_id, run_id, int(call), moment_of(created_at), manifest)
