@@ -21,6 +21,7 @@ from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out, eventually
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.loading import read_workflow
+from threadkeep.observe import RunTrouble
 from threadkeep.runs.progress import RunProgress
 from threadkeep.runs.progress_saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest
@@ -240,6 +241,7 @@ async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
     async with every_desk.open(STEPS, options=LATE) as service:
         result = await carried_out(service, GO)
     assert (result.status, result.run.error) == ("failed", "TypeError")
+    assert RunTrouble(error="TypeError", work="keeping_progress") in every_desk.events.of(RunTrouble)
 
 
 async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str) -> None:

@@ -97,4 +97,4 @@ class RunEndings:
         except StoreUnavailable:
             raise
         except Exception as error:  # noqa: BLE001 - without it the run begins anew; it has to end in any case
-            self._observer.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
+            self._observer.notify(RunTrouble(error=type(error).__name__, work="keeping_progress"))
