@@ -26,10 +26,11 @@ if TYPE_CHECKING:
 # There is no garbage before the first test, but much that would be searched for it.
 gc.disable()
 
+# What nobody names a folder for, such as pending writes, is kept here and not beside what a person keeps.
 # The PostgreSQL package warns at its import where the machine names no runtime folder.
-_RUNTIME_FOLDER = "" if "XDG_RUNTIME_DIR" in os.environ else tempfile.mkdtemp(prefix="threadkeep-runtime-")
-if _RUNTIME_FOLDER:
-    os.environ["XDG_RUNTIME_DIR"] = _RUNTIME_FOLDER
+_FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
+os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
+os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
 
 # The contract asserts too, and should say what it saw.
 for laws in ("append_laws", "reading_laws", "session_laws"):
@@ -65,10 +66,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Undo what was done above: let go of what was collected, and take the runtime folder away."""
+    """Undo what was done above: let go of what was collected, and take the folder away."""
     gc.unfreeze()
-    if _RUNTIME_FOLDER:
-        shutil.rmtree(_RUNTIME_FOLDER, ignore_errors=True)
+    shutil.rmtree(_FOLDER, ignore_errors=True)
 
 
 @pytest.fixture(scope="session", autouse=True)
