@@ -60,6 +60,13 @@ def working(*desks: Desk) -> Iterator[list[Child[None]]]:
             child.kill()
 
 
+def is_in_the_middle(notes: Notes, pid: int) -> bool:
+    """Whether a process has asked for all that it asks for, and nodes are at work in it."""
+    its = [note for note in notes.read() if note.pid == pid]
+    begun, over = ({note.run_id for note in its if note.what == what} for what in ("second", "over"))
+    return any(note.what == "ready" for note in its) and begun > over
+
+
 async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, notes: Notes) -> None:
     """Runs of callers who wait, of queues, and children: all end, each question and answer is stored once."""
     mine, queued, parents = ([f"{kind}{number}" for number in range(4)] for kind in ("waited", "queued", "parent"))
@@ -71,7 +78,9 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
             request = RunRequest(workflow=workflow, text=text, session_id=text, message_id="m")
             runs[text] = (await service.submit(request, mode="background")).run_id
         with working(first, second) as children:
-            await until(lambda: len(notes.of("second")) >= 6, "nodes to be at work in both")
+            await until(
+                lambda: is_in_the_middle(notes, children[0].pid), "the first to have asked for all, and be at it"
+            )
             children[0].kill()
             await until(lambda: notes.of("over") >= set(mine + queued + parents), "all nodes to be done")
             for text in mine:

@@ -155,7 +155,10 @@ async def get_events(
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)
 async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Cancelled:
-    """Stop a run and all below it, in whatever process they are. What is at work has ended within two seconds."""
+    """Stop a run and all below it, in whatever process they are.
+
+    What is at work has ended within two seconds; where its process has just died, as soon as that is seen.
+    """
     return Cancelled(run_ids=await (await app.runs.service()).cancel(run_id, user_id=user_id))
 
 
