@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -11,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
 
 from threadkeep.errors import StoreUnavailable
+from threadkeep.runs.postponed import Postponed
 
 _AGAIN_SECONDS: Final = 1.0
 
@@ -74,9 +74,7 @@ class RunProgress:
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
         self._places: set[str] = set()
-        self._storing = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._storing = Postponed(self._keep_beside)
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
@@ -96,7 +94,7 @@ class RunProgress:
                 if isinstance(older, PendingCheckpoint):
                     new = new.instead_of(older)
         self._pending[new] = None
-        self._arm(self._seconds)
+        self._storing.within(self._seconds)
 
     def is_new(self, place: str) -> bool:
         """Whether there is nothing of a place, here or anywhere."""
@@ -108,8 +106,8 @@ class RunProgress:
         Raises:
             StoreUnavailable: the database does not take it; it is kept for the next try.
         """
-        self._disarm()
-        async with self._storing:
+        self._storing.disarm()
+        async with self._storing.working:
             for one in list(self._pending):
                 if one not in self._pending:
                     continue  # a newer one has taken its place meanwhile
@@ -119,29 +117,9 @@ class RunProgress:
 
     async def leave(self) -> bool:
         """Forget what is not stored: the run is over, or another process's. Whether nothing was stored ever."""
-        self._disarm()
         self._pending.clear()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._storing.close()
         return self._unstored
-
-    def _arm(self, seconds: float) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._due)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _due(self) -> None:
-        self._timer = None
-        if self._storing.locked():
-            self._arm(self._seconds)
-            return
-        task = asyncio.create_task(self._keep_beside())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _keep_beside(self) -> None:
         try:
@@ -149,7 +127,7 @@ class RunProgress:
         except StoreUnavailable:
             # The run goes on: by its end at the latest somebody insists on what it still needs.
             if self._pending:
-                self._arm(_AGAIN_SECONDS)
+                self._storing.within(_AGAIN_SECONDS)
         except Exception as error:  # noqa: BLE001 - a state that cannot be stored is the graph's failure, told there
             self._failed = error
 

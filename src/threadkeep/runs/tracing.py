@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
@@ -17,6 +16,7 @@ from threadkeep.errors import StoreError
 from threadkeep.records import Json
 from threadkeep.records.runs import TokenUsage, TraceEvent
 from threadkeep.runs.live import LiveRun
+from threadkeep.runs.postponed import Postponed
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
 type Data = Mapping[str, Json]
@@ -51,19 +51,17 @@ class RunTracer:
         self._group = TraceGroup()
         self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None
-        self._storing = asyncio.Lock()
-        self._timer: asyncio.TimerHandle | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._storing = Postponed(self._store)
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Note an event."""
         self._group.events.append(TraceEvent(kind, node, data or {}))
-        self._arm()
+        self._storing.within(self._seconds)
 
     def use(self, usage: TokenUsage) -> None:
         """Note what a model call took."""
         self._group.usage.append(usage)
-        self._arm()
+        self._storing.within(self._seconds)
 
     async def flush(self) -> None:
         """Store what was noted so far.
@@ -71,8 +69,8 @@ class RunTracer:
         Raises:
             StoreError: the database does not take it; it is kept for the next try.
         """
-        self._disarm()
-        async with self._storing:
+        self._storing.disarm()
+        async with self._storing.working:
             self._seal()
             await self._store_sealed(leaving=0)
         self._live.signal()
@@ -83,8 +81,8 @@ class RunTracer:
         Raises:
             StoreError: the database does not take it; it is kept for the next try.
         """
-        self._disarm()
-        async with self._storing:
+        self._storing.disarm()
+        async with self._storing.working:
             self._seal()
             await self._store_sealed(leaving=1)
             group = self._sealed[0] if self._sealed else TraceGroup()
@@ -96,9 +94,7 @@ class RunTracer:
 
     async def close(self) -> None:
         """Let go of what is half done; nothing is stored any more."""
-        self._disarm()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._storing.close()
 
     def _seal(self) -> None:
         if self._group.events or self._group.usage:
@@ -123,24 +119,6 @@ class RunTracer:
                 self._lost()
                 return
             self._number = number
-
-    def _arm(self) -> None:
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(self._seconds, self._due)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _due(self) -> None:
-        self._timer = None
-        if self._storing.locked():
-            self._arm()
-            return
-        task = asyncio.create_task(self._store())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
     async def _store(self) -> None:
         try:
