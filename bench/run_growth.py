@@ -37,9 +37,10 @@ _LEFT = """
 _SOON_FORGOTTEN = EngineOptions(keep_finished_seconds=0.1)
 _OFTEN = RunServiceOptions(upkeep_seconds=0.2)
 
+_SEARCH = "search index"
 _PARTS = {
     "transcripts": ("chat_messages", "chat_sessions"),
-    "search index": ("chat_search",),
+    _SEARCH: ("chat_search",),
     "records of model calls": ("chat_manifests", "chat_context_texts", "chat_run_manifests", "chat_run_texts"),
     "traces and usage": ("chat_run_events", "chat_run_traces", "chat_run_usage", "chat_run_tool_calls"),
     "runs": ("chat_run", "chat_workflows", "chat_active_sessions"),
@@ -68,6 +69,15 @@ class Growth:
     def times_text(self) -> float:
         """The growth beside the text."""
         return self.ours / self.text
+
+    def text_for(self, times: float) -> float | None:
+        """The bytes of text a turn with which it grew by so many times its text; None where no text is long enough.
+
+        The text and its search index grow with the text; what else a turn leaves has the same size beside any text.
+        """
+        growing = self.text + self.parts[_SEARCH]
+        room = times - growing / self.text
+        return (self.ours - growing) / self.turns / room if room > 0 else None
 
 
 async def measure_growth(place: Place, saver_place: Place, turns: int, tell: Tell) -> Growth:

@@ -36,7 +36,7 @@ class RunsPlan:
     engines: tuple[Engine, ...] = ENGINES
     latency_rounds: int = 150
     queue: QueuePlan = QueuePlan()
-    growth_turns: int = 500
+    growth_turns: int = 1_000
 
 
 FULL = RunsPlan()
@@ -163,6 +163,7 @@ def _growth(found: Mapping[Engine, Found]) -> Sheet:
         ("the text itself", *(_size(one.text, one) for one in growths.values())),
         ("Threadkeep, all", *(_size(one.ours, one) for one in growths.values())),
         *((f"– {part}", *(_size(one.parts[part], one) for one in growths.values())) for part in PARTS),
+        (f"text of a turn that makes it {_TIMES_TEXT:g} ×", *(_text_for(one) for one in growths.values())),
         ("checkpointed `MessagesState`", *(_size(one.saver, one) for one in growths.values())),
     ]
     return Sheet("Growth", ("bytes a turn, and × the text", *(ENGINE_TITLES[one] for one in growths)), tuple(rows))
@@ -170,6 +171,11 @@ def _growth(found: Mapping[Engine, Found]) -> Sheet:
 
 def _size(size: int, growth: Growth) -> str:
     return f"{size / growth.turns:,.0f} ({size / growth.text:.2f} ×)"
+
+
+def _text_for(growth: Growth) -> str:
+    text = growth.text_for(_TIMES_TEXT)
+    return "none" if text is None else f"{text:,.0f}"
 
 
 def _rate(queue: Mapping[str, float], name: str) -> str:
