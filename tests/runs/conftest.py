@@ -9,6 +9,7 @@ import pytest
 
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import Chats
+from tests.runs.checkpointing import CountingSaver
 from tests.runs.desk import RunDesk
 from threadkeep import Memory
 from threadkeep.testing import ScriptedModel
@@ -29,6 +30,13 @@ def desk(sqlite_memory: Memory, events: RecordedEvents) -> RunDesk:
 def every_desk(memory: Memory, events: RecordedEvents) -> RunDesk:
     """Runs on each database in turn, with an engine in the test's process."""
     return RunDesk(memory, numbered(), events)
+
+
+@pytest.fixture
+def saver(every_desk: RunDesk) -> CountingSaver:
+    """The checkpointer of the desk."""
+    every_desk.saver = saver = CountingSaver()
+    return saver
 
 
 @pytest.fixture

@@ -2,93 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
-from langchain_core.runnables import RunnableConfig
 from langgraph.channels.delta import DeltaChannel
-from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
-from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
 from tests.graphs import tools
-from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out, eventually
-from threadkeep.errors import StoreUnavailable
+from tests.recorded_events import RecordedEvents
+from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, thread_named
+from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.observe import RunTrouble
-from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.progress_saver import ProgressSaver
-from threadkeep.runs.requests import RunRequest
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
 from threadkeep.testing import Gate, ScriptedModel
-
-_NEVER = 3600.0
-LATE = replace(QUICK, progress_seconds=_NEVER)
-STEPS = """\
-schema: 1
-name: steps
-nodes:
-  greeting: {kind: template, text: Hello, next: answer}
-  answer: {kind: agent, tools: ['tests.graphs.tools:waiting'], next: end}
-"""
-GO = RunRequest(workflow="steps", text="go", session_id="room", message_id="m1")
-
-
-class CountingSaver(InMemorySaver):
-    """A checkpointer that counts what it is asked for, and that can be away."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.asked: list[str] = []
-        self.failure: Exception | None = None
-
-    async def aget_tuple(self, config: RunnableConfig) -> Any:
-        """Count it."""
-        self._note("read")
-        return await super().aget_tuple(config)
-
-    async def aput(
-        self,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> RunnableConfig:
-        """Count it."""
-        self._note("checkpoint")
-        return await super().aput(config, checkpoint, metadata, new_versions)
-
-    async def aput_writes(
-        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
-    ) -> None:
-        """Count it."""
-        self._note("writes")
-        await super().aput_writes(config, writes, task_id, task_path)
-
-    async def adelete_thread(self, thread_id: str) -> None:
-        """Count it."""
-        self._note("removal")
-        await super().adelete_thread(thread_id)
-
-    def _note(self, what: str) -> None:
-        self.asked.append(what)
-        if self.failure is not None:
-            raise self.failure
-
-
-@pytest.fixture
-def saver(every_desk: RunDesk) -> CountingSaver:
-    """The checkpointer of the desk."""
-    every_desk.saver = saver = CountingSaver()
-    return saver
 
 
 @pytest.fixture(autouse=True)
@@ -96,11 +33,6 @@ def ran() -> list[str]:
     """Which tools were run."""
     tools.RAN.clear()
     return tools.RAN
-
-
-def calling(tool: str, **args: str) -> AIMessage:
-    """A model that wants a tool."""
-    return AIMessage("", tool_calls=[{"name": tool, "args": args, "id": tool}])
 
 
 async def test_a_run_that_has_its_result_needs_no_checkpoints(every_desk: RunDesk, saver: CountingSaver) -> None:
@@ -169,7 +101,7 @@ async def test_a_run_that_is_left_to_others_goes_on_where_it_stopped(
     """A service that ends keeps all that its runs have done."""
     gate = Gate()
     every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "never"]])
-    async with every_desk.open(STEPS, options=replace(LEAVING, progress_seconds=_NEVER)) as service:
+    async with every_desk.open(STEPS, options=replace(LEAVING, progress_seconds=NEVER)) as service:
         run = await service.submit(GO)
         await gate.reached()
     assert "checkpoint" in saver.asked
@@ -194,44 +126,6 @@ async def test_a_run_that_asks_goes_on_with_the_answer(
     assert ran == ["plain", "asked", "asked"]
 
 
-async def test_checkpoints_that_are_away_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
-    """Nobody needs them of a run that comes to its end."""
-    saver.failure = StoreUnavailable("away")
-    gate = Gate()
-    every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
-    async with every_desk.open(STEPS, options=replace(QUICK, progress_seconds=0.0)) as service:
-        run = await service.submit(GO)
-        await gate.reached()
-
-        async def tried() -> bool:
-            return saver.asked != []
-
-        await eventually(tried)
-        gate.open()
-        assert (await service.result(run.run_id)).text == "well"
-
-
-async def test_a_failed_run_waits_for_its_checkpoints(
-    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
-) -> None:
-    """Its end is recorded when they can be kept."""
-    saver.failure = StoreUnavailable("away")
-    every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
-    async with every_desk.open(STEPS, options=LATE) as service:
-        run = await service.submit(GO)
-
-        async def tried() -> bool:
-            return saver.asked != []
-
-        await eventually(tried)
-        assert (await service.run(run.run_id)).status == "running"
-        saver.failure = None
-        assert (await service.result(run.run_id)).status == "failed"
-        await service.retry(run.run_id)
-        assert (await service.result(run.run_id)).text == "well"
-    assert ran == ["plain"]
-
-
 async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
     every_desk: RunDesk, saver: CountingSaver
 ) -> None:
@@ -244,7 +138,7 @@ async def test_a_state_that_cannot_be_kept_fails_the_run_that_needs_it(
     assert RunTrouble(error="TypeError", work="keeping_progress") in every_desk.events.of(RunTrouble)
 
 
-async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str) -> None:
+async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str, events: RecordedEvents) -> None:
     """On each real checkpointer: the same state, the same question, the same next step."""
 
     async def ask(state: MessagesState) -> dict[str, Any]:
@@ -263,10 +157,10 @@ async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str) -
     given: Any = {"messages": [HumanMessage("go", id="q")]}
     async with _checkpointer(shared_url) as saver:
         graph = builder.compile(checkpointer=saver)
-        progress_saver, progress = ProgressSaver(saver), RunProgress(fresh=True, seconds=_NEVER)
+        progress_saver, progress = ProgressSaver(saver), _progress(events)
         progress.beside = True
         late = builder.compile(checkpointer=progress_saver)
-        plainly, beside = _thread("plainly"), _thread("beside")
+        plainly, beside = thread_named("plainly"), thread_named("beside")
         with progress_saver.knowing("beside", progress):
             await late.ainvoke(given, beside, durability="async")
             assert await saver.aget_tuple(beside) is None
@@ -296,12 +190,12 @@ async def _checkpointer(url: str) -> AsyncIterator[Any]:
         yield saver
 
 
-def _thread(name: str) -> RunnableConfig:
-    return {"configurable": {"thread_id": name}}
+def _progress(events: RecordedEvents) -> RunProgress:
+    return RunProgress(ProgressKeeping(events), fresh=True, seconds=NEVER)
 
 
 def _all(saver: CountingSaver, thread: str) -> AsyncIterator[Any]:
-    return saver.alist(_thread(thread))
+    return saver.alist(thread_named(thread))
 
 
 def _place(found: Any) -> str:

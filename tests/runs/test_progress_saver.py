@@ -14,8 +14,9 @@ from tests.runs.desk import RunDesk, carried_out
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.observe import Observers
 from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.progress_saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest, RunResult
 from threadkeep.runs.service import RunService
@@ -87,7 +88,7 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
     builder.add_sequence([(word, saying(word)) for word in ("one", "two", "ask")])
     builder.add_edge(START, "one")
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
-        before, progress = ProgressSaver(saver), RunProgress(fresh=True, seconds=3600.0)
+        before, progress = ProgressSaver(saver), RunProgress(ProgressKeeping(Observers()), fresh=True, seconds=3600.0)
         progress.beside = True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
         with before.knowing("run", progress):

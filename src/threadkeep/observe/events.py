@@ -332,6 +332,13 @@ class RunTrouble(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunWorkRecovered(Event):
+    """What `RunTrouble` was told of once works again: the progress of runs can be kept."""
+
+    work: RunWork
+
+
+@dataclass(frozen=True, kw_only=True)
 class TurnFinished(Event):
     """A turn ended, in whatever way; the tokens are those that the model reported."""
 

@@ -10,6 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
 
 from threadkeep.errors import StoreUnavailable
+from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
 from threadkeep.runs.postponed import Postponed
 
 _AGAIN_SECONDS: Final = 1.0
@@ -57,6 +58,34 @@ class PendingWrites:
 type Pending = PendingCheckpoint | PendingWrites
 
 
+class ProgressKeeping:
+    """Stores the progress of a process's runs; tells once that it cannot be stored for now, and once that it can again.
+
+    What is beside the runs would be silent otherwise until one of them needs it.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._fails = False
+
+    async def store(self, part: Pending) -> None:
+        """Store a part of some run's progress.
+
+        Raises:
+            StoreUnavailable: the database does not take it.
+        """
+        try:
+            await part.store()
+        except StoreUnavailable as error:
+            if not self._fails:
+                self._fails = True
+                self._observer.notify(RunTrouble(error=type(error).__name__, work="keeping_progress"))
+            raise
+        if self._fails:
+            self._fails = False
+            self._observer.notify(RunWorkRecovered(work="keeping_progress"))
+
+
 class RunProgress:
     """The checkpoints of one life of a run: those of its graph, and of the graphs inside, each in a place of its own.
 
@@ -67,8 +96,9 @@ class RunProgress:
     One that cannot be stored for now is tried again; another failure is raised where the next one comes.
     """
 
-    def __init__(self, *, fresh: bool, seconds: float) -> None:
+    def __init__(self, keeping: ProgressKeeping, *, fresh: bool, seconds: float) -> None:
         self.beside = False
+        self._keeping = keeping
         self._unstored = fresh
         self._fresh = fresh
         self._seconds = seconds
@@ -86,7 +116,7 @@ class RunProgress:
         self._places.add(place)
         if not self.beside:
             self._unstored = False
-            await new.store()
+            await self._keeping.store(new)
             return
         if isinstance(new, PendingCheckpoint) and new.is_whole:
             for older in [one for one in self._pending if place_of(one.config) == place]:
@@ -112,7 +142,7 @@ class RunProgress:
                 if one not in self._pending:
                     continue  # a newer one has taken its place meanwhile
                 self._unstored = False
-                await one.store()
+                await self._keeping.store(one)
                 self._pending.pop(one, None)
 
     async def leave(self) -> bool:

@@ -22,7 +22,7 @@ from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.run_beginnings import RunBeginnings
 from threadkeep.runs.run_endings import RunEndings
 from threadkeep.runs.telling import tell_run, tell_turn
@@ -50,6 +50,7 @@ class Runner:
         self._checkpoints = checkpoints
         self._beginnings = RunBeginnings(memory.runs, workflows, self.carried)
         self._endings = RunEndings(memory, workflows)
+        self._keeping = ProgressKeeping(memory.observers)
         self._expected: dict[str, Run] = {}
         # Held from the start on: whoever asks meanwhile must see that it was started.
         self._started: dict[str, LiveRun] = {}
@@ -176,10 +177,8 @@ class Runner:
             with self._progress_known(carried):
                 outcome = await self._carry(carried)
         finally:
-            self.carried.leave(run.run_id)
-            await carried.tracer.close()
-            carried.live.end(carried.over)
-            unstored = await carried.progress.leave()
+            # Whoever is cancelled once more by now still lets go of all of it.
+            unstored = await undisturbed(self._leave(carried))
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
             tell_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
@@ -212,11 +211,18 @@ class Runner:
             seconds=self.means.options.trace_seconds,
             begins=begins,
         )
-        progress = RunProgress(fresh=begins, seconds=self.means.options.progress_seconds)
+        progress = RunProgress(self._keeping, fresh=begins, seconds=self.means.options.progress_seconds)
         carried = Carried(run, self.owner, live, tracer, progress, begins)
         self.carried.enter(carried)
         live.begin()
         return carried
+
+    async def _leave(self, carried: Carried) -> bool:
+        """Let go of a run; whether it has no checkpoints."""
+        self.carried.leave(carried.run.run_id)
+        await carried.tracer.close()
+        carried.live.end(carried.over)
+        return await carried.progress.leave()
 
     def _progress_known(self, carried: Carried) -> AbstractContextManager[None]:
         saver = self.means.saver
@@ -225,7 +231,7 @@ class Runner:
     async def _carry(self, carried: Carried) -> Outcome | None:
         run = carried.run
         if run.cancel_requested_at is not None:
-            return await self._endings.end(carried, Outcome("cancelled"), self.means.resources)
+            return await self._endings.end(carried, Outcome("cancelled"), self.means)
         carried.tracer.note("status", data={"status": "running", "try": run.attempts})
         task = carried.task = asyncio.create_task(self._execute(carried), context=self._context.copy())
         try:
@@ -242,7 +248,7 @@ class Runner:
             outcome = task.result()
         else:
             outcome = Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled")
-        return await undisturbed(self._endings.end(carried, outcome, self.means.resources))
+        return await undisturbed(self._endings.end(carried, outcome, self.means))
 
     async def _execute(self, carried: Carried) -> Outcome:
         if (trigger := carried.run.trigger) != "child":

@@ -16,9 +16,10 @@ class RunServiceOptions:
     A process says every `heartbeat_seconds` that it lives, and looks every `watch_seconds` what of its runs others want
     stopped. A failure that may pass is tried again after `pause_seconds`, doubled each time up to
     `longest_pause_seconds`. What happens in a run waits `trace_seconds` for more to be stored with it, and how far it
-    came `progress_seconds`, where its last steps may be done again. Every `upkeep_seconds` runs that nobody has begun
-    for `forgotten_seconds` are seen to, and checkpoints of runs that are over are removed: of those without a result
-    after `keep_checkpoints_seconds`, since they may be tried again.
+    came `progress_seconds`, where its last steps may be done again; one that ends without a result waits
+    `keep_progress_seconds` at most for a checkpointer that is away, and begins earlier if it is tried again. Every
+    `upkeep_seconds` runs that nobody has begun for `forgotten_seconds` are seen to, and checkpoints of runs that are
+    over are removed: of those without a result after `keep_checkpoints_seconds`, since they may be tried again.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))
@@ -31,6 +32,7 @@ class RunServiceOptions:
     longest_pause_seconds: float = 20.0
     trace_seconds: float = 0.05
     progress_seconds: float = 0.05
+    keep_progress_seconds: float = 10.0
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:

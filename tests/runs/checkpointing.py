@@ -1,0 +1,78 @@
+"""A checkpointer that counts, and runs that come to need it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.runs.desk import QUICK
+from threadkeep.runs.requests import RunRequest
+
+NEVER = 3600.0
+LATE = replace(QUICK, progress_seconds=NEVER)
+STEPS = """\
+schema: 1
+name: steps
+nodes:
+  greeting: {kind: template, text: Hello, next: answer}
+  answer: {kind: agent, tools: ['tests.graphs.tools:waiting'], next: end}
+"""
+GO = RunRequest(workflow="steps", text="go", session_id="room", message_id="m1")
+
+
+class CountingSaver(InMemorySaver):
+    """A checkpointer that counts what it is asked for, and that can be away."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+        self.failure: Exception | None = None
+
+    async def aget_tuple(self, config: RunnableConfig) -> Any:
+        """Count it."""
+        self._note("read")
+        return await super().aget_tuple(config)
+
+    async def aput(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Count it."""
+        self._note("checkpoint")
+        return await super().aput(config, checkpoint, metadata, new_versions)
+
+    async def aput_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Count it."""
+        self._note("writes")
+        await super().aput_writes(config, writes, task_id, task_path)
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Count it."""
+        self._note("removal")
+        await super().adelete_thread(thread_id)
+
+    def _note(self, what: str) -> None:
+        self.asked.append(what)
+        if self.failure is not None:
+            raise self.failure
+
+
+def calling(tool: str, **args: str) -> AIMessage:
+    """A model that wants a tool."""
+    return AIMessage("", tool_calls=[{"name": tool, "args": args, "id": tool}])
+
+
+def thread_named(name: str) -> RunnableConfig:
+    """Where the checkpoints of a thread are."""
+    return {"configurable": {"thread_id": name}}

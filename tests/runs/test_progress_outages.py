@@ -1,0 +1,154 @@
+"""Checkpoints that are away: no run is held up for ever, and somebody is told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langgraph.graph import START, MessagesState, StateGraph
+
+from tests.graphs import tools
+from tests.recorded_events import RecordedEvents
+from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, thread_named
+from tests.runs.desk import QUICK, RunDesk, eventually
+from threadkeep.errors import StoreUnavailable
+from threadkeep.observe import RunTrouble, RunWorkRecovered
+from threadkeep.runs.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.runner import Runner
+from threadkeep.runs.tracing import RunTracer
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@pytest.fixture(autouse=True)
+def ran() -> list[str]:
+    """Which tools were run."""
+    tools.RAN.clear()
+    return tools.RAN
+
+
+async def test_checkpoints_that_are_away_stop_no_run(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """Nobody needs them of a run that comes to its end."""
+    saver.failure = StoreUnavailable("away")
+    gate = Gate()
+    every_desk.model = ScriptedModel([calling("plain", text="a"), [gate, "well"]])
+    async with every_desk.open(STEPS, options=replace(QUICK, progress_seconds=0.0)) as service:
+        run = await service.submit(GO)
+        await gate.reached()
+
+        async def tried() -> bool:
+            return saver.asked != []
+
+        await eventually(tried)
+        gate.open()
+        assert (await service.result(run.run_id)).text == "well"
+
+
+async def test_a_failed_run_waits_for_its_checkpoints(
+    every_desk: RunDesk, saver: CountingSaver, ran: list[str]
+) -> None:
+    """Its end is recorded when they can be kept."""
+    saver.failure = StoreUnavailable("away")
+    every_desk.model = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        run = await service.submit(GO)
+
+        async def tried() -> bool:
+            return saver.asked != []
+
+        await eventually(tried)
+        assert (await service.run(run.run_id)).status == "running"
+        saver.failure = None
+        assert (await service.result(run.run_id)).status == "failed"
+        await service.retry(run.run_id)
+        assert (await service.result(run.run_id)).text == "well"
+    assert ran == ["plain"]
+
+
+@pytest.mark.parametrize("ending", ["failed", "cancelled"])
+async def test_checkpoints_that_stay_away_hold_no_run_for_ever(
+    every_desk: RunDesk, saver: CountingSaver, ending: str
+) -> None:
+    """While the tables answer it ends within a bound, is told of, and can be tried again."""
+    saver.failure = StoreUnavailable("away")
+    gate = Gate()
+    fails = ScriptedModel([calling("plain", text="a"), ValueError(), "well"])
+    halts = ScriptedModel([calling("plain", text="a"), [gate, "never"], "well"])
+    every_desk.model = fails if ending == "failed" else halts
+    async with every_desk.open(STEPS, options=replace(LATE, keep_progress_seconds=0.0)) as service:
+        run = await service.submit(GO)
+        if ending == "cancelled":
+            await gate.reached()
+            await service.cancel(run.run_id)
+        assert (await service.result(run.run_id)).status == ending
+        assert RunTrouble(error="StoreUnavailable", work="keeping_progress") in every_desk.events.of(RunTrouble)
+        saver.failure = None
+        await service.retry(run.run_id)
+        assert (await service.result(run.run_id)).status == "done"
+
+
+async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEvents) -> None:
+    """While runs go on, not at their ends alone; and that it can be kept again, whichever run finds that out."""
+    saver, keeping = CountingSaver(), ProgressKeeping(events)
+    saver.failure = StoreUnavailable("away")
+    builder: StateGraph[MessagesState, None, Any, Any] = StateGraph(MessagesState)
+    builder.add_node("rest", lambda _: {})
+    builder.add_edge(START, "rest")
+    progress_saver = ProgressSaver(saver)
+    graph = builder.compile(checkpointer=progress_saver)
+    for name in ("one", "two", "three"):
+        progress = RunProgress(keeping, fresh=True, seconds=NEVER)
+        progress.beside = True
+        with progress_saver.knowing(name, progress):
+            await graph.ainvoke({"messages": []}, thread_named(name))
+            if name == "three":
+                saver.failure = None
+                await progress.keep()
+            else:
+                with pytest.raises(StoreUnavailable):
+                    await progress.keep()
+        await progress.leave()
+    assert [*events.of(RunTrouble), *events.of(RunWorkRecovered)] == [
+        RunTrouble(error="StoreUnavailable", work="keeping_progress"),
+        RunWorkRecovered(work="keeping_progress"),
+    ]
+
+
+async def test_a_run_that_is_stopped_twice_is_let_go_of_as_a_whole(
+    every_desk: RunDesk, saver: CountingSaver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on with it finds nothing stored behind its back."""
+    carry, close, leave = Runner.carry, RunTracer.close, RunProgress.leave
+    model_gate, gate, left = Gate(), Gate(), asyncio.Event()
+    carrying: list[asyncio.Task[Any]] = []
+
+    async def carried(self: Runner, *arguments: Any, **options: Any) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        carrying.append(task)
+        return await carry(self, *arguments, **options)
+
+    async def slow(self: RunTracer) -> None:
+        await gate.pass_through()
+        await close(self)
+
+    async def leaving(self: RunProgress) -> bool:
+        left.set()
+        return await leave(self)
+
+    monkeypatch.setattr(Runner, "carry", carried)
+    monkeypatch.setattr(RunTracer, "close", slow)
+    monkeypatch.setattr(RunProgress, "leave", leaving)
+    every_desk.model = ScriptedModel([[model_gate, "never"]])
+    async with every_desk.open(STEPS, options=LATE) as service:
+        await service.submit(GO)
+        await model_gate.reached()
+        carrying[0].cancel()
+        await gate.reached()
+        carrying[0].cancel()
+        await asyncio.sleep(0)
+        gate.open()
+        await asyncio.wait(carrying[:1])
+        assert left.is_set()
