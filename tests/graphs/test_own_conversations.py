@@ -121,6 +121,34 @@ async def test_conversations_are_listed_found_and_read_with_sessions(
             await everything.find(KEY, user_id="bob")
 
 
+async def test_the_calls_of_a_conversation_come_page_by_page(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
+) -> None:
+    """Those of the run that spoke last first, each once; not those of other conversations, nor of the run's session."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        desk = RunDesk(memory, numbered(9), events, store=await memory.graph_store())
+        news = "draft: {kind: model, input: 'Draft of {{text}}', next: answer}"
+        async with desk.open((BOT % "").replace("nodes:", f"nodes:\n  {news}")) as service:
+            for chat_id in (7, 8, 7, 7):
+                await carried_out(service, asked("Where is it?", user_id="ann", chat_id=chat_id))
+                clock.advance(1)
+        everything = AllSessions(memory)
+        session, _ = await everything.find(KEY)
+        runs = [message.run_id for message in await session.tail(9) if message.role == "user"]
+        calls = await everything.calls(KEY, user_id="ann")
+        assert [call.run_id for call in calls] == runs[::-1]
+        assert {call.manifest["node"] for call in calls} == {"answer"}
+        paged = await everything.calls(KEY, limit=1)
+        while page := await everything.calls(KEY, limit=1, before=paged[-1].cursor):
+            paged += page
+        assert paged == calls
+        with pytest.raises(SessionNotFound):
+            await everything.calls(KEY, user_id="bob")
+        clock.advance(31 * 24 * 3600)
+        assert await memory.manifests.purge()
+        assert await everything.calls(KEY) == []
+
+
 async def test_what_is_erased_is_gone_from_every_table(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
 ) -> None:

@@ -10,6 +10,7 @@ import httpx2
 import pytest
 from pydantic import BaseModel
 
+from tests.graphs.test_agent_history import BOT, telegram
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for
 from tests.web.test_sessions import cursor_of
 from threadkeep import rebuild
@@ -73,6 +74,25 @@ async def test_the_calls_of_a_session_come_page_by_page_newest_first(client: htt
             break
         parameters["cursor"] = page["next_cursor"]
     assert found == runs[::-1]
+
+
+async def test_the_calls_of_an_agents_own_conversation_are_there_too(tmp_path: Path) -> None:
+    """Page by page; each names the conversation, and rebuilds what was sent."""
+    path = tmp_path / "bot.yaml"
+    path.write_text(BOT % "")
+    asked = {"message": "Hi", "user_id": "ann", "sessionless": True, "results": telegram(bot_id="b", chat_id=7)}
+    model = ScriptedModel(["One.", "Two."])
+    async with opened_app(model, settings_for(tmp_path, workflows=[str(path)])) as app, client_of(app) as client:
+        for _ in range(2):
+            assert (await client.post("/api/v1/workflows/bot/runs", json=asked)).json()["status"] == "done"
+        [newest] = await calls_of(client, "sessions/telegram:b:7", user_id="ann", limit="1")
+        _, oldest = await calls_of(client, "sessions/telegram:b:7")
+        assert newest["conversation"]["key"] == oldest["conversation"]["key"] == "telegram:b:7"
+        for call, sent in ((oldest, model.calls[0]), (newest, model.calls[1])):
+            rebuilt = await rebuild(call, app.memory)
+            assert [(one.type, one.content) for one in rebuilt] == [(one.type, one.content) for one in sent]
+        theirs = await client.get("/api/v1/sessions/telegram:b:7/manifests?user_id=bob")
+        check_problem(theirs, 404, "session-not-found")
 
 
 async def test_another_users_calls_are_not_there(client: httpx2.AsyncClient) -> None:

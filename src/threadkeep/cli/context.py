@@ -101,18 +101,10 @@ async def _compare(terminal: Terminal, choice: CallChoice, number: int | None, o
 
 
 async def _show_call(terminal: Terminal, choice: CallChoice, number: int | None) -> None:
-    from threadkeep.cli.context_drawing import show_context as draw
-    from threadkeep.cli.context_drawing import show_title
-    from threadkeep.cli.context_view import look_back
+    from threadkeep.cli.context_now import show_call
 
     async with opened_memory() as memory:
-        view = await look_back(memory, await choice.find(memory, number))
-        factor = await memory.learned_factors.of(view.manifest.model) if view.manifest.model else None
-    if terminal.as_json:
-        terminal.json(view.to_dict())
-        return
-    show_title(terminal, view.manifest)
-    draw(terminal, view, factor)
+        await show_call(terminal, memory, await choice.find(memory, number))
 
 
 async def _show_now(terminal: Terminal, choice: CallChoice, settings: Settings, *, only_next: bool) -> None:

@@ -8,9 +8,13 @@ from datetime import datetime
 from itertools import chain, zip_longest
 
 from threadkeep.errors import InvalidInput, SessionNotFound
+from threadkeep.history.conversation_calls import calls_in, runs_in
+from threadkeep.history.graph_conversations import place_in
 from threadkeep.history.memory import Memory
-from threadkeep.history.session import LONGEST_PAGE, Session
+from threadkeep.history.session import Session
 from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.manifests import Cursor, StoredManifest
 from threadkeep.store.transcripts import SessionQuery
 
 type _Cursor = tuple[datetime, str]
@@ -33,9 +37,9 @@ class AllSessions:
         if query.limit < 1:
             raise InvalidInput("A page of sessions has at least one.")
         found, more = await self._memory.sessions_page(query)
-        async for namespace, memory in self._beside():
+        async for layout, memory in self._beside():
             infos, further = await memory.sessions_page(query)
-            found += [replace(info, namespace=namespace) for info in infos]
+            found += [replace(info, namespace=layout.namespace) for info in infos]
             more = more or further
         found.sort(key=_place, reverse=True)
         cut = query.limit
@@ -59,15 +63,24 @@ class AllSessions:
         Raises:
             SessionNotFound: there is none, or not for this user.
         """
-        session = self._memory.session(session_id, user_id=user_id)
-        try:
-            return session, await session.info()
-        except SessionNotFound:
-            async for namespace, memory in self._beside():
-                other = memory.session(session_id, user_id=user_id)
-                if await other.count():
-                    return other, replace(await other.info(), namespace=namespace)
-            raise
+        _, session, info = await self._found(session_id, user_id)
+        return session, info
+
+    async def calls(
+        self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
+    ) -> list[StoredManifest]:
+        """The records of the model calls of a session, the newest first; `before` is a `cursor`.
+
+        For a conversation they are those of the run that spoke in it last, and so on: records are kept with runs.
+
+        Raises:
+            SessionNotFound: there is none, or not for this user.
+        """
+        layout, session, _ = await self._found(session_id, user_id)
+        manifests = self._memory.manifests
+        if layout is None:
+            return await manifests.of_session(session_id, user_id=user_id, limit=limit, before=before)
+        return await calls_in(session, place_in(layout, session_id), manifests, limit=limit, before=before)
 
     async def erase(self, session_id: str, *, user_id: str | None = None) -> bool:
         """Delete all that has an id, with what was derived from it; False when there was nothing (of this user).
@@ -82,33 +95,32 @@ class AllSessions:
         gone = False
         for _, _, memory in await self._memory.besides():
             session = memory.session(session_id, user_id=user_id)
-            runs = {run_id async for run_id in _runs_in(session)}
+            runs = [run_id async for some in runs_in(session) for run_id in some]
             await self._memory.runs.records.forget_runs(sorted(runs))
             gone = await session.delete() or gone
         return gone
 
-    async def _beside(self) -> AsyncIterator[tuple[tuple[str, ...], Memory]]:
-        """The memories of conversations, each place once, with their namespaces."""
+    async def _found(self, session_id: str, user_id: str | None) -> tuple[GraphLayout | None, Session, SessionInfo]:
+        """A session, or else a conversation with its layout."""
+        session = self._memory.session(session_id, user_id=user_id)
+        try:
+            return None, session, await session.info()
+        except SessionNotFound:
+            async for layout, memory in self._beside():
+                other = memory.session(session_id, user_id=user_id)
+                if await other.count():
+                    return layout, other, replace(await other.info(), namespace=layout.namespace)
+            raise
+
+    async def _beside(self) -> AsyncIterator[tuple[GraphLayout, Memory]]:
+        """The memories of conversations, each place once, with their layouts."""
         seen: set[object] = set()
         for store, layout, memory in await self._memory.besides():
             place = (store, replace(layout, chunk_size=1))
             if place not in seen:
                 seen.add(place)
-                yield layout.namespace, memory
+                yield layout, memory
 
 
 def _place(info: SessionInfo) -> _Cursor:
     return info.updated_at, info.session_id
-
-
-async def _runs_in(session: Session) -> AsyncIterator[str]:
-    """The runs that spoke in a session."""
-    before: int | None = None
-    while True:
-        page = await session.page(before, LONGEST_PAGE)
-        for message in page.messages:
-            if message.run_id is not None:
-                yield message.run_id
-        if page.next_before is None:
-            return
-        before = page.next_before

@@ -9,6 +9,7 @@ from datetime import datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
+from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import StoreError
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
@@ -126,6 +127,11 @@ class GraphConversations:
     def search(self, transcripts: GraphTranscripts) -> Search:
         """What finds words in conversations."""
         return TextSearch(transcripts, transcripts.reader, page_sessions=_ALL_AT_ONCE)
+
+
+def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
+    """Where a conversation of a layout is, as the records of model calls name it."""
+    return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
 def folder_of(layout: GraphLayout) -> str:

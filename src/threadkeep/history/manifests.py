@@ -76,6 +76,11 @@ class Manifests:
         found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
+    async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
+        """The calls of some runs, in no order."""
+        await self._flush_for_reader()
+        return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
+
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
@@ -112,11 +117,17 @@ class Manifests:
                 self._put_back([*again, *group])
         return not self._waiting
 
+    def kept_since(self) -> datetime | None:
+        """When the oldest of them may have been made; None where they are kept for good."""
+        if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
+            return None
+        return self._clock() - timedelta(days=self._retention_days)
+
     async def purge(self) -> int:
         """Delete what is older than the retention; answers how many rows went."""
-        if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
+        before = self.kept_since()
+        if before is None:
             return 0
-        before = self._clock() - timedelta(days=self._retention_days)
         gone = step = await self._rows.purge(before, _PURGED_AT_ONCE)
         while step >= _PURGED_AT_ONCE:
             step = await self._rows.purge(before, _PURGED_AT_ONCE)

@@ -21,7 +21,7 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
-_PLACES_AT_ONCE = 500
+_ROWS_AT_ONCE = 500
 # How old `used_at` may become before a use renews it: not every call writes to every text that it has.
 _RENEWAL = timedelta(hours=1)
 
@@ -128,6 +128,16 @@ class ManifestRows:
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
+    async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
+        """The calls of some runs, in no order."""
+        found: list[StoredManifest] = []
+        async with self._driver.reading() as connection:
+            for some in batched(sorted(set(run_ids)), _ROWS_AT_ONCE):
+                wanted = row_parameters([{"run_id": run_id} for run_id in some])
+                rows = await connection.fetch(for_rows(self._sql["of_runs"], len(some)), wanted)
+                found += await self._whole(connection, [_manifest_of(row) for row in rows])
+        return found
+
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
@@ -181,7 +191,7 @@ class ManifestRows:
         """The ids of a session's messages at the places that manifests name."""
         places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
-        for some in batched(places, _PLACES_AT_ONCE):
+        for some in batched(places, _ROWS_AT_ONCE):
             wanted = {"session_id": session_id, **row_parameters([{"seq": seq} for seq in some])}
             ids |= dict(await connection.fetch(for_rows(self._sql["ids_at"], len(some)), wanted))
         return ids

@@ -7,9 +7,9 @@ from typing import Literal
 
 from langgraph.runtime import get_runtime
 
-from threadkeep.context.manifest import ConversationPlace
 from threadkeep.graphs.nodes.base import Step
 from threadkeep.graphs.resources import RunContext
+from threadkeep.history.graph_conversations import place_in
 from threadkeep.history.keys import channel_of, escape_key
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ReadFailed
@@ -78,6 +78,5 @@ async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
         call = CallPlace(context.run_id, step.name, key)
         return Place("session", memory, key, context.user_id, call)
     other = await memory.beside(layout, store)
-    conversation = ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
-    call = CallPlace(context.run_id, step.name, context.session_id, conversation)
+    call = CallPlace(context.run_id, step.name, context.session_id, place_in(layout, key))
     return Place("store", other, key, context.user_id, call)

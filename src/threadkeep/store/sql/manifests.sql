@@ -80,6 +80,17 @@ SELECT NULL, m.run_id, m.call, m.created_at, m.manifest
 FROM chat_run_manifests m JOIN chat_runs r ON r.run_id = m.run_id
 WHERE m.run_id = :run_id AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 
+-- name: of_runs
+-- The calls of some runs, wherever they are kept.
+WITH wanted (run_id) AS (
+VALUES (:run_id)
+)
+SELECT m.session_id, m.run_id, m.call, m.created_at, m.manifest
+FROM wanted w JOIN chat_manifests m ON m.run_id = w.run_id
+UNION ALL
+SELECT NULL, m.run_id, m.call, m.created_at, m.manifest
+FROM wanted w JOIN chat_run_manifests m ON m.run_id = w.run_id
+
 -- name: of_session
 -- The newest first, from the cursor (:created_at, :run_id, :call) on.
 SELECT m.session_id, m.run_id, m.call, m.created_at, m.manifest

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, SessionId, UserId
 from threadkeep.web.cursors import manifest_place, write_cursor
 from threadkeep.web.manifest_schemas import ManifestBody, RunManifests, SessionManifests
@@ -46,8 +47,7 @@ async def manifests_of_session(
 ) -> SessionManifests:
     """The record of each model call of a session, the newest first."""
     place = manifest_place(cursor) if cursor else None
-    await app.memory.session(session_id, user_id=user_id).info()
-    found = await app.memory.manifests.of_session(session_id, user_id=user_id, limit=limit + 1, before=place)
+    found = await AllSessions(app.memory).calls(session_id, user_id=user_id, limit=limit + 1, before=place)
     page, more = found[:limit], len(found) > limit
     return SessionManifests(
         session_id=session_id,
