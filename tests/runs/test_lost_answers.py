@@ -107,7 +107,7 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
 async def test_a_run_of_several_messages_waits_for_each(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
-    """A message that joined it unheard of is answered once, and what was answered is what is kept."""
+    """A message that joined it unheard of is answered once; the run answers the others, each person has their own."""
     order, over, joined = sqlite_memory.runs.order, UnrecordedTurns.over, asyncio.Event()
     asked, waited_for, first, second = itertools.count(1), asyncio.Event(), Gate(), Gate()
     came_by: list[str] = []
@@ -132,7 +132,7 @@ async def test_a_run_of_several_messages_waits_for_each(
     verb = order.add
     monkeypatch.setattr(order, "add", add)
     monkeypatch.setattr(UnrecordedTurns, "over", heard)
-    model = ScriptedModel([[first, "zero"], [second, "two"], "again"])
+    model = ScriptedModel([[first, "zero"], [second, "to two"], "to one"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(COALESCING)])
     async with asyncio.timeout(60):
         asking = [asyncio.create_task(chat.ask(replace(said("hi", "0"), workflow="desk")))]
@@ -144,12 +144,14 @@ async def test_a_run_of_several_messages_waits_for_each(
         first.open()
         await waited_for.wait()
         second.open()
-        assert [(await one).response for one in asking] == ["zero", "two", "two"]
+        assert [(await one).response for one in asking] == ["zero", "to one", "to two"]
+        again = [await chat.ask(replace(said("?", number), workflow="desk")) for number in ("1", "2")]
+        assert [one.response for one in again] == ["to one", "to two"]
         while sqlite_memory.pending.entries:
             await sqlite_memory.pending.deliver()
-    assert len(model.calls) == 2
+    assert [call[-1].content for call in model.calls] == ["hi", "two", "one"]
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
-    assert sorted(lines) == ["hi", "one", "two", "two", "zero"]
+    assert sorted(lines) == ["hi", "one", "to one", "to two", "two", "zero"]
 
 
 async def test_whoever_asks_again_waits_for_the_try_that_goes_on(

@@ -79,7 +79,7 @@ def show_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = Fals
     from threadkeep.cli.run_values import run_values
 
     async def showing() -> tuple[Run, Sequence[TokenUsage]]:
-        from threadkeep.runs.leftovers import with_answer
+        from threadkeep.runs.kept_answers import with_answer
 
         async with opened_memory() as memory:
             found = await with_answer(memory, await _seen(memory, run_id, user))

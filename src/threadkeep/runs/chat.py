@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any
+from collections.abc import AsyncIterator
 from weakref import WeakValueDictionary
 
 from threadkeep.errors import (
@@ -29,8 +28,9 @@ from threadkeep.graphs.session_workflows import DELETE, RESET
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records.runs import Run, TokenUsage
-from threadkeep.runs.chat_failures import STOPPED, error_of
-from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn, ChatUsage
+from threadkeep.runs.chat_answers import ChatAnswers
+from threadkeep.runs.chat_failures import STOPPED
+from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatTurn
 from threadkeep.runs.listening import listen
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.on_demand import RunsOnDemand
@@ -53,6 +53,7 @@ class Chat:
         self._workflows = workflows
         self._runs = runs
         self._unstored = unstored
+        self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -170,7 +171,7 @@ class Chat:
         ended = await self._end_of(turn, runs, submitted)
         if ended.status == "failed" and ended.error == StoreUnavailable.__name__:
             return None
-        return self._answer(turn, ended, await self._usage(turn, runs) if ended.status == "done" else ())
+        return await self._answers.of_recorded(turn, ended, runs)
 
     async def _service(self, session: Session) -> RunService | None:
         """The runs, ready to go; None where they cannot be had now.
@@ -221,12 +222,6 @@ class Chat:
         except (StoreError, TimeoutError):
             return outcome
 
-    async def _usage(self, turn: ChatTurn, runs: RunService) -> Sequence[TokenUsage]:
-        with contextlib.suppress(StoreError, TimeoutError):
-            async with self._memory.session(turn.session_id).patience():
-                return await runs.usage(turn.run_id)
-        return ()
-
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:
         async with self._in_turn(turn.place):
             if turn.stopped:
@@ -251,32 +246,12 @@ class Chat:
         if outcome.status == "waiting":
             raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
         used = TokenUsage("", input_tokens=ledger.input_tokens, output_tokens=ledger.output_tokens)
-        return self._answer(turn, outcome, [used])
+        return self._answers.of(turn, outcome, [used])
 
     async def _work_unstored(self, turn: ChatTurn, live: LiveRun) -> tuple[Outcome, UnstoredLedger]:
         # A run of the same message waits for it: nobody is answered twice.
         with self._runs.unrecorded.answering(turn.session_id, turn.message_id):
             return await self._unstored.carry_out(turn.run_request, live, turn.session_id)
-
-    def _answer(self, turn: ChatTurn, ended: Run | Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
-        """What a turn's callers get.
-
-        Raises:
-            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
-        """
-        if ended.status != "done":
-            raise error_of(ended, turn, self._workflows.get(turn.request.workflow))
-        known: Mapping[str, Any] = ended.result or {}
-        return ChatAnswer(
-            session_id=turn.session_id,
-            run_id=turn.run_id,
-            message_id=turn.message_id,
-            response=known.get("text", ""),
-            confidence=known.get("confidence"),
-            escalated=bool(known.get("escalated")),
-            usage=ChatUsage(sum(each.input_tokens for each in usage), sum(each.output_tokens for each in usage)),
-            context=ChatContext(**known.get("context", {})),
-        )
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
         """Do something to a session when it is its turn.

@@ -25,6 +25,7 @@ from threadkeep.records.runs import Run
 from threadkeep.runs.checkpoints import thread_of
 from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
+from threadkeep.runs.kept_answers import with_unanswered
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
@@ -108,6 +109,7 @@ class Execution:
             try:
                 for one in self._run.inputs:
                     await self._means.unrecorded.over(self._run.session_id, one.message_id)
+                self._run = await with_unanswered(self._means.resources.memory, self._run)
                 await self._through(await self._given(again=again))
                 return await self._kept(self._outcome())
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it

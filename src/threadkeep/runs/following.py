@@ -9,7 +9,7 @@ from contextlib import aclosing
 from threadkeep.errors import RunNotFound
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, RunEvent
-from threadkeep.runs.leftovers import with_answer
+from threadkeep.runs.kept_answers import with_answer
 from threadkeep.runs.live import LiveRun, RunPiece, changed
 from threadkeep.runs.runner import Runner
 
