@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
@@ -143,6 +144,28 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(empty_url: str) -
             await migrate(driver, _NOW)
         assert await schema_version(driver) == 0
     assert {table for table, *_ in columns_of(empty_url)} == {"chat_runs"}
+
+
+async def test_a_new_database_has_the_schema_of_one_that_was_migrated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What SQLite begins with and what its migrations make of nothing are the same tables, keys, indexes and views."""
+    new, migrated = (f"sqlite:///{tmp_path}/{name}.db" for name in ("new", "migrated"))
+    async with driver_of(new) as driver:
+        assert await migrate(driver, _NOW) == [version for version, _ in known_migrations("sqlite")]
+    monkeypatch.setattr("threadkeep.store.migrations._BEGINNINGS", {})
+    async with driver_of(migrated) as driver:
+        await migrate(driver, _NOW)
+    assert schema_of(new) == schema_of(migrated)
+    rows = "SELECT * FROM threadkeep_migrations ORDER BY version"
+    assert query(new, rows) == query(migrated, rows)
+    assert columns_of(new) == columns_of(migrated)
+
+
+def schema_of(url: str) -> list[tuple[str, str, str]]:
+    """Kind, name and definition of all that is in a SQLite database; a rename puts names in quotes."""
+    found = query(url, "SELECT type, name, coalesce(sql, '') FROM sqlite_master ORDER BY type, name")
+    return [(str(kind), str(name), re.sub(r'[\s"]', "", str(sql))) for kind, name, sql in found]
 
 
 async def test_both_engines_have_the_same_tables(sqlite_url: str, postgres_url: str) -> None:

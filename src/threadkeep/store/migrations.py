@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import datetime
 from importlib.resources import files
 
@@ -12,6 +13,10 @@ from threadkeep.store.statements import load_script
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
+_APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
+# Engines whose new databases begin with a whole schema, and the migration that it has come to. On SQLite many are made:
+# each one in memory is new, and most of the time of its migrations would go into renaming tables that are empty.
+_BEGINNINGS: dict[Backend, int] = {"sqlite": 11}
 # Any fixed number: it names this lock among the advisory locks of a PostgreSQL database.
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
@@ -56,15 +61,21 @@ async def migrate(driver: Driver, now: datetime) -> list[int]:
             await connection.fetch(_LOCK, {})
         found = await _version(connection, driver.backend)
         waiting = [(version, name) for version, name in known if version > found]
+        scripts = [name for _, name in waiting] if found else _from_nothing(driver.backend, known)
+        applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
         await connection.execute(_TABLE, {})
-        for version, name in waiting:
-            for statement in load_script(f"{driver.backend}/{name}"):
-                await connection.execute(statement, {})
-            await connection.execute(
-                "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)",
-                {"version": version, "name": name, "now": now.isoformat()},
-            )
+        for script in scripts:
+            await connection.fetch_each([(statement, {}) for statement in load_script(f"{driver.backend}/{script}")])
+        await connection.execute_many(_APPLIED, applied)
     return [version for version, _ in waiting]
+
+
+def _from_nothing(backend: Backend, known: Sequence[tuple[int, str]]) -> list[str]:
+    """The scripts that make the newest schema: a whole one, if there is one, and the migrations that came after it."""
+    begun, scripts = 0, []
+    if (version := _BEGINNINGS.get(backend, 0)) in [number for number, _ in known]:
+        begun, scripts = version, [f"schema_{version:04}.sql"]
+    return [*scripts, *(name for version, name in known if version > begun)]
 
 
 async def _version(connection: Connection, backend: Backend) -> int:
