@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from tests.cli.running import CommandLine
 from tests.graphs.test_agent_history import BOT
 from tests.graphs.test_own_conversations import asked
@@ -11,6 +15,7 @@ from threadkeep import Memory
 from threadkeep.testing import ScriptedModel
 
 KEY = "telegram:b:7"
+OTHER_PLACE = ", history_namespace: [bots, old], history_meta_key_suffix: ':meta', history_value_field: words"
 
 
 def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> list[str]:
@@ -39,3 +44,54 @@ def test_what_the_model_saw_is_shown_as_of_a_session(any_cli: CommandLine) -> No
     assert "first" not in difference
     assert "agent keeps" in any_cli(*show, "--next").err
     assert any_cli(*show, "--user", "bob").exit_code == 1
+
+
+def test_they_leave_and_enter_with_sessions(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also beside a session of the same key: each comes back where it was, once, and the agent goes on with its own."""
+    elsewhere = f"sqlite:///{any_cli.folder}/other.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(any_cli, "url", elsewhere)
+        patch.setenv("THREADKEEP_DATABASE_URL", elsewhere)
+        talk(any_cli, "first", "CANARY")
+        talk(any_cli, "in another place", more=OTHER_PLACE, chat_id=8)
+        any_cli.store(KEY, "Hello", "Hi", user_id="ann")
+        any_cli("sessions", "reset", KEY)
+        exported = any_cli("sessions", "export", "--all").out
+        named = any_cli("sessions", "export", KEY, "telegram:b:8", "--user", "ann").out
+        assert any_cli("sessions", "export", "telegram:b:8", "--user", "bob").exit_code == 1
+    assert sorted(named.splitlines()) == sorted(exported.splitlines())
+    lines = [json.loads(line) for line in exported.splitlines()]
+    places = [line.get("namespace") for line in lines if line["type"] == "session"]
+    assert sorted(map(str, places)) == ["None", "['agent_chat_history']", "['bots', 'old']"]
+    done = [any_cli("sessions", "import", "-", "--json", given=exported).json for _ in range(2)]
+    assert [(one["sessions"], one["stored"], one["known"]) for one in done] == [(3, 8, 0), (3, 0, 8)]
+    assert sorted(any_cli("sessions", "export", "--all").out.splitlines()) == sorted(exported.splitlines())
+    assert [hit["session_id"] for hit in any_cli("sessions", "search", "CANARY", "--json").json["hits"]] == [KEY]
+    talk(any_cli, "third")
+    talk(any_cli, "fourth", more=OTHER_PLACE, chat_id=8)
+    assert any_cli("sessions", "show", "telegram:b:8", "--json").json["message_count"] == 4
+    assert "third" in any_cli("sessions", "export", KEY).out
+
+
+def test_where_all_transcripts_are_in_the_store_they_enter_as_sessions(cli: CommandLine) -> None:
+    """Which they are there; those of another place stay what they are."""
+    talk(cli, "first")
+    talk(cli, "in another place", more=OTHER_PLACE, chat_id=8)
+    exported = cli("sessions", "export", "--all").out
+    cli.set(THREADKEEP_TRANSCRIPTS="graph_store", THREADKEEP_DATABASE_URL=f"sqlite:///{cli.folder}/other.db")
+    assert cli("sessions", "import", "-", "--json", given=exported).json["stored"] == 4
+    listed = cli("sessions", "list", "--json").json["sessions"]
+    assert {one["session_id"]: one.get("namespace") for one in listed} == {KEY: None, "telegram:b:8": ["bots", "old"]}
+
+
+def test_another_users_conversation_is_left_out_and_named(cli: CommandLine) -> None:
+    """The session of the same id beside it is not; a place that cannot be is a bad line."""
+    talk(cli, "first")
+    place = {"type": "session", "session_id": KEY, "namespace": ["agent_chat_history"]}
+    message = {"type": "message", "session_id": KEY, "role": "user", "content": "theirs"}
+    lines = [{**place, "user_id": "bob"}, message, {"type": "session", "session_id": KEY}, message]
+    lines += [{**place, "namespace": ["a.b"]}, message, {**place, "meta_key_suffix": "__9"}, message]
+    outcome = cli("sessions", "import", "-", "--json", given="".join(json.dumps(line) + "\n" for line in lines))
+    assert outcome.exit_code == 1
+    assert (outcome.json["stored"], outcome.json["skipped"]) == (1, 3)
+    assert [error["line"] for error in outcome.json["errors"]] == [5, 7, 1]

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from threadkeep.cli.jsonl import BadLine, MessageLine, SessionLine, SummaryLine, parse_line
 from threadkeep.cli.wording import counted
 from threadkeep.errors import InvalidInput, WrongUser
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.summaries import ArchivedSummary
+
+type _Place = tuple[str, GraphLayout | None]
 
 BATCH_MESSAGES = 500
 
@@ -68,12 +72,13 @@ class Importer:
     def __init__(self, memory: Memory, told: Callable[[int, str], None], *, strict: bool) -> None:
         self.done = Imported()
         self._memory = memory
+        self._everything = AllSessions(memory)
         self._told = told
         self._strict = strict
         self._session: SessionLine | None = None
         self._parts: list[_Part] = []
         self._waiting = 0
-        self._refused: set[str] = set()
+        self._refused: set[_Place] = set()
         self._nameless: Counter[str] = Counter()
 
     async def take(self, number: int, line: bytes) -> bool:
@@ -85,42 +90,49 @@ class Importer:
         try:
             self._accept(number, parse_line(line))
         except BadLine as error:
-            self._refuse(number, str(error), error.session_id)
+            if error.session_id is not None:
+                self._session = None
+            self._refuse(number, str(error), None if error.session_id is None else (error.session_id, None))
         if self._waiting >= BATCH_MESSAGES or len(self._parts) >= BATCH_MESSAGES:
             await self.store()
         return not (self._strict and self.done.bad_lines)
 
     async def store(self) -> None:
         """Store what was taken since the last time."""
+        waiting, self._parts, self._waiting = self._parts, [], 0
+        for layout in dict.fromkeys(part.line.layout for part in waiting):
+            keeper = await self._everything.keeper(layout)
+            await self._store(keeper, [part for part in waiting if part.line.layout == layout])
+
+    async def _store(self, keeper: Memory, parts: Sequence[_Part]) -> None:
+        """Store parts of one place."""
         now = self._memory.clock()
-        parts = [
+        archived = [
             ArchivedPart(part.line.info(part.messages, now), tuple(part.messages), tuple(part.summaries))
-            for part in self._parts
+            for part in parts
         ]
-        outcomes = await self._memory.restore(parts) if parts else []
-        for part, outcome in zip(self._parts, outcomes, strict=True):
+        for part, outcome in zip(parts, await keeper.restore(archived), strict=True):
             if isinstance(outcome, WrongUser):
                 self.done.skipped += len(part.messages)
-                self._refuse(part.number, str(outcome), part.line.session_id)
+                self._refuse(part.number, str(outcome), (part.line.session_id, part.line.layout))
             else:
                 self.done.add(outcome)
-        self._parts = []
-        self._waiting = 0
 
     def _accept(self, number: int, parsed: SessionLine | MessageLine | SummaryLine) -> None:
         if isinstance(parsed, SessionLine):
             self._begin(parsed)
             self._parts.append(_Part(parsed, number))
             return
-        if parsed.session_id in self._refused:
+        session = self._session
+        if session is not None and session.session_id != parsed.session_id:
+            session = None
+        if (parsed.session_id, None if session is None else session.layout) in self._refused:
             self.done.skipped += isinstance(parsed, MessageLine)
             return
         if isinstance(parsed, SummaryLine):
             self._accept_summary(number, parsed)
             return
-        session = self._session
-        if session is None or session.session_id != parsed.session_id:
-            session = self._begin(SessionLine(parsed.session_id))
+        session = session or self._begin(SessionLine(parsed.session_id))
         if not self._parts or self._parts[-1].line is not session:
             self._parts.append(_Part(session, number))
         self._parts[-1].messages.append(self._identified(parsed))
@@ -140,7 +152,7 @@ class Importer:
             self._memory.session(line.session_id, user_id=line.user_id)
         except InvalidInput as error:
             raise BadLine(str(error), session_id=line.session_id) from error
-        self._refused.discard(line.session_id)
+        self._refused.discard((line.session_id, line.layout))
         self._session = line
         self.done.sessions += 1
         return line
@@ -155,9 +167,9 @@ class Importer:
         digest = hashlib.sha256(words.encode("utf-8", "surrogatepass")).hexdigest()
         return message.with_fields(id=f"import:{digest[:32]}")
 
-    def _refuse(self, number: int, sentence: str, session_id: str | None) -> None:
+    def _refuse(self, number: int, sentence: str, place: _Place | None) -> None:
         self.done.bad_lines += 1
-        if session_id is not None:
-            self._refused.add(session_id)
+        if place is not None:
+            self._refused.add(place)
             sentence += " The messages of this session are left out."
         self._told(number, sentence)

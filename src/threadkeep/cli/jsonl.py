@@ -11,6 +11,7 @@ from typing import Any
 from threadkeep.errors import InvalidInput, InvalidMessage
 from threadkeep.history.keys import check_key
 from threadkeep.records import Json, Message, Retention, SessionInfo, Summary, dump_json
+from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.summaries import ArchivedSummary
 
 _MOST_TOKENS = 2**31 - 1
@@ -33,6 +34,20 @@ class SessionLine:
     archived_seq: int = 0
     deleted_seq: int = 0
     retention: Retention | None = None
+    namespace: tuple[str, ...] = ()
+    meta_key_suffix: str = GraphLayout.meta_key_suffix
+    value_field: str = GraphLayout.value_field
+
+    @property
+    def layout(self) -> GraphLayout | None:
+        """How the conversation lies in the graph store; None for a session.
+
+        Raises:
+            InvalidInput: it cannot lie so.
+        """
+        if not self.namespace:
+            return None
+        return GraphLayout(self.namespace, self.meta_key_suffix, value_field=self.value_field)
 
     def info(self, messages: Sequence[Message], now: datetime) -> SessionInfo:
         """The session to restore, with the times of its messages where the line had none."""
@@ -80,8 +95,8 @@ class BadLine(InvalidInput):
         self.session_id = session_id
 
 
-def session_line(info: SessionInfo) -> str:
-    """The line of a session; of its retention only what there is."""
+def session_line(info: SessionInfo, layout: GraphLayout | None = None) -> str:
+    """The line of a session; of its retention, and of its place in the graph store, only what there is."""
     values: dict[str, Json] = {
         "type": "session",
         "session_id": info.session_id,
@@ -100,6 +115,11 @@ def session_line(info: SessionInfo) -> str:
         values["deleted_seq"] = info.deleted_seq
     if info.retention is not None:
         values["retention"] = info.retention.to_dict()
+    if layout is not None:
+        values["namespace"] = list(layout.namespace)
+        for name in ("meta_key_suffix", "value_field"):
+            if (value := getattr(layout, name)) != getattr(GraphLayout, name):
+                values[name] = value
     return dump_json(values) + "\n"
 
 
@@ -201,24 +221,32 @@ def _summary(session_id: str, values: dict[str, Any]) -> ArchivedSummary:
 
 
 def _session(session_id: str, values: dict[str, Any]) -> SessionLine:
+    _check_fields(values)
+    for name in ("tags", "namespace"):
+        values[name] = tuple(values.get(name, ()))
+    if values.get("retention") is not None:
+        values["retention"] = Retention.from_dict(values["retention"])
+    for name in ("created_at", "updated_at"):
+        if values.get(name) is not None:
+            values[name] = _time(name, values[name])
+    line = SessionLine(session_id, **values)
+    _ = line.layout
+    return line
+
+
+def _check_fields(values: dict[str, Any]) -> None:
     known = {f.name for f in fields(SessionLine)}
     if unknown := sorted(set(values) - known):
         raise InvalidInput(f"A session has no field {unknown[0]!r}; it has {', '.join(sorted(known))}.")
     for name, accepted in _SESSION_TYPES.items():
         if name in values and (not isinstance(values[name], accepted) or type(values[name]) is bool is not accepted):
             raise InvalidInput(f"A session's {name} has the wrong type.")
-    if not all(isinstance(tag, str) for tag in values.get("tags", ())):
-        raise InvalidInput("A session's tags are texts.")
+    for name in ("tags", "namespace"):
+        if not all(isinstance(one, str) for one in values.get(name, ())):
+            raise InvalidInput(f"A session's {name} is a list of texts.")
     for name in ("reset_seq", "archived_seq", "deleted_seq"):
         if not 0 <= values.get(name, 0) < _MOST_PLACES:
             raise InvalidInput(f"A session's {name} is a whole number from 0.")
-    if values.get("retention") is not None:
-        values["retention"] = Retention.from_dict(values["retention"])
-    for name in ("created_at", "updated_at"):
-        if values.get(name) is not None:
-            values[name] = _time(name, values[name])
-    values["tags"] = tuple(values.get("tags", ()))
-    return SessionLine(session_id, **values)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_refuse)
@@ -238,6 +266,9 @@ _SESSION_TYPES: Mapping[str, Any] = {
     "archived_seq": int,
     "deleted_seq": int,
     "retention": dict | None,
+    "namespace": list,
+    "meta_key_suffix": str,
+    "value_field": str,
 }
 
 

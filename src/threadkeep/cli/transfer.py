@@ -88,7 +88,7 @@ async def _export(terminal: Terminal, sessions: list[str], user: str | None, str
         chosen = named_sessions(memory, sessions, user) if sessions else every_session(memory, user)
         total = await count_messages(memory, sessions, user)
         with progress(terminal, "Exporting", total) as reach:
-            return await export(memory, chosen, stream, lambda done: reach(done.messages, str(done)))
+            return await export(chosen, stream, lambda done: reach(done.messages, str(done)))
 
 
 async def _import(terminal: Terminal, stream: BinaryIO, told: Callable[[int, str], None], *, strict: bool) -> Imported:

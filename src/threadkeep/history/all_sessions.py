@@ -50,6 +50,17 @@ class AllSessions:
             return found, None
         return found[:cut], _place(found[:cut][-1])
 
+    async def places(self) -> list[tuple[GraphLayout | None, Memory]]:
+        """Every place where sessions are: the memory's own first, then those of conversations, with their layouts."""
+        return [(None, self._memory), *[place async for place in self._beside()]]
+
+    async def keeper(self, layout: GraphLayout | None) -> Memory:
+        """The memory of the sessions, or of the conversations of a layout in its graph store, which it makes known."""
+        if layout is None:
+            return self._memory
+        store = await self._memory.graph_store()
+        return self._memory if self._memory.keeps(store, layout) else await self._memory.beside(layout, store)
+
     async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> list[SearchHit]:
         """Messages that have all words of a query; the best of each place in turn, since their scores are not alike."""
         found = [await self._memory.search(query, user_id=user_id, limit=limit)]

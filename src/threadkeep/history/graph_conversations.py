@@ -14,9 +14,11 @@ from threadkeep.errors import StoreError
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.archive import Restoring
 from threadkeep.store.codec import Counter
 from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graph_transcripts.archive import ConversationArchive
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.graph_transcripts.search import TextSearch
@@ -123,6 +125,10 @@ class GraphConversations:
             events.write_failed(ConversationChanged(), "conflict")
 
         return GraphTranscripts(items, layout, count=self._count, clock=self._clock, conflicted=conflicted)
+
+    def archive(self, transcripts: GraphTranscripts) -> Restoring:
+        """What brings exported conversations back."""
+        return ConversationArchive(transcripts.writer, count=self._count, clock=self._clock)
 
     def search(self, transcripts: GraphTranscripts) -> Search:
         """What finds words in conversations."""

@@ -130,7 +130,9 @@ class Memory:
                     options = replace(options, folder=options.folder / folder_of(layout))
                 pending = self.pending.beside(transcripts, options)
                 await pending.start()
-                self._others[key] = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
+                other = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
+                other._archive = self._conversations.archive(transcripts)  # noqa: SLF001 - it is a copy
+                self._others[key] = other
             return self._others[key]
 
     async def besides(self) -> list[tuple[object, GraphLayout, Memory]]:

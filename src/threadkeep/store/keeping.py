@@ -15,7 +15,7 @@ from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Archive, Restoring
 from threadkeep.store.codec import Counter
 from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.graph_transcripts.archive import ConversationArchive
+from threadkeep.store.graph_transcripts.archive import IndexedArchive
 from threadkeep.store.graph_transcripts.index import SessionIndex
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items
@@ -122,7 +122,7 @@ async def keep_in_graph_store(
         yield Kept(
             transcripts,
             ConversationSearch(transcripts, conversations.reader),
-            ConversationArchive(means.driver, conversations.writer, index, count=means.count, clock=means.clock),
+            IndexedArchive(means.driver, conversations.writer, index, count=means.count, clock=means.clock),
             UnretainedRows(means.driver, clock=means.clock),
         )
 

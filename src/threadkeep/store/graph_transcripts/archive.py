@@ -25,43 +25,33 @@ class ConversationArchive:
 
     Its laws are those of `threadkeep.store.archive.Archive`, but that the parts of a call are stored one after the
     other, each of them whole; a call that was broken off is made again. There is no archive border in conversations:
-    what was archived is brought back as the rest.
+    what was archived is brought back as the rest. Nor are there summaries, which are left out.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        writer: ConversationWriter,
-        index: SessionIndex,
-        *,
-        count: Counter,
-        clock: Callable[[], datetime],
-    ) -> None:
-        self._driver = driver
+    def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
         self._writer = writer
-        self._index = index
         self._count = count
         self._clock = clock
-        self._summaries = SummaryArchive(driver.backend, clock=clock)
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store the parts, in their order."""
         outcomes: list[Restored | WrongUser] = []
         for part in parts:
             try:
-                outcomes.append(await self._restore(part))
+                outcomes.append(await self.restore_one(part))
             except WrongUser as error:
                 outcomes.append(error)
         return outcomes
 
-    async def _restore(self, part: ArchivedPart) -> Restored:
+    async def restore_one(self, part: ArchivedPart) -> Restored:
+        """Store a part.
+
+        Raises:
+            WrongUser: the conversation is another user's.
+        """
         session_id = part.info.session_id
         restored = await self._writer.hold(session_id, lambda writing, found: self._put(writing, found, part))
-        await self._index.follow(session_id)
-        async with self._driver.writing() as connection:
-            summaries = await self._summaries.restore(connection, session_id, part.summaries)
-        stored, left_out = summaries
-        return replace(restored, summaries=stored, summaries_left_out=left_out)
+        return replace(restored, summaries_left_out=len(part.summaries))
 
     async def _put(self, writing: Writing, found: Conversation | None, part: ArchivedPart) -> Restored:
         info = part.info
@@ -111,3 +101,30 @@ class ConversationArchive:
         place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
         conversation = appended.conversation
         return replace(conversation, reset_seq=max(conversation.reset_seq, place))
+
+
+class IndexedArchive(ConversationArchive):
+    """The same for conversations that have rows in our tables, on which their summaries hang."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        writer: ConversationWriter,
+        index: SessionIndex,
+        *,
+        count: Counter,
+        clock: Callable[[], datetime],
+    ) -> None:
+        super().__init__(writer, count=count, clock=clock)
+        self._driver = driver
+        self._index = index
+        self._summaries = SummaryArchive(driver.backend, clock=clock)
+
+    async def restore_one(self, part: ArchivedPart) -> Restored:
+        """Store a part, with its summaries."""
+        restored = await super().restore_one(part)
+        session_id = part.info.session_id
+        await self._index.follow(session_id)
+        async with self._driver.writing() as connection:
+            stored, left_out = await self._summaries.restore(connection, session_id, part.summaries)
+        return replace(restored, summaries=stored, summaries_left_out=left_out)
