@@ -40,7 +40,7 @@ for laws in ("append_laws", "reading_laws", "session_laws"):
 # and tests are about what comes of it; those about the waiting set a time of their own.
 _PATIENCES = (
     "threadkeep.history.older_turns.PATIENCE_SECONDS",
-    "threadkeep.history.memory._SEARCH_PATIENCE_SECONDS",
+    "threadkeep.history.searching._PATIENCE_SECONDS",
     "threadkeep.history.embedded_talks._QUERY_SECONDS",
     "threadkeep.history.learned_factors._PATIENCE_SECONDS",
     "threadkeep.history.manifests._READER_SECONDS",

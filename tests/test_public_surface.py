@@ -30,6 +30,7 @@ PROMISED = {
     "RetrievedSnippets",
     "SchemaTooNew",
     "SearchHit",
+    "SearchResult",
     "Session",
     "SessionInfo",
     "SessionMemory",

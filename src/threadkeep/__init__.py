@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from threadkeep.records import Retention as Retention
     from threadkeep.records import RetentionLimits as RetentionLimits
     from threadkeep.records import SearchHit as SearchHit
+    from threadkeep.records import SearchResult as SearchResult
     from threadkeep.records import SessionInfo as SessionInfo
     from threadkeep.settings import Settings as Settings
     from threadkeep.settings import load_settings as load_settings
@@ -145,6 +146,7 @@ _HOMES = {
         "Retention",
         "RetentionLimits",
         "SearchHit",
+        "SearchResult",
         "SessionInfo",
     ),
     "threadkeep.settings": (

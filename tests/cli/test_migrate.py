@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from tests.cli.running import CommandLine
 from tests.conftest import url_of
+from threadkeep.errors import StoreUnavailable
+from threadkeep.store import migrations
+from threadkeep.store.search import SearchIndex
 
 
 def test_a_new_database_gets_its_schema(cli: CommandLine) -> None:
@@ -42,6 +47,91 @@ def test_an_empty_postgres_is_brought_up_to_date(
     assert cli("migrate", "--check").exit_code == 1
     assert cli("migrate").exit_code == 0
     assert cli("migrate", "--check").exit_code == 0
+
+
+@pytest.fixture
+def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is not only told now and then."""
+    monkeypatch.setattr("threadkeep.cli.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.cli.index_filling._SLICE_SECONDS", 0.0)
+
+
+@pytest.mark.usefixtures("lines_at_once")
+def test_the_search_index_is_filled(any_cli: CommandLine) -> None:
+    """With progress on stderr; what is full is left alone."""
+    for name in ("a", "b"):
+        any_cli.store(name, "one", "two")
+    assert any_cli("migrate", "--check", "--json").json["unindexed"] == 4
+    told = any_cli("migrate", "--no-search-index")
+    assert (told.exit_code, told.err) == (0, "")
+    assert "4 messages not in the search index yet, so no search finds them" in told.out
+    filled = any_cli("migrate")
+    assert filled.exit_code == 0
+    assert filled.err.splitlines() == [
+        "Filling the search index: 50 % 2 of 4 messages",
+        "Filling the search index: 100 % 4 of 4 messages",
+    ]
+    assert filled.out.splitlines()[1:] == ["4 messages went into the search index."]
+    again = any_cli("migrate", "--json")
+    assert (again.json["indexed"], again.json["unindexed"], again.err) == (0, 0, "")
+
+
+@pytest.mark.usefixtures("lines_at_once")
+def test_filling_that_is_broken_off_goes_on_the_next_time(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database takes no more after the first step: what is indexed is indexed, and it says how much."""
+    for name in ("a", "b"):
+        cli.store(name, "one", "two")
+    step, errors = SearchIndex._step, iter([None, StoreUnavailable("The disk is full.")])  # noqa: SLF001
+
+    async def failing(index: SearchIndex, session_id: str, after: int, last_seq: int) -> int | None:
+        if error := next(errors):
+            raise error
+        return await step(index, session_id, after, last_seq)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(SearchIndex, "_step", failing)
+        outcome = cli("migrate")
+    assert outcome.exit_code == 1
+    assert "Broken off: 2 of 4 messages are in the search index. Migrate again to go on" in outcome.err
+    assert cli("migrate", "--json").json["indexed"] == 2
+
+
+def test_what_others_keep_locked_is_left_out(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch, postgres_url: str
+) -> None:
+    """On PostgreSQL: it does not wait for ever, and says with the exit code that the index is not complete."""
+    cli.set(THREADKEEP_DATABASE_URL=postgres_url)
+    cli.url = postgres_url
+    for name in ("a", "b"):
+        cli.store(name, "one", "two")
+    monkeypatch.setattr("threadkeep.store.search.GROUP_LOCK_SECONDS", 0.01)
+    monkeypatch.setattr("threadkeep.cli.index_filling._PATIENCE", 2)
+    with psycopg.connect(postgres_url) as other:
+        other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'a' FOR UPDATE")
+        outcome = cli("migrate", "--json")
+    assert outcome.exit_code == 1
+    assert (outcome.json["indexed"], outcome.json["unindexed"]) == (2, 2)
+
+
+@pytest.mark.parametrize("kind", ["sqlite_url", "empty_postgres_url"])
+def test_an_upgrade_says_how_far_it_is_and_what_it_leaves(
+    request: pytest.FixtureRequest, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """A line as each migration begins; on SQLite, how much room could be given back, and by what."""
+    cli.set(THREADKEEP_DATABASE_URL=request.getfixturevalue(kind))
+    known = migrations.known_migrations
+    with monkeypatch.context() as before:
+        before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:9])
+        assert cli("migrate", "--no-search-index").err == ""
+    monkeypatch.setattr("threadkeep.store.condition._MUCH_FREE_BYTES", 1)
+    monkeypatch.setattr("threadkeep.store.condition._MUCH_FREE_SHARE", 0.0)
+    upgrade = cli("migrate")
+    assert re.fullmatch(r"Migrating: 0 % 0010 smaller search\n(Migrating: \d+ % .*\n)+", upgrade.err)
+    assert ("are free for later messages; `threadkeep sessions prune --vacuum`" in upgrade.out) == (
+        kind == "sqlite_url"
+    )
+    assert (cli("migrate", "--json").json["free_bytes"] > 0) == (kind == "sqlite_url")
+    assert ("--vacuum" in cli("doctor").out) == (kind == "sqlite_url")
 
 
 def test_a_database_of_the_future_is_refused(cli: CommandLine, tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ def test_another_user_sees_nothing(cli: CommandLine) -> None:
     for verb in ("show", "reset"):
         assert cli("sessions", verb, "a", *other).exit_code == 1
     assert cli("sessions", "delete", "a", "--yes", *other).exit_code == 1
-    assert cli("sessions", "search", "secret", *other, "--json").json == {"hits": []}
+    assert cli("sessions", "search", "secret", *other, "--json").json == {"hits": [], "unindexed": 0}
     assert cli("sessions", "search", "secret", "--user", "u1", "--json").json["hits"][0]["session_id"] == "a"
 
 
@@ -176,6 +176,22 @@ def test_messages_are_found(any_cli: CommandLine) -> None:
     assert hit["message"]["content"] == "我的退款在哪里"
     assert "refund" in any_cli("sessions", "search", "refund").out
     assert any_cli("sessions", "search", "nowhere").err == "No message has all these words.\n"
+
+
+def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many messages it missed, and what fills the index."""
+    cli.store("a", "Where is my refund?", "On its way.", user_id="u1")
+    cli.store("b", "Hello.", user_id="u2")
+
+    async def nothing_done(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr("threadkeep.store.search.SearchIndex.catch_up", nothing_done)
+    assert cli("sessions", "search", "refund", "--json").json == {"hits": [], "unindexed": 3}
+    told = cli("sessions", "search", "refund", "--user", "u1").err
+    assert told.splitlines()[1].startswith(
+        "Not all was searched: 2 messages not in the index yet. `threadkeep migrate`"
+    )
 
 
 @pytest.mark.parametrize("status", ["interrupted", "failed"])

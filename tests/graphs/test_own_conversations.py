@@ -109,7 +109,7 @@ async def test_conversations_are_listed_found_and_read_with_sessions(
         assert [await listed(memory, limit=limit) for limit in (1, 3, 4)] == [order] * 3
         assert await listed(memory, user_id="ann") == order[2:]
         assert await listed(memory, query="order 8") == order[1:2]
-        hits = await everything.search("order", user_id="ann")
+        hits = (await everything.search("order", user_id="ann")).hits
         assert {(hit.session_id, hit.message.content) for hit in hits} == {
             ("room:ann", "I am ann, about my order"),
             (KEY, "Where is order 7?"),

@@ -40,7 +40,26 @@ async def test_a_user_finds_their_own(client: httpx2.AsyncClient) -> None:
 async def test_any_text_can_be_searched_for(client: httpx2.AsyncClient, q: str) -> None:
     """Nothing in it is taken for a command."""
     response = await client.get("/api/v1/search", params={"q": q})
-    assert (response.status_code, response.json()) == (200, {"hits": [], "count": 0})
+    assert (response.status_code, response.json()) == (200, {"hits": [], "count": 0, "unindexed": 0})
+
+
+async def test_a_search_that_could_not_look_at_all_says_so(
+    client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With how many messages it missed, of the user who asks."""
+
+    async def nothing_done(*_: object, **__: object) -> bool:
+        return False
+
+    monkeypatch.setattr("threadkeep.store.search.SearchIndex.catch_up", nothing_done)
+    monkeypatch.setattr("threadkeep.store.search.SearchIndex.unindexed", unindexed)
+    found = (await client.get("/api/v1/search?q=refund&user_id=ann")).json()
+    assert found == {"hits": [], "count": 0, "unindexed": 3}
+
+
+async def unindexed(_: object, *, user_id: str | None = None, session_id: str | None = None) -> int:
+    """As many as the user's name has letters."""
+    return len(user_id or "")
 
 
 @pytest.mark.parametrize(

@@ -21,11 +21,11 @@ from threadkeep.store.opening import open_database
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.runs import STALE_SECONDS
+from threadkeep.store.search import MUCH_UNINDEXED
 from threadkeep.store.token_factors import TokenFactors
 
 _PATIENCE_SECONDS = 5.0
 _SLOW_SECONDS = 1.0
-_MUCH_UNINDEXED = 10_000
 _LONG_QUEUED_SECONDS = 60.0
 
 
@@ -76,6 +76,8 @@ def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> F
         detail += f": {counted(condition.messages, 'message')} of {counted(condition.sessions or 0, 'session')}"
     if address.path is not None:
         detail += f", {size(address.path.stat().st_size)}"
+        if condition.much_is_free:
+            detail += f", {size(condition.free_bytes)} of it free (threadkeep sessions prune --vacuum gives that back)"
     if seconds > _SLOW_SECONDS:
         return Finding("database", "warn", f"{detail}.", "It is slow: look at its load, its disk and the network.")
     return Finding("database", "ok", f"{detail}.")
@@ -153,8 +155,8 @@ def _named(holder: LockHolder) -> str:
 def _search(condition: Condition) -> list[Finding]:
     if condition.unindexed is None:
         return []
-    if condition.unindexed > _MUCH_UNINDEXED:
-        cure = "A running service catches up by itself; so does each search, for two seconds."
+    if condition.unindexed >= MUCH_UNINDEXED:
+        cure = "Run: threadkeep migrate (it fills the index); a running service does so by itself."
         return [
             Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not in the search index yet.", cure)
         ]

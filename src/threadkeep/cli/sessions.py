@@ -13,10 +13,10 @@ from threadkeep.cli.opening import opened_memory, run
 from threadkeep.cli.options import AsJson, Confirmed, SessionIdArgument, UserId
 from threadkeep.cli.problems import WrongUse
 from threadkeep.cli.terminal import Terminal, first_words, harmless
-from threadkeep.cli.wording import relative
+from threadkeep.cli.wording import counted, relative
 
 if TYPE_CHECKING:
-    from threadkeep.records import Message, SearchHit, SessionInfo
+    from threadkeep.records import Message, SearchResult, SessionInfo
 
 commands = typer.Typer(
     help="List, show, search, export, import, prune, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
@@ -105,15 +105,16 @@ def search_messages(
     """Find messages by their words, best first."""
     from threadkeep.history.all_sessions import AllSessions
 
-    async def searching() -> list[SearchHit]:
+    async def searching() -> SearchResult:
         async with opened_memory() as memory:
             return await AllSessions(memory).search(query, user_id=user, limit=limit)
 
-    hits = run(searching())
+    result = run(searching())
+    hits = result.hits
     terminal = Terminal(as_json=as_json)
     if as_json:
         found = [{"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in hits]
-        terminal.json({"hits": found})
+        terminal.json({"hits": found, "unindexed": result.unindexed})
     elif not hits:
         terminal.note("No message has all these words.")
     else:
@@ -123,6 +124,9 @@ def search_messages(
             for key, message, _ in hits
         ]
         terminal.table(["session", "seq", "role", "message", "when"], rows, right=["seq"])
+    if result.unindexed:
+        missing = counted(result.unindexed, "message")
+        terminal.note(f"Not all was searched: {missing} not in the index yet. `threadkeep migrate` fills it.")
 
 
 @commands.command("reset")

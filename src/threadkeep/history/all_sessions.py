@@ -12,7 +12,7 @@ from threadkeep.history.conversation_calls import calls_in, runs_in
 from threadkeep.history.graph_conversations import place_in
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.records import SearchResult, SessionInfo
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.manifests import Cursor, StoredManifest
 from threadkeep.store.transcripts import SessionQuery
@@ -61,12 +61,14 @@ class AllSessions:
         store = await self._memory.graph_store()
         return self._memory if self._memory.keeps(store, layout) else await self._memory.beside(layout, store)
 
-    async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> list[SearchHit]:
+    async def search(self, query: str, *, user_id: str | None = None, limit: int = 10) -> SearchResult:
         """Messages that have all words of a query; the best of each place in turn, since their scores are not alike."""
-        found = [await self._memory.search(query, user_id=user_id, limit=limit)]
+        own = await self._memory.search_result(query, user_id=user_id, limit=limit)
+        found = [own.hits]
         async for _, memory in self._beside():
             found.append(await memory.search(query, user_id=user_id, limit=limit))
-        return [hit for hit in chain.from_iterable(zip_longest(*found)) if hit is not None][:limit]
+        hits = [hit for hit in chain.from_iterable(zip_longest(*found)) if hit is not None]
+        return SearchResult(hits[:limit], own.unindexed)
 
     async def find(self, session_id: str, *, user_id: str | None = None) -> tuple[Session, SessionInfo]:
         """The session with an id, and what is known of it.

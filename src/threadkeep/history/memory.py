@@ -23,9 +23,10 @@ from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.run_retention import RunPruner
+from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
 from threadkeep.observe import Observers
-from threadkeep.records import SearchHit, SessionInfo
+from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.archive import ArchivedPart, Restored, Restoring
 from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
@@ -38,9 +39,6 @@ from threadkeep.store.unkept import UnkeptContexts, UnkeptSearch, UnkeptTranscri
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
-
-_SEARCH_PATIENCE_SECONDS = 2.0
-_INDEX_PAUSE_SECONDS = 5.0
 
 
 class LastWords(Protocol):
@@ -78,7 +76,7 @@ class Memory:
         conversations: GraphConversations,
     ) -> None:
         self._transcripts = transcripts
-        self._index = index
+        self._searching = Searching(index, observers)
         self._archive = archive
         self.runs = runs
         self.contexts = tables.contexts
@@ -177,7 +175,7 @@ class Memory:
 
     def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns, index: Search) -> Memory:
         other = copy.copy(self)
-        other._transcripts, other._index = transcripts, index  # noqa: SLF001 - it is a copy
+        other._transcripts, other._searching = transcripts, Searching(index, self.observers)  # noqa: SLF001 - a copy
         other.pending = pending
         other.contexts = UnkeptContexts()
         other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
@@ -279,11 +277,17 @@ class Memory:
     ) -> list[SearchHit]:
         """Messages that have all words of a query, best first; of one user or of all, of one session after a `seq`.
 
-        What was stored before the call is found, unless so much is new (after an import) that indexing it takes longer
-        than two seconds: then it goes on in the background.
+        What was stored before the call is found, unless so much is new there (after an import or an upgrade) that
+        indexing it takes longer than two seconds: then it goes on in the background. `search_result` tells.
         """
-        await self._index.catch_up(seconds=_SEARCH_PATIENCE_SECONDS)
-        return await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
+        result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
+        return result.hits
+
+    async def search_result(
+        self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
+    ) -> SearchResult:
+        """The same, with how many messages were not looked at, since they are not indexed yet."""
+        return await self._searching.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
         """Store messages that were exported, with the ids, times and tokens they had, in one transaction.
@@ -301,7 +305,4 @@ class Memory:
 
     async def keep_index(self) -> None:
         """Keep the search index up to date until cancelled; a failure is tried again at the next round."""
-        while True:
-            with contextlib.suppress(StoreError):
-                await self._index.catch_up()
-            await asyncio.sleep(_INDEX_PAUSE_SECONDS)
+        await self._searching.keep_up()

@@ -255,6 +255,21 @@ class RunsPruned(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexingBegan(Event):
+    """So much is not in the search index that searches miss some of it for a while: after an upgrade or an import."""
+
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexingDone(Event):
+    """Searches find everything again: the messages that `IndexingBegan` told of are in the index."""
+
+    messages: int
+    milliseconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PruningFailed(Event):
     """A round of retention was broken off; what it did is done, and the next one goes on."""
 

@@ -11,6 +11,7 @@ from threadkeep.records.messages import (
     Receipt,
     Role,
     SearchHit,
+    SearchResult,
     Status,
     Turn,
 )
@@ -31,6 +32,7 @@ __all__ = [
     "RetentionLimits",
     "Role",
     "SearchHit",
+    "SearchResult",
     "SessionInfo",
     "Status",
     "Summary",

@@ -178,6 +178,14 @@ class SearchHit(NamedTuple):
     score: float
 
 
+@dataclass(frozen=True)
+class SearchResult:
+    """What a search found, best first, and how many messages it could not look at: they are not indexed yet."""
+
+    hits: list[SearchHit]
+    unindexed: int = 0
+
+
 def _check_id(name: str, value: object) -> None:
     if value is None:
         return

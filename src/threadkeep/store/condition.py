@@ -10,6 +10,9 @@ from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
+# Less is not worth keeping everybody else from writing.
+_MUCH_FREE_BYTES = 10 * 1024 * 1024
+_MUCH_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,8 @@ class Condition:
 
     `schema` is the newest migration that it has, `newest` the newest that this code knows. `engine` has what the
     engine says of itself, by its own names. The counts are None where there are no tables yet that this code knows;
-    `unindexed` messages cannot be found by a search before the index has caught up.
+    `unindexed` messages cannot be found by a search before the index has caught up. `free_bytes` of `file_bytes` are
+    for later messages to use; 0 on PostgreSQL, which gives room back by itself.
     """
 
     schema: int
@@ -38,6 +42,13 @@ class Condition:
     messages: int | None = None
     unindexed: int | None = None
     holders: tuple[LockHolder, ...] = field(default=())
+    free_bytes: int = 0
+    file_bytes: int = 0
+
+    @property
+    def much_is_free(self) -> bool:
+        """Whether it is worth while to give room back to the disk."""
+        return self.free_bytes >= max(_MUCH_FREE_BYTES, _MUCH_FREE_SHARE * self.file_bytes)
 
 
 async def read_condition(driver: Driver) -> Condition:
@@ -53,9 +64,10 @@ async def read_condition(driver: Driver) -> Condition:
         engine = {str(name): str(value) for name, value in await connection.fetch(sql["engine"], {})}
         counts = (await connection.fetch(sql["totals"], {}))[0] if 0 < schema <= newest else (None, None, None)
         rows = await connection.fetch(sql["holders"], {"seconds": _LONG_SECONDS}) if "holders" in sql else []
+        room = (await connection.fetch(sql["room"], {}))[0] if "room" in sql else (0, 0)
     sessions, messages, unindexed = (None if count is None else int(count) for count in counts)
     holders = tuple(LockHolder(int(pid), str(name), str(state), float(age)) for pid, name, state, age in rows)
-    return Condition(schema, newest, engine, sessions, messages, unindexed, holders)
+    return Condition(schema, newest, engine, sessions, messages, unindexed, holders, *map(int, room))
 
 
 async def can_write(driver: Driver) -> None:

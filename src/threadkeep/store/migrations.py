@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from importlib.resources import files
 
 from threadkeep.errors import SchemaTooNew
 from threadkeep.store.driver import Backend, Connection, Driver
 from threadkeep.store.statements import load_script
+
+type ToldOfMigration = Callable[[int, int, str], object]
+"""Hears before each migration how many of how many are done, and its file."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
@@ -39,7 +42,7 @@ async def schema_version(driver: Driver) -> int:
         return await _version(connection, driver.backend)
 
 
-async def migrate(driver: Driver, now: datetime) -> list[int]:
+async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None = None) -> list[int]:
     """Bring a database to the newest schema; answers the versions that were applied now.
 
     Safe when many processes start at once: they take turns, and the later ones find nothing left to do. A database that
@@ -64,7 +67,9 @@ async def migrate(driver: Driver, now: datetime) -> list[int]:
         scripts = [name for _, name in waiting] if found else _from_nothing(driver.backend, known)
         applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
         await connection.execute(_TABLE, {})
-        for script in scripts:
+        for done, script in enumerate(scripts):
+            if told is not None:
+                told(done, len(scripts), script)
             await connection.fetch_each([(statement, {}) for statement in load_script(f"{driver.backend}/{script}")])
         await connection.execute_many(_APPLIED, applied)
     return [version for version, _ in waiting]

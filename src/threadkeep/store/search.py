@@ -22,6 +22,9 @@ from threadkeep.store.search_terms import TRIGRAM, fingerprints, search_terms, t
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
+MUCH_UNINDEXED = 10_000
+"""Messages that it takes a while to index: after an import, or when the index has got another form."""
+
 _SEARCH_SECONDS = 5.0
 # Fewer than an engine has connections: chats read beside the searches.
 _SEARCHES = 2
@@ -38,8 +41,14 @@ _COMMON = 0.1
 class Search(Protocol):
     """Whoever finds messages by their words, where transcripts are kept."""
 
-    async def catch_up(self, *, seconds: float | None = None) -> bool:
-        """Bring up what searches need, for at most some seconds; True when nothing is left."""
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
+        """Bring up what searches (of one user, of one session) need, for at most some seconds; True when all is."""
+        ...
+
+    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+        """How many messages no search can find yet."""
         ...
 
     async def search(
@@ -61,27 +70,37 @@ class SearchIndex:
         self._turn = asyncio.Lock()
         self._searches = asyncio.Semaphore(_SEARCHES)
 
-    async def catch_up(self, *, seconds: float | None = None) -> bool:
-        """Index what is not indexed yet, for at most some seconds; True when nothing is left.
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
+        """Index what is not indexed yet (of one user, of one session), for at most some seconds; True when all is.
 
         A session whose row somebody has locked is left for the next time.
         """
+        place = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS}
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         locked: set[str] = set()
         while True:
             async with self._driver.reading() as connection:
-                behind = await connection.fetch(self._sql["to_index"], {"limit": _SESSIONS})
+                behind = await connection.fetch(self._sql["to_index"], place)
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
-            for session_id, after, last_seq in behind:
+            for next_id, after, last_seq in behind:
                 try:
-                    if not await self._index(session_id, after, last_seq, deadline=deadline):
+                    if not await self._index(next_id, after, last_seq, deadline=deadline):
                         return False
                 except RowLocked:
-                    locked.add(session_id)
+                    locked.add(next_id)
                     if time.monotonic() > deadline:
                         return False
+
+    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+        """How many messages (of one user, of one session) are not in the index yet."""
+        async with self._driver.reading() as connection:
+            place = {"user_id": user_id, "session_id": session_id}
+            [(messages,)] = await connection.fetch(self._sql["unindexed"], place)
+        return int(messages)
 
     async def _index(self, session_id: str, after: int, last_seq: int, *, deadline: float) -> bool:
         """Index the messages of a session step by step; False when the time is over."""

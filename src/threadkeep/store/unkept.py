@@ -27,9 +27,15 @@ class UnkeptContexts(Contexts):
 class UnkeptSearch:
     """Nothing to find."""
 
-    async def catch_up(self, *, seconds: float | None = None) -> bool:
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
         """There is nothing to bring up."""
         return True
+
+    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+        """No message."""
+        return 0
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0

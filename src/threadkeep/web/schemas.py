@@ -228,6 +228,10 @@ class SearchResult(BaseModel):
 
     hits: list[SearchHitBody]
     count: int
+    unindexed: int = Field(
+        description="Messages that were not looked at, since they are not in the search index yet: 0 but for a while "
+        "after an upgrade or an import."
+    )
 
 
 class Health(BaseModel):

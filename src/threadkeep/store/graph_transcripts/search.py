@@ -34,9 +34,15 @@ class TextSearch:
         self._page_sessions = page_sessions
         self._searches = asyncio.Semaphore(_SEARCHES)
 
-    async def catch_up(self, *, seconds: float | None = None) -> bool:
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
         """There is nothing to bring up."""
         return True
+
+    async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
+        """None: every text is read."""
+        return 0
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
@@ -90,8 +96,10 @@ class ConversationSearch(TextSearch):
         super().__init__(transcripts, reader)
         self._indexed = transcripts
 
-    async def catch_up(self, *, seconds: float | None = None) -> bool:
-        """Bring up the rows of sessions that are behind; True when nothing is left."""
+    async def catch_up(
+        self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
+    ) -> bool:
+        """Bring up the rows of all sessions that are behind; True when nothing is left."""
         try:
             async with asyncio.timeout(seconds):
                 await self._indexed.catch_up()

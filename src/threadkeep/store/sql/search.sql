@@ -1,7 +1,18 @@
 -- What the search index of either engine is kept up by.
 
 -- name: to_index
-SELECT session_id, indexed_seq, last_seq FROM chat_sessions WHERE indexed_seq < last_seq LIMIT :limit
+-- Of one user or one session, or of all.
+SELECT session_id, indexed_seq, last_seq FROM chat_sessions
+WHERE indexed_seq < last_seq
+    AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id)
+LIMIT :limit
+
+-- name: unindexed
+SELECT coalesce(sum(last_seq - indexed_seq), 0) FROM chat_sessions
+WHERE indexed_seq < last_seq
+    AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
+    AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id)
 
 -- name: texts
 SELECT seq, id, content, document FROM chat_messages

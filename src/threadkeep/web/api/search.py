@@ -23,4 +23,5 @@ async def search(
 ) -> SearchResult:
     """Messages that have all the words of a query, best first, of one user or of all."""
     found = await AllSessions(app.memory).search(q, user_id=user_id, limit=limit)
-    return SearchResult(hits=[SearchHitBody.of(hit) for hit in found], count=len(found))
+    hits = [SearchHitBody.of(hit) for hit in found.hits]
+    return SearchResult(hits=hits, count=len(hits), unindexed=found.unindexed)

@@ -1,0 +1,51 @@
+"""Finding what was said: a search brings its index up as far as it needs, and the background does the rest."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+
+from threadkeep.errors import StoreError
+from threadkeep.observe import IndexingBegan, IndexingDone, Observer
+from threadkeep.records import SearchResult
+from threadkeep.store.search import MUCH_UNINDEXED, Search
+
+_PATIENCE_SECONDS = 2.0
+_PAUSE_SECONDS = 5.0
+
+
+class Searching:
+    """Searches, and keeps up what they need."""
+
+    def __init__(self, index: Search, observer: Observer) -> None:
+        self._index = index
+        self._observer = observer
+
+    async def search(
+        self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
+    ) -> SearchResult:
+        """Messages with all the words of a query, and how many it could not look at.
+
+        It waits for what is not indexed where it looks, and for nothing else: a session or a user is soon complete,
+        however much of others waits.
+        """
+        complete = await self._index.catch_up(seconds=_PATIENCE_SECONDS, user_id=user_id, session_id=session_id)
+        unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
+        hits = await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
+        return SearchResult(hits, unindexed)
+
+    async def keep_up(self) -> None:
+        """Keep the index up until cancelled, and say when it is far behind; what fails is tried again next time."""
+        behind, began = 0, 0.0
+        while True:
+            with contextlib.suppress(StoreError):
+                waiting = await self._index.unindexed()
+                if waiting >= MUCH_UNINDEXED and not behind:
+                    behind, began = waiting, time.monotonic()
+                    self._observer.notify(IndexingBegan(messages=behind))
+                if await self._index.catch_up() and behind:
+                    taken = (time.monotonic() - began) * 1000
+                    self._observer.notify(IndexingDone(messages=behind, milliseconds=taken))
+                    behind = 0
+            await asyncio.sleep(_PAUSE_SECONDS)
