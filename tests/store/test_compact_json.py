@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from threadkeep.errors import StoreError
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact, expanded
@@ -42,3 +44,9 @@ def test_what_was_written_with_the_first_vocabulary_is_read() -> None:
     stored = bytes.fromhex("0100c30c26b803cdb0bbc110c90506b5b8921b7af0d40200")
     text = '{"node":"answer","tokens":26,"sections":{"window":16,"input":10},"source":"transcript","max_messages":20}'
     assert expanded(stored) == text
+
+
+def test_what_a_newer_version_wrote_says_what_to_do() -> None:
+    """A process that was at work when another one was upgraded meets it."""
+    with pytest.raises(StoreError, match=r"vocabulary 2.*upgrade Threadkeep"):
+        expanded(b"\x02\x00rest")

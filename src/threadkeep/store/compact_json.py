@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from typing import Final
 from uuid import UUID
 
+from threadkeep.errors import StoreError
+
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
 # Records are short: to clear the tables that are there by default takes longer than all the rest.
@@ -27,7 +29,8 @@ _NAMES = re.compile(rf"\b(?:(?P<hash>{_HEX}{{64}})|{_HEX}{{8}}(?:-{_HEX}{{4}}){{
 _MARKS = re.compile(f"[{_HASH}{_ID}]")
 
 # What deflate may refer to; the most frequent is at the end. A vocabulary never changes: what was written with it is
-# read with it. A better one is another number.
+# read with it. A better one is another number, and comes with a migration (an empty one, if there is nothing else to
+# change): an older Threadkeep refuses to open what it could not read.
 _VOCABULARIES: Final[Mapping[int, bytes]] = {
     1: (
         b'"summary","summaries":["facts","snippets":["selected","steps","turns":[{"session_id":"system","source":"text",'
@@ -76,11 +79,20 @@ def compact(text: str) -> bytes:
 
 
 def expanded(stored: bytes) -> str:
-    """The JSON text that was made compact, or that is stored as it is."""
+    """The JSON text that was made compact, or that is stored as it is.
+
+    Raises:
+        StoreError: a newer Threadkeep made it compact in a way of its own.
+    """
     if stored[0] in _JSON_AS_IT_IS:
         return stored.decode()
+    if (vocabulary := _VOCABULARIES.get(stored[0])) is None:
+        raise StoreError(
+            f"A newer Threadkeep wrote a record with vocabulary {stored[0]}, and this one knows those up to {_NEWEST}: "
+            "upgrade Threadkeep on this machine, and start its processes again."
+        )
     begin = 2 + stored[1] * _UNIT_BYTES
-    short = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=_VOCABULARIES[stored[0]]).decompress(stored[begin:])
+    short = zlib.decompressobj(wbits=_RAW_DEFLATE, zdict=vocabulary).decompress(stored[begin:])
     names = io.BytesIO(stored[2:begin])
 
     def put_in(found: re.Match[str]) -> str:
