@@ -62,3 +62,12 @@ async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: in
     await asyncio.wait([writing])
     async with asyncio.timeout(60):
         await driver.write([added("b", 2)])
+
+
+async def test_rows_are_counted_however_a_statement_begins(driver: Driver) -> None:
+    """Those that it changed itself, on each database."""
+    await driver.write([added("a", 1), added("b", 2), added("c", 3)])
+    gone = "WITH gone (model) AS (VALUES ('a'), ('b')) DELETE FROM chat_token_factors WHERE model IN"
+    async with driver.writing() as connection:
+        assert await connection.execute(f"{gone} (SELECT model FROM gone)", {}) == 2
+        assert await connection.execute(f"{gone} (SELECT model FROM gone)", {}) == 0

@@ -84,7 +84,7 @@ async def test_a_run_of_before_is_whole(url_of_before: str, clock: SettableClock
         assert (manifest.manifest, manifest.created_at.isoformat()) == ({"budget": 1}, _CALLED_AT)
         tables = ("chat_run_messages", "chat_run_texts")
         assert [len(query(url_of_before, f"SELECT run_id FROM {table}")) for table in tables] == [1, 1]
-        await runs.records.forget_runs(["r1"])
+        assert await runs.records.forget_runs(["r1"]) == 1
     assert [query(url_of_before, f"SELECT * FROM {table}") for table in _TABLES] == [[]] * len(_TABLES)
 
 

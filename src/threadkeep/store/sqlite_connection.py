@@ -32,7 +32,11 @@ class SqliteConnection:
         """Run a statement; answers the number of rows it changed."""
         with translated():
             cursor = await self.raw.execute(sql, parameters)
-            return cursor.rowcount
+            if cursor.rowcount >= 0:
+                return cursor.rowcount
+            # Python counts for statements that begin with their verb alone, not for those that begin WITH something.
+            [(changed,)] = await self.raw.execute_fetchall("SELECT changes()")
+            return int(changed)
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """All rows of each of some statements, in one visit to the connection's thread."""
