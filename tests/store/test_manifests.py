@@ -122,6 +122,19 @@ async def test_a_manifest_with_all_its_names_is_not_stored_twice(
     assert stored == [(None, "later"), (ROOM, ROOM)]
 
 
+async def test_what_is_with_its_run_is_not_stored_with_its_session_too(
+    shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
+) -> None:
+    """The session began between a write whose answer was lost and the next try."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        await memory.runs.order.add(asked("r1", session="later"))
+        manifest: dict[str, Json] = {"run_id": "r1", "session_id": "later", "entries": [{"id": "a"}]}
+        await rows.add([noted(clock, "r1", session_id="later", manifest=manifest)])
+        await say(memory, 2, "later")
+    assert await rows.add([noted(clock, "r1", session_id="later", manifest=manifest, again=True)]) == 1
+    assert [(each.session_id, each.manifest) for each in await rows.of_run("r1")] == [(None, manifest)]
+
+
 async def test_what_may_be_there_is_known_by_what_is_read(
     shared_url: str, rows: ManifestRows, memory_options: MemoryOptions, clock: SettableClock
 ) -> None:

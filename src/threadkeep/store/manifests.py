@@ -228,7 +228,12 @@ class ManifestRows:
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Whether the same was noted at the same moment. As it is read: what is left out depends on the transcript."""
+        """Whether the same was noted at the same moment, here or with its run: its session may have begun since."""
+        keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
+        return any([await self._was_noted(connection, each, key, noted) for each in keepers])
+
+    async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
+        """Whether a keeper has the same. As it is read: what is left out depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
