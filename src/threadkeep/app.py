@@ -147,7 +147,8 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
     from threadkeep.graphs.registry import Workflows
 
     chat = chat_workflow(chat_options(settings))
-    return Workflows.load(settings.workflows if names is None else names, chat=chat, imports=imports)
+    named = settings.workflows if names is None else names
+    return Workflows.load(named, chat=chat, imports=imports, complete=names is None)
 
 
 def chat_options(settings: Settings) -> ChatOptions:

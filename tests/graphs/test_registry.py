@@ -16,6 +16,7 @@ from threadkeep.graphs.describing import describe, describe_whole
 from threadkeep.graphs.drawing import draw_mermaid, draw_png, draw_svg
 from threadkeep.graphs.explaining import explain_key
 from threadkeep.graphs.loading import load_python, read_workflow
+from threadkeep.graphs.nesting import circles, deepest_ways, drawn
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.state import WorkflowState
 
@@ -33,7 +34,14 @@ def make_graph() -> StateGraph[Any, Any, Any, Any]:
     return builder
 
 
+def fail() -> StateGraph[Any, Any, Any, Any]:
+    """No graph comes of this."""
+    raise RuntimeError("no model here")
+
+
 graph = make_graph()
+without_start: StateGraph[Any, Any, Any, Any] = StateGraph(WorkflowState)
+without_start.add_node("work", a_function)
 compiled = make_graph().compile()
 declared = python_workflow("declared", make_graph(), version="2026-01", description="With a version of its own.")
 HERE = "tests.graphs.test_registry"
@@ -78,6 +86,10 @@ def test_files_folders_and_modules_are_named(tmp_path: Path) -> None:
         ([f"x={HERE}:compiled"], "compiled already: name its `builder`"),
         ([f"x={HERE}:HERE"], "name a StateGraph"),
         (["x=nonsense"], "package.module:name"),
+        (["=tests.graphs.test_registry:graph"], "a name begins with a letter"),
+        ([f"my bot={HERE}:graph"], "a name begins with a letter"),
+        ([f"x={HERE}:fail"], "'x': 'tests.graphs.test_registry:fail' raised RuntimeError when it was called"),
+        ([f"x={HERE}:without_start"], "cannot be compiled"),
         ([f"other={HERE}:declared"], "write declared="),
         ([f"chat={HERE}:graph"], "Two workflows are called 'chat'"),
     ],
@@ -95,6 +107,59 @@ def test_all_that_is_wrong_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(InvalidWorkflow) as caught:
         Workflows.load([str(tmp_path), "nothing.yaml"])
     assert [Path(str(problem.file)).name for problem in caught.value.problems] == ["a.yaml", "b.yaml", "nothing.yaml"]
+
+
+def calling(name: str, *children: str) -> str:
+    """A workflow that runs others, one after the other."""
+    lines = [f"schema: 1\nname: {name}\nnodes:"]
+    for number, child in enumerate(children):
+        following = f"n{number + 1}" if number + 1 < len(children) else "end"
+        lines.append(f"  n{number}:\n    kind: subworkflow\n    workflow: {child}\n    next: {following}")
+    leaf = "  say: {kind: template, text: Hi, as_message: true, next: end}"
+    return "\n".join([*lines, *([] if children else [leaf])]) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ({"a": calling("bot"), "b": calling("bot")}, [("b", 2, "Two workflows are called 'bot'")]),
+        ({"a": calling("chat")}, [("a", 2, "Two workflows are called 'chat'")]),
+        ({"a": calling("session-reset")}, [("a", 2, "Threadkeep's own")]),
+        ({"a": calling("a", "b", "c"), "b": calling("b"), "c": calling("c", "a")}, [("a", 10, "circle (a → c → a)")]),
+        ({"a": calling("a", "leav"), "b": calling("leave")}, [("a", 6, "no such workflow: correct the name (did you")]),
+    ],
+)
+def test_what_is_wrong_between_files_is_told_with_its_place(
+    tmp_path: Path, files: dict[str, str], told: list[tuple[str, int, str]]
+) -> None:
+    """As what is wrong in one of them: names that stand twice, circles, children that are not there."""
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    with pytest.raises(InvalidWorkflow) as caught:
+        Workflows.load([str(tmp_path)])
+    found = [(Path(str(one.file)).stem, one.line) for one in caught.value.problems]
+    assert found == [(name, line) for name, line, _ in told]
+    assert all(words in str(caught.value) for *_, words in told)
+
+
+def test_a_file_alone_may_run_what_is_elsewhere(tmp_path: Path) -> None:
+    """Where it is looked at by itself; what is missing is known all the same."""
+    (tmp_path / "a.yaml").write_text(calling("a", "elsewhere"))
+    loaded = Workflows.load([str(tmp_path)], complete=False)
+    assert [(one.line, "'elsewhere'" in one.sentence) for one in loaded.missing_children()] == [(6, True)]
+
+
+def test_many_workflows_are_looked_at_once_each() -> None:
+    """However they run each other: the ways through them are too many to walk."""
+    layers = {f"{side}{number}": (f"a{number + 1}", f"b{number + 1}") for number in range(1500) for side in "ab"}
+    assert list(circles(layers)) == []
+    ways = deepest_ways(layers)
+    assert (len(ways["a0"]), len(ways["b1499"])) == (1500, 1)
+    assert drawn(ways["a0"]) == "a0 → a1 → a2 → a3 → a4 → a5 → … → a1499"
+    every = [str(number) for number in range(60)]
+    going_round = list(circles({name: [other for other in every if other != name] for name in every}))
+    assert all(circle[0] == circle[-1] for circle in going_round)
+    assert 0 < len(going_round) < 60 * 60
 
 
 def test_a_function_may_make_the_graph() -> None:

@@ -98,6 +98,13 @@ WRONG = [
     (changed("tests.graphs.tools:both", "tests.graphs.tools:number"), 17, "is no tool", False),
     (changed("tests.graphs.tools:shelf", "tests.graphs.tools:number"), 10, "no LangChain retriever", False),
     (
+        changed("tests.graphs.tools:shelf", "tests.graphs.tools:make_nothing"),
+        10,
+        "'tests.graphs.tools:make_nothing' raised ConnectionError when it was called",
+        False,
+    ),
+    (changed("tests.graphs.tools:both", "tests.graphs.script:tool"), 17, "its module raised SystemExit", False),
+    (
         changed("  search:\n", "  messages:\n").replace("results.search", "results.messages"),
         8,
         "meaning of its own",

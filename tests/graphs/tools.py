@@ -58,3 +58,8 @@ broken = _Broken()
 def make_shelf() -> BaseRetriever:
     """A retriever that is made when it is wanted."""
     return _Shelf()
+
+
+def make_nothing() -> BaseRetriever:
+    """One that cannot be made."""
+    raise ConnectionError("no route to the index")

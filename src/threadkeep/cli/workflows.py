@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -78,9 +79,12 @@ def validate_workflows(
     terminal = Terminal(as_json=as_json)
     names = [str(path) for path in paths] if paths else None
     problems: tuple[WorkflowProblem, ...] = ()
+    elsewhere: Sequence[WorkflowProblem] = ()
     found: list[str] = []
     try:
-        found = [one.name for one in registered(names, imports=imports).all()[1 if names else 0 :]]
+        workflows = registered(names, imports=imports)
+        found = [one.name for one in workflows.all()[1 if names else 0 :]]
+        elsewhere = workflows.missing_children()
     except InvalidWorkflow as error:
         problems = error.problems
     if as_json:
@@ -93,6 +97,8 @@ def validate_workflows(
             terminal.error(str(problem))
         terminal.note(f"{len(problems)} to correct.")
     else:
+        for problem in elsewhere:
+            terminal.note(str(problem))
         terminal.say(f"All is well: {', '.join(found)}.")
     if problems:
         raise typer.Exit(1)

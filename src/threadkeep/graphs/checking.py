@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
@@ -144,17 +144,6 @@ def _import_errors(entry: Entry) -> Iterator[tuple[Path, InvalidInput]]:
             entry.retriever_object()
         except InvalidInput as error:
             yield ("retriever",), error
-
-
-def nestings(children: Mapping[str, Sequence[str]], name: str) -> Iterator[tuple[str, ...]]:
-    """The ways down from a workflow through those that it runs, each to where it ends or meets itself again."""
-
-    def below(way: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        found = [child for child in children.get(way[-1], ()) if child in children]
-        if not found or way[-1] in way[:-1]:
-            yield way
-        else:
-            for child in found:
-                yield from below((*way, child))
-
-    return below((name,))
+        except Exception as error:  # noqa: BLE001 - whatever a function raises that makes a retriever
+            sentence = f"{entry.retriever!r} raised {type(error).__name__} when it was called; call it to see why."
+            yield ("retriever",), InvalidInput(sentence)

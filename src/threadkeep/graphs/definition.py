@@ -15,6 +15,7 @@ from langgraph.graph import StateGraph
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.graphs.nodes import Node, SubworkflowNode
 from threadkeep.graphs.options import RunOptions
+from threadkeep.graphs.yaml_source import YamlSource
 from threadkeep.records import Json
 
 type Source = Literal["yaml", "python", "built-in"]
@@ -29,7 +30,8 @@ class Workflow:
 
     `version` changes with the definition: runs end on the one that they began with. `definition` is the YAML as JSON
     values, None for Python, from which the same workflow can be built again elsewhere. `output` names the node whose
-    output is the result; without it the result is what the run says. `origin` is the file or the import string.
+    output is the result; without it the result is what the run says. `origin` is the file or the import string;
+    `places` are where its parts stand in the file, for what is wrong between several workflows.
     """
 
     name: str
@@ -41,6 +43,7 @@ class Workflow:
     definition: Mapping[str, Json] | None = None
     output: str | None = None
     origin: str | None = None
+    places: YamlSource | None = field(default=None, repr=False)
 
     @property
     def nodes(self) -> dict[str, Node]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.resources import files
 from typing import Annotated, Any, Literal, get_args
 
@@ -26,7 +27,10 @@ from threadkeep.graphs.state import WorkflowState
 SCHEMA_VERSION = 1
 SCHEMA_ID = "https://github.com/threadkeep/threadkeep/raw/main/src/threadkeep/graphs/workflow.schema.json"
 
-type Name = Annotated[str, Field(pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$")]
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+NAME_CURE = "a name begins with a letter and has A-Z, a-z, 0-9, _ and -, at most 64."
+
+type Name = Annotated[str, Field(pattern=rf"^{NAME.pattern}$")]
 type Targets = str | Annotated[tuple[str, ...], Field(min_length=1, max_length=32)]
 
 # LangGraph has one room for the names of nodes and of the state's fields.

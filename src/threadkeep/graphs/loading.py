@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
 from threadkeep.graphs.building import build_graph
 from threadkeep.graphs.checking import check_document
+from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow, digest_of, python_workflow
+from threadkeep.graphs.document import NAME, NAME_CURE
 from threadkeep.graphs.nodes.references import import_named
 from threadkeep.graphs.reading import document_of
 from threadkeep.graphs.yaml_source import MOST_CHARACTERS, YamlSource, read_yaml
@@ -67,17 +69,30 @@ def load_python(name: str, reference: str) -> Workflow:
     Raises:
         InvalidWorkflow: there is none.
     """
+    if not NAME.fullmatch(name):
+        raise InvalidWorkflow(f"{name!r}={reference} cannot be a workflow: {NAME_CURE}")
     try:
         thing = import_named(reference)
     except InvalidInput as error:
         raise InvalidWorkflow(f"Workflow {name!r}: {error}") from error
     if callable(thing) and not isinstance(thing, Workflow) and not hasattr(thing, "builder"):
-        thing = thing()
-    if isinstance(thing, Workflow):
-        if thing.name != name:
-            raise InvalidWorkflow(f"{reference!r} is the workflow {thing.name!r}; write {thing.name}={reference}.")
-        return thing
-    return python_workflow(name, thing, origin=reference)
+        thing = _made(thing, name, reference)
+    if isinstance(thing, Workflow) and thing.name != name:
+        raise InvalidWorkflow(f"{reference!r} is the workflow {thing.name!r}; write {thing.name}={reference}.")
+    workflow = thing if isinstance(thing, Workflow) else python_workflow(name, thing, origin=reference)
+    # Now, and not at the first run: LangGraph looks at the edges when it compiles.
+    Compiler(checkpointer=None, store=None).compiled(workflow)
+    return workflow
+
+
+def _made(make: Callable[[], object], name: str, reference: str) -> object:
+    try:
+        return make()
+    except Exception as error:
+        raise InvalidWorkflow(
+            f"Workflow {name!r}: {reference!r} raised {type(error).__name__} when it was called without arguments; "
+            "call it to see why, or name the graph itself."
+        ) from error
 
 
 def _workflow_of(source: YamlSource, *, imports: bool) -> Workflow:
@@ -93,4 +108,5 @@ def _workflow_of(source: YamlSource, *, imports: bool) -> Workflow:
         definition=source.value if isinstance(source.value, Mapping) else {},
         output=document.output,
         origin=source.file,
+        places=source,
     )

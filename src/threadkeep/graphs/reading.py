@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from threadkeep.errors import InvalidWorkflow, WorkflowProblem
-from threadkeep.graphs.document import ENTRIES, WorkflowDocument
+from threadkeep.graphs.document import ENTRIES, NAME_CURE, WorkflowDocument
 from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.yaml_source import Path, YamlSource
 from threadkeep.records import Json
@@ -135,4 +135,4 @@ def _kinds() -> str:
 def _pattern_cure(path: Path) -> str:
     if path[-1:] == ("retriever",) or "tools" in path:
         return "write an import string, package.module:name."
-    return "a name begins with a letter and has A-Z, a-z, 0-9, _ and -, at most 64."
+    return NAME_CURE

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound, WorkflowProblem
 from threadkeep.graphs.built_in import chat_workflow
-from threadkeep.graphs.checking import nestings
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import SUFFIXES, load_python, load_yaml
+from threadkeep.graphs.nesting import Way, circles, deepest_ways, drawn
+from threadkeep.graphs.nodes import SubworkflowNode
 from threadkeep.graphs.session_workflows import OWN_NAMES
+from threadkeep.graphs.yaml_source import Path as ValuePath
 
 
 class Workflows:
@@ -19,23 +22,31 @@ class Workflows:
     def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
         """Raises `InvalidWorkflow` where two have one name, or run each other in a circle or too deeply."""
         self._workflows: dict[str, Workflow] = {}
+        problems: list[WorkflowProblem] = []
         for workflow in (chat or chat_workflow(), *workflows):
+            other = self._workflows.setdefault(workflow.name, workflow)
             if workflow.name in OWN_NAMES:
-                raise InvalidWorkflow(f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise.")
-            if workflow.name in self._workflows:
-                places = [one.origin or one.source for one in (self._workflows[workflow.name], workflow)]
-                raise InvalidWorkflow(f"Two workflows are called {workflow.name!r} ({', '.join(places)}); rename one.")
-            self._workflows[workflow.name] = workflow
+                sentence = f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise."
+                problems.append(_told(workflow, sentence, ("name",)))
+            elif other is not workflow:
+                places = ", ".join(one.origin or one.source for one in (other, workflow))
+                sentence = f"Two workflows are called {workflow.name!r} ({places}); rename one."
+                problems.append(_told(workflow, sentence, ("name",)))
+        if problems:
+            raise InvalidWorkflow(problems)
         self._check_nesting()
 
     @classmethod
-    def load(cls, names: Sequence[str], *, chat: Workflow | None = None, imports: bool = True) -> Workflows:
+    def load(
+        cls, names: Sequence[str], *, chat: Workflow | None = None, imports: bool = True, complete: bool = True
+    ) -> Workflows:
         """The workflows that a setting names: YAML files, folders of them, and `name=package.module:graph`.
 
         Args:
             names: what the setting has.
             chat: the built-in chat with the service's own options.
             imports: whether tools and retrievers are imported to see whether they are there.
+            complete: whether these are all there are: then those that they run are refused that are not among them.
 
         Raises:
             InvalidWorkflow: with everything that is wrong with any of them.
@@ -56,7 +67,10 @@ class Workflows:
                     problems += error.problems
         if problems:
             raise InvalidWorkflow(problems)
-        return cls(found, chat=chat)
+        loaded = cls(found, chat=chat)
+        if complete and (missing := loaded.missing_children()):
+            raise InvalidWorkflow(missing)
+        return loaded
 
     def get(self, name: str) -> Workflow:
         """The workflow with a name.
@@ -72,24 +86,39 @@ class Workflows:
         """All of them, the built-in first."""
         return list(self._workflows.values())
 
+    def missing_children(self) -> list[WorkflowProblem]:
+        """Each call of a workflow that is not here: its run would find nobody to call."""
+        problems: list[WorkflowProblem] = []
+        for workflow in self.all():
+            for child in workflow.children:
+                if child not in self._workflows:
+                    near = difflib.get_close_matches(child, self._workflows, n=1)
+                    meant = f" (did you mean {near[0]!r}?)" if near else ""
+                    sentence = (
+                        f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name{meant}, "
+                        "or name its file, too."
+                    )
+                    problems.append(_told(workflow, sentence, _call_of(workflow, child)))
+        return problems
+
     def _check_nesting(self) -> None:
         children = {workflow.name: workflow.children for workflow in self.all()}
-        problems: dict[str, WorkflowProblem] = {}
-        for name, workflow in self._workflows.items():
-            for way in nestings(children, name):
-                drawn = " → ".join(way)
-                if way[-1] in way[:-1]:
-                    circle = " → ".join(way[way.index(way[-1]) :])
-                    sentence = f"Workflows run each other in a circle ({circle}); take one of these calls away."
-                    problems.setdefault(" ".join(sorted(set(way[way.index(way[-1]) :]))), _told(workflow, sentence))
-                elif len(way) - 1 > workflow.options.max_depth:
-                    sentence = (
-                        f"{drawn} is {len(way) - 1} levels deep, and {workflow.options.max_depth} are allowed: "
-                        f"nest less deeply, or raise max_depth of {name!r}."
-                    )
-                    problems.setdefault(drawn, _told(workflow, sentence))
+        problems = [self._in_circle(circle) for circle in circles(children)]
+        for way in () if problems else deepest_ways(children).values():
+            workflow = self._workflows[way[0]]
+            if len(way) - 1 > workflow.options.max_depth:
+                sentence = (
+                    f"{drawn(way)} is {len(way) - 1} levels deep, and {workflow.options.max_depth} are allowed: "
+                    f"nest less deeply, or raise max_depth of {workflow.name!r}."
+                )
+                problems.append(_told(workflow, sentence, _call_of(workflow, way[1])))
         if problems:
-            raise InvalidWorkflow(list(problems.values()))
+            raise InvalidWorkflow(problems)
+
+    def _in_circle(self, circle: Way) -> WorkflowProblem:
+        sentence = f"Workflows run each other in a circle ({drawn(circle)}); take one of these calls away."
+        workflow = self._workflows[circle[0]]
+        return _told(workflow, sentence, _call_of(workflow, circle[1]))
 
 
 def yaml_files(path: Path) -> list[Path]:
@@ -114,5 +143,12 @@ def _named(text: str) -> tuple[str, str]:
     return name.strip(), reference.strip()
 
 
-def _told(workflow: Workflow, sentence: str) -> WorkflowProblem:
-    return WorkflowProblem(sentence, workflow.origin if workflow.source == "yaml" else None)
+def _call_of(workflow: Workflow, child: str) -> ValuePath:
+    """Where in its file a workflow names a child."""
+    nodes = workflow.nodes.items()
+    calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
+    return ("nodes", calling[0], "workflow")
+
+
+def _told(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
+    return workflow.places.problem(sentence, path) if workflow.places else WorkflowProblem(sentence)

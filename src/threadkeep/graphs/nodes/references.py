@@ -34,7 +34,8 @@ def import_named(reference: str) -> object:
             f"{reference!r} cannot be imported: there is no module {error.name!r}. "
             "Install its package, or run where it lies (its folder in PYTHONPATH)."
         ) from error
-    except Exception as error:
+    # SystemExit, too: a script that ends its process is no module.
+    except (Exception, SystemExit) as error:
         raise InvalidInput(
             f"{reference!r} cannot be imported: its module raised {type(error).__name__}; import it to see why."
         ) from error

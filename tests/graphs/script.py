@@ -1,0 +1,5 @@
+"""A script that ends its process, and is no module."""
+
+import sys
+
+sys.exit(3)
