@@ -18,12 +18,12 @@ from threadkeep.store.codec import (
     clean_text,
     message_parameters,
     session_parameters,
-    time_text,
 )
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.summaries import ArchivedSummary
 from threadkeep.store.summary_archive import SummaryArchive
+from threadkeep.store.times import time_text
 
 
 @dataclass(frozen=True)

@@ -6,19 +6,16 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
-from threadkeep.store.driver import Backend, Row
+from threadkeep.store.driver import Row
+from threadkeep.store.times import time_of, time_text
 
 _UNKEEPABLE = re.compile("[\x00\ud800-\udfff]")
 _UNKEEPABLE_JSON = re.compile(r"\\u0000|[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 TITLE_CHARACTERS = 50
 LAST_MESSAGE_CHARACTERS = 100
@@ -28,31 +25,6 @@ _new = object.__new__
 _set = object.__setattr__
 
 type Counter = Callable[[str], int]
-
-
-def time_text(moment: datetime) -> str:
-    """A time as both engines take it: UTC, fixed width, so that text order is time order."""
-    return moment.astimezone(UTC).isoformat(timespec="microseconds")
-
-
-def time_of(value: Any) -> Any:
-    """A time as either engine gives it: a datetime, or its text."""
-    return datetime.fromisoformat(value) if isinstance(value, str) else value
-
-
-def moment_of(value: Any) -> Any:
-    """A time of a column that has it in the fewest bytes: a datetime, or SQLite's microseconds since 1970."""
-    return _EPOCH + timedelta(microseconds=value) if isinstance(value, int) else value
-
-
-def moment_value(moment: datetime, backend: Backend) -> int | str:
-    """A time as such a column takes it."""
-    return microseconds_of(moment) if backend == "sqlite" else time_text(moment)
-
-
-def microseconds_of(moment: datetime) -> int:
-    """A time in microseconds since 1970."""
-    return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def shorten(text: str, characters: int) -> str:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
-from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_text
 
 
 class ConversationLayouts:

@@ -10,11 +10,12 @@ from itertools import batched
 from typing import Literal
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.codec import clean_json, moment_of, moment_value, time_of, time_text
+from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Parameters, Row
 from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.times import short_time, time_of, time_text
 
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]
@@ -168,7 +169,7 @@ class ManifestRows:
             return sum([await connection.execute(self._sql[statement], given) for statement, given in steps])
 
     def _moment(self, moment: datetime) -> int | str:
-        return moment_value(moment, self._driver.backend)
+        return short_time(moment, self._driver.backend)
 
     async def _fetch(self, statement: str, parameters: Mapping[str, object]) -> list[StoredManifest]:
         async with self._driver.reading() as connection:
@@ -273,4 +274,4 @@ def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
 def _manifest_of(row: Row) -> StoredManifest:
     session_id, run_id, call, created_at, stored = row
     manifest = unpacked(json.loads(expanded(stored)), _columns(session_id, run_id))
-    return StoredManifest(session_id, run_id, int(call), moment_of(created_at), manifest)
+    return StoredManifest(session_id, run_id, int(call), time_of(created_at), manifest)

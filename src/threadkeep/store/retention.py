@@ -8,10 +8,11 @@ from datetime import datetime, timedelta
 from typing import Final, Literal
 
 from threadkeep.records import Retention, dump_json
-from threadkeep.store.codec import TITLE_CHARACTERS, moment_value, retention_of, shorten, time_of, time_text
+from threadkeep.store.codec import TITLE_CHARACTERS, retention_of, shorten
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import delete_session, deletion_statements
+from threadkeep.store.times import short_time, time_of, time_text
 from threadkeep.store.transcripts import END
 
 type Action = Literal["archive", "delete"]
@@ -200,7 +201,7 @@ class RetentionRows:
     ) -> None:
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
-            "manifests_upto": moment_value(created_at, self._driver.backend),
+            "manifests_upto": short_time(created_at, self._driver.backend),
             "unused_since": time_text(created_at - _TEXT_RENEWAL),
         }
         for name in (

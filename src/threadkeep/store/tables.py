@@ -13,12 +13,12 @@ from threadkeep.store.codec import (
     clean_text,
     message_of,
     session_of,
-    time_text,
 )
 from threadkeep.store.commits import GroupCommit, PreparedTurn
 from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Row
 from threadkeep.store.preparing import prepare
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"

@@ -9,7 +9,7 @@ from datetime import datetime
 from threadkeep.errors import WrongUser
 from threadkeep.records import SessionInfo, dump_json
 from threadkeep.store.archive import ArchivedPart, Restored
-from threadkeep.store.codec import Counter, clean_json, clean_text, identified, time_text
+from threadkeep.store.codec import Counter, clean_json, clean_text, identified
 from threadkeep.store.driver import Driver
 from threadkeep.store.graph_transcripts.appending import Appended
 from threadkeep.store.graph_transcripts.index import SessionIndex
@@ -18,6 +18,7 @@ from threadkeep.store.graph_transcripts.shapes import Conversation
 from threadkeep.store.graph_transcripts.writing import ConversationWriter
 from threadkeep.store.preparing import Prepared, prepare
 from threadkeep.store.summary_archive import SummaryArchive
+from threadkeep.store.times import time_text
 
 
 class ConversationArchive:

@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 from threadkeep.errors import StoreError
 from threadkeep.records import Message, dump_json
-from threadkeep.store.codec import Counter, message_parameters, time_of, time_text
+from threadkeep.store.codec import Counter, message_parameters
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.graph_transcripts.reading import ConversationReader
 from threadkeep.store.graph_transcripts.shapes import Conversation
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import delete_session, deletion_statements
+from threadkeep.store.times import time_of, time_text
 
 _STEP_MESSAGES = 500
 _PAGE_SESSIONS = 500

@@ -14,9 +14,10 @@ from datetime import datetime
 
 from threadkeep.errors import StoreError
 from threadkeep.records import Json, Message, SessionInfo, dump_json
-from threadkeep.store.codec import message_of, time_of, time_text
+from threadkeep.store.codec import message_of
 from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE, chunk_key, chunk_of, first_of
 from threadkeep.store.graph_transcripts.items import Value
+from threadkeep.store.times import time_of, time_text
 
 METADATA_KIND = "conversation"
 """Stands in the field `kind` of metadata, so that they can be searched for among the chunks."""

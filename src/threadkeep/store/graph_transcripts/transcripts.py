@@ -7,7 +7,7 @@ from datetime import datetime
 
 from threadkeep.observe import Backend
 from threadkeep.records import SPEAKERS, Message, Page, Receipt, SessionInfo, Turn
-from threadkeep.store.codec import Counter, clean_text, time_text
+from threadkeep.store.codec import Counter, clean_text
 from threadkeep.store.graph_transcripts.items import Items, Value
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.graph_transcripts.listing import selected
@@ -15,6 +15,7 @@ from threadkeep.store.graph_transcripts.reading import ConversationReader
 from threadkeep.store.graph_transcripts.shapes import Conversation, conversation_of
 from threadkeep.store.graph_transcripts.writing import ConversationWriter
 from threadkeep.store.preparing import prepare
+from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
 
 _ANSWER_REACH = 10_000

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEnd, RunInput
-from threadkeep.store.codec import clean_json, time_text
+from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Parameters, Row
 from threadkeep.store.runs.active_sessions import ActiveSessions
@@ -21,6 +21,7 @@ from threadkeep.store.runs.said import short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
 from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_text
 
 STALE_SECONDS = 15.0
 _NEVER = "1970-01-01T00:00:00.000000+00:00"

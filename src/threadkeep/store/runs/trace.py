@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from threadkeep.records import Json
 from threadkeep.records.runs import RunEvent, TokenUsage, ToolCall, TraceEvent
-from threadkeep.store.codec import microseconds_of, time_text
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.runs.said import lookups, missing_in, restored, shortened, texts_in, texts_of
@@ -26,6 +25,7 @@ from threadkeep.store.runs.trace_packing import (
     usage_of,
 )
 from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_microseconds, time_text
 
 TRACE_CUT: Final = "trace_cut"
 """The kind of the event that stands where a trace was cut."""
@@ -235,7 +235,7 @@ class RunTrace:
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
         """The events that are kept, and how much there is then."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        moment = microseconds_of(self._clock())
+        moment = time_microseconds(self._clock())
         kept_events: list[StoredEvent] = []
         for event in events:
             data = json_text(dict(event.data))

@@ -9,9 +9,9 @@ from typing import Any
 
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import RunEvent, TokenUsage
-from threadkeep.store.codec import microseconds_of, moment_of, time_of
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.runs.rows import json_of
+from threadkeep.store.times import time_microseconds, time_of
 
 MOST_EVENTS = 250
 """A trace with more events stays as it is: a page of it is not read out of all the others."""
@@ -33,7 +33,7 @@ class StoredEvent:
 def event_of(row: Sequence[Any]) -> StoredEvent:
     """The event in a row of the table of events."""
     number, kind, node, data, created_at = row
-    return StoredEvent(int(number), kind, node, data, microseconds_of(time_of(created_at)))
+    return StoredEvent(int(number), kind, node, data, time_microseconds(time_of(created_at)))
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
@@ -61,7 +61,7 @@ def stored_events(packed: bytes | None) -> list[StoredEvent]:
 
 def run_event(run_id: str, event: StoredEvent) -> RunEvent:
     """An event as it is read."""
-    created_at = moment_of(event.moment)
+    created_at = time_of(event.moment)
     return RunEvent(run_id, event.number, event.kind, event.node, json_of(event.data), created_at)
 
 
