@@ -6,17 +6,19 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from uuid import uuid4
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage, ToolCall
 from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from pydantic import PrivateAttr
 
 from bench.chat_texts import chats
 from bench.contenders import TurnTexts
-from threadkeep import Memory, open_memory
+from threadkeep import Memory, not_idempotent, open_memory
 from threadkeep.graphs.built_in import CHAT
 from threadkeep.graphs.compiling import CompiledWorkflow, Compiler
 from threadkeep.graphs.loading import read_workflow
@@ -40,6 +42,21 @@ nodes:
   greeting: {kind: template, text: Hello, next: answer}
   answer: {kind: agent, tools: ["bench.context_reuse:look_up"], next: end}
 """
+TILL = "till"
+_TILL = """\
+schema: 1
+name: till
+nodes:
+  greeting: {kind: template, text: Hello, next: answer}
+  answer: {kind: agent, model: paying, tools: ["bench.run_desk:pay"], next: end}
+"""
+
+
+@not_idempotent
+@tool
+async def pay(amount: int) -> str:
+    """Pay an amount."""
+    return f"paid {amount}"
 
 
 class AnsweringModel(OfflineModel):
@@ -68,6 +85,22 @@ class AnsweringModel(OfflineModel):
         **kwargs: Any,
     ) -> ChatResult:
         return self._generate(messages)
+
+
+class PayingModel(AnsweringModel):
+    """The same, after a call of a tool that may not be run twice."""
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        if messages[-1].type != "human":
+            return super()._generate(messages)
+        call = ToolCall(name=pay.name, args={"amount": 7}, id=str(uuid4()))
+        return ChatResult(generations=[ChatGeneration(message=AIMessage("", tool_calls=[call]))])
 
 
 @dataclass
@@ -105,12 +138,12 @@ async def open_desk(
     async with AsyncExitStack() as stack:
         memory = await stack.enter_async_context(open_memory(url))
         saver = await stack.enter_async_context(open_checkpointer(address, kept))
-        model = AnsweringModel()
-        resources = Resources(memory=memory, model=lambda _: model, observer=memory.observers)
-        workflows = Workflows([read_workflow(_STEPS)])
+        models = {None: AnsweringModel(), "paying": PayingModel()}
+        resources = Resources(memory=memory, model=models.__getitem__, observer=memory.observers)
+        workflows = Workflows([read_workflow(_STEPS), read_workflow(_TILL)])
         options = replace(options or RunServiceOptions(), engine=engine or EngineOptions())
         opening = open_runs(memory, address, workflows, resources, checkpointer=saver, store=None, options=options)
         service = await stack.enter_async_context(opening)
         compiler = Compiler(checkpointer=saver, store=None)
-        graphs = {name: compiler.compiled(workflows.get(name)) for name in (CHAT, STEPS)}
+        graphs = {name: compiler.compiled(workflows.get(name)) for name in (CHAT, STEPS, TILL)}
         yield RunDesk(memory, service, saver, graphs, resources)

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from bench.chat_texts import chats
 from bench.lanes import Tell
-from bench.run_desk import STEPS, open_desk
+from bench.run_desk import STEPS, TILL, open_desk
 from threadkeep.graphs.built_in import CHAT
 
 _PAUSE_SECONDS = 0.02
@@ -22,7 +22,11 @@ _SESSIONS = 8
 type Turn = Callable[[str, str, str, str], Awaitable[str]]
 
 
-WORKFLOWS = {CHAT: "the built-in chat", STEPS: "a step and an agent with a tool"}
+WORKFLOWS = {
+    CHAT: "the built-in chat",
+    STEPS: "a step and an agent with a tool",
+    TILL: "the same, and the tool is called, which may not run twice",
+}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any
 
@@ -54,13 +54,17 @@ nodes:
 
 @dataclass(frozen=True)
 class Desk:
-    """What a process has: a database, notes, what it asks for itself with callers who wait, a version of its graphs."""
+    """What a process has: a database, notes, what it asks for itself with callers who wait, a version of its graphs.
+
+    How far its runs came waits `progress_seconds` until it is stored beside them.
+    """
 
     url: str
     notes: Notes
     seconds: float = 0.05
     sessions: tuple[str, ...] = ()
     version: str = "1"
+    progress_seconds: float = RunServiceOptions().progress_seconds
 
     def note(self, what: str, about: str) -> None:
         """Write down what this process does."""
@@ -157,7 +161,7 @@ def work(desk: Desk) -> None:
 
 
 async def _work(desk: Desk) -> None:
-    async with opened(desk, SOON) as (_, service):
+    async with opened(desk, replace(SOON, progress_seconds=desk.progress_seconds)) as (_, service):
         asked = [RunRequest(workflow="steps", text=each, session_id=each, message_id="m") for each in desk.sessions]
         waiting = [service.result((await service.submit(request)).run_id) for request in asked]
         desk.note("ready", "")

@@ -11,7 +11,7 @@ from threadkeep import not_idempotent
 from threadkeep.graphs.built_in import chat_workflow
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import read_workflow
-from threadkeep.runs.durability import durability_of
+from threadkeep.runs.durability import durability_of, keeps_each_step
 from threadkeep.runs.requests import RunRequest
 
 _GREETING = """\
@@ -36,19 +36,21 @@ _WITH_A_PAYMENT = chat_workflow(tools=[pay])
 
 
 @pytest.mark.parametrize(
-    ("workflow", "expected"),
+    ("workflow", "expected", "each_step"),
     [
-        (chat_workflow(), "exit"),
-        (read_workflow(_GREETING), "exit"),
-        (read_workflow(_TWO_MODELS), "async"),
-        (read_workflow(_WITH_A_TOOL), "async"),
-        (_WITH_A_PAYMENT, "sync"),
-        (asking_twice(), "sync"),
+        (chat_workflow(), "exit", False),
+        (read_workflow(_GREETING), "exit", False),
+        (read_workflow(_TWO_MODELS), "async", False),
+        (read_workflow(_WITH_A_TOOL), "async", False),
+        (_WITH_A_PAYMENT, "sync", False),
+        (asking_twice(), "sync", True),
     ],
 )
-def test_progress_is_kept_where_it_is_worth_something(workflow: Workflow, expected: Durability) -> None:
+def test_progress_is_kept_where_it_is_worth_something(
+    workflow: Workflow, expected: Durability, each_step: bool
+) -> None:
     """One model call begins anew at its own cost; what may not run twice are marked tools, and code of others."""
-    assert durability_of(workflow) == expected
+    assert (durability_of(workflow), keeps_each_step(workflow)) == (expected, each_step)
 
 
 async def test_a_run_that_failed_before_it_kept_anything_goes_on(desk: RunDesk) -> None:

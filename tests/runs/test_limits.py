@@ -7,7 +7,9 @@ from dataclasses import replace
 
 import pytest
 from langchain_core.messages import AIMessage
-from langchain_core.tools import tool
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
@@ -54,12 +56,12 @@ def pay_when_sure(amount: int) -> str:
     return f"paid {amount}"
 
 
-def paying() -> Workflow:
+def paying(*tools: BaseTool) -> Workflow:
     """An agent that can pay."""
     builder: StateGraph[WorkflowState, RunContext, WorkflowState, WorkflowState] = StateGraph(
         WorkflowState, context_schema=RunContext
     )
-    node: object = AgentNode(tools=(pay, pay_when_sure))
+    node: object = AgentNode(tools=tools or (pay, pay_when_sure))
     builder.add_node("till", node)  # type: ignore[call-overload]
     builder.add_edge(START, "till")
     return python_workflow("till", builder)
@@ -152,6 +154,27 @@ async def test_a_tool_is_not_run_twice_without_a_person(every_desk: RunDesk, ans
     assert (result.text, len(PAID)) == ("thank you", paid)
     told = str(every_desk.model.calls[-1][-1].text)
     assert told == answer if answer.startswith("13") else told.startswith("This tool was begun before")
+
+
+async def test_what_leads_to_a_call_is_kept_before_it(desk: RunDesk) -> None:
+    """Of the workflow and of its agent, the step that the call is in: from there another process comes to it again."""
+    stored: list[CheckpointTuple | None] = []
+
+    @not_idempotent
+    @tool
+    async def pay_by_card(amount: int, config: RunnableConfig) -> str:
+        """Pay an amount."""
+        thread = config["configurable"]["thread_id"]
+        for place, checkpoint in config["configurable"]["checkpoint_map"].items():
+            named = {"thread_id": thread, "checkpoint_ns": place, "checkpoint_id": checkpoint}
+            stored.append(await desk.saver.aget_tuple({"configurable": named}))
+        return f"paid {amount}"
+
+    desk.model = ScriptedModel([calling("pay_by_card", 7), "thank you"])
+    async with desk.open(paying(pay_by_card), options=replace(QUICK, progress_seconds=3600.0)) as service:
+        result = await carried_out(service, RunRequest(workflow="till", text="pay", session_id="room"))
+    assert result.text == "thank you"
+    assert [one is not None and len(one.checkpoint["channel_values"]["messages"]) for one in stored] == [1, 2]
 
 
 async def test_a_tool_that_asks_a_person_itself(desk: RunDesk) -> None:

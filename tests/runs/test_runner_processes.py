@@ -98,10 +98,10 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
 
 
 async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: Notes) -> None:
-    """The process dies in the tool: another asks a person, and pays nothing."""
+    """The process dies in the tool: another comes to the same call, asks a person, and pays nothing."""
     async with opened(Desk(shared_url, notes), ASKING) as (_, service):
         request = RunRequest(workflow="till", text="pay", session_id="till")
-        with working(Desk(shared_url, notes, 60.0)) as children:
+        with working(Desk(shared_url, notes, 60.0, progress_seconds=3600.0)) as children:
             run_id = (await service.submit(request, mode="background")).run_id
             await until(lambda: notes.of("paid") == {"7"}, "the tool to begin")
             children[0].kill()

@@ -53,12 +53,16 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
     """Runs each call of a marked tool once in its run, in whatever process.
 
     A call that was begun, and of which nobody knows how it ended, is asked of a person, who answers `again`, `skip`, or
-    what it gave. `holds` says whether this process still has a run for certain.
+    what it gave. `keep` stores how far a run came: whoever goes on with it must come to the same call. `holds` says
+    whether this process still has a run for certain.
     """
 
-    def __init__(self, trace: RunTrace, holds: Callable[[str], bool]) -> None:
+    def __init__(
+        self, trace: RunTrace, *, keep: Callable[[str], Awaitable[None]], holds: Callable[[str], bool]
+    ) -> None:
         super().__init__()
         self._trace = trace
+        self._keep = keep
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
@@ -81,6 +85,7 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
         """Take the call down, or the part of it that comes after what a person was asked."""
+        await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell now whether it still has the run; it is tried again.")
         step = get_config()["metadata"].get("langgraph_checkpoint_ns", "")

@@ -239,7 +239,7 @@ async def open_runs(
         ):
             saver = ProgressSaver(checkpointer)
             compiler = Compiler(checkpointer=saver, store=store)
-            once_only = OnceOnly(memory.runs.trace, runner.holds)
+            once_only = OnceOnly(memory.runs.trace, keep=saver.keep, holds=runner.holds)
             middleware = (*resources.middleware, once_only)
             given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
             runner.open(engine, RunMeans(compiler, saver, given, options, contexts, unrecorded))

@@ -73,14 +73,14 @@ class AgentNode(SpeakingNode, HistoryFields):
 
     @property
     def again(self) -> Again:
-        """Its model's calls; unknown with a tool that may not run twice, or that cannot be looked at here."""
+        """Its model's calls, with tools that may not run twice, too; unknown with those that cannot be looked at."""
         if not self.tools:
             return "model calls" if self.history_tools else "a model call"
         try:
             harmless = all(map(is_idempotent, self.tool_objects()))
         except InvalidInput:
-            harmless = False
-        return "model calls" if harmless else "unknown"
+            return "unknown"
+        return "model calls" if harmless else "marked tools"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]

@@ -34,8 +34,11 @@ type NodeKind = Literal[
     "record_answer",
 ]
 
-type Again = Literal["nothing", "a model call", "model calls", "unknown"]
-"""What it costs to carry a node out once more, when its process has died; unknown where it may do something twice."""
+type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
+"""What it costs to carry a node out once more, when its process has died.
+
+That of marked tools is model calls: what they have done is on record. Unknown is where it may do something twice.
+"""
 
 END_NAME = "end"
 """How YAML and options name the end of a workflow."""

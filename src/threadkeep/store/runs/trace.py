@@ -211,15 +211,14 @@ class RunTrace:
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
         """Whether a tool that may not be run twice may be run now: a call that is `fresh`."""
         place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
-        async with self._driver.writing() as connection:
-            if not await connection.fetch(self._sql["keep_run"], place):
-                return ToolCall("gone")
-            if await connection.execute(self._sql["begin_tool"], place):
-                return ToolCall("fresh")
-            [(status, result)] = await connection.fetch(self._sql["tool_call"], place)
-            if status == "finished":
-                return ToolCall("finished", json_of(result))
-        return ToolCall("begun_before")
+        asked = [(self._sql[name], place) for name in ("keep_run", "begin_tool", "tool_call")]
+        kept, fresh, found = await self._driver.write(asked)
+        if not kept:
+            return ToolCall("gone")
+        if fresh:
+            return ToolCall("fresh")
+        [(status, result)] = found
+        return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
         """Keep what a tool gave, so that it need not be run again; False when it was not begun, or is finished."""
@@ -229,8 +228,8 @@ class RunTrace:
             "result": json_text(result),
             "now": time_text(self._clock()),
         }
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["finish_tool"], parameters) > 0
+        [finished] = await self._driver.write([(self._sql["finish_tool"], parameters)])
+        return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
         """The events that are kept, and how much there is then."""

@@ -96,9 +96,11 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage
 FROM below b JOIN chat_run_traces t ON t.run_id = b.run_id AND t.usage IS NOT NULL
 
 -- name: begin_tool
+-- Of a run that is there: one that is gone begins nothing.
 INSERT INTO chat_run_tool_calls (run_id, call_id, tool, status, begun_at)
-VALUES (:run_id, :call_id, :tool, 'begun', :now)
+SELECT run_id, :call_id, :tool, 'begun', :now FROM chat_runs WHERE run_id = :run_id
 ON CONFLICT (run_id, call_id) DO NOTHING
+RETURNING status
 
 -- name: tool_call
 SELECT status, result FROM chat_run_tool_calls WHERE run_id = :run_id AND call_id = :call_id
@@ -106,3 +108,4 @@ SELECT status, result FROM chat_run_tool_calls WHERE run_id = :run_id AND call_i
 -- name: finish_tool
 UPDATE chat_run_tool_calls SET status = 'finished', result = :result, ended_at = :now
 WHERE run_id = :run_id AND call_id = :call_id AND status = 'begun'
+RETURNING status
