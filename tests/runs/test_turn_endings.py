@@ -14,6 +14,7 @@ from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
+from threadkeep.records.runs import NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate
 
@@ -61,6 +62,21 @@ async def test_a_message_is_there_though_a_newer_one_ended_its_turn_at_once(ever
     said = [("user", "my name is Ann"), ("user", "who am I?"), ("assistant", "reply 1")]
     assert await every_desk.transcript("room") == said
     assert [message.text for message in every_desk.model.calls[0]] == [text for _, text in said[:2]]
+
+
+async def test_of_messages_that_wait_only_the_newest_is_answered(desk: RunDesk) -> None:
+    """Each ends the turns before it, also those that have not begun; all that was said is there."""
+    order = desk.memory.runs.order
+    elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
+    await order.add(elsewhere, owner="another process")
+    async with desk.open(AGENT) as service:
+        second, third = await service.submit(FIRST), await service.submit(SECOND)
+        assert await desk.memory.runs.finish("r1", "another process", "cancelled")
+        stopped = (await service.result(second.run_id)).run
+        assert (await service.result(third.run_id)).text == "reply 1"
+    assert (stopped.status, stopped.cancel_reason) == ("cancelled", "interrupted_by_message")
+    said = [("user", "my name is Ann"), ("user", "who am I?"), ("assistant", "reply 1")]
+    assert await desk.transcript("room") == said
 
 
 async def test_a_message_is_there_though_its_time_was_over(desk: RunDesk) -> None:

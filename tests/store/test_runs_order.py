@@ -184,6 +184,21 @@ async def test_a_message_interrupts_the_turn_at_work(memory: Memory) -> None:
     await begun(memory, "r2")
 
 
+async def test_a_message_interrupts_those_that_wait(memory: Memory) -> None:
+    """They begin in their order, to be ended; no message joins one of them."""
+    order = memory.runs.order
+    await order.add(asked("r1"), owner="me")
+    for run_id in ("r2", "r3", "r4"):
+        await order.add(asked(run_id), policy="interrupt")
+    await memory.runs.request_cancel("r4")
+    assert (await order.add(asked("r5"), policy="coalesce")).outcome == "new"
+    reasons = []
+    for run_id in ("r1", "r2", "r3", "r5"):
+        reasons.append((await begun(memory, run_id)).cancel_reason)
+        await memory.runs.finish(run_id, "me", "cancelled")
+    assert reasons == [*["interrupted_by_message"] * 3, None]
+
+
 # Children.
 
 

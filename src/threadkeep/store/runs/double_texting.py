@@ -26,6 +26,7 @@ class OpenRun(NamedTuple):
     user_id: str | None
     started_at: datetime | str | None
     root_run_id: str
+    is_to_stop: bool
 
 
 class Policies:
@@ -52,19 +53,23 @@ class Policies:
                     raise SessionBusy(new.session_id, turns[0].run_id)
                 return None
             case "interrupt":
-                await self._interrupt(connection, [turn for turn in turns if turn.status == "running"])
+                await self._interrupt(connection, new, turns)
                 return None
             case "coalesce":
                 return await self._coalesce(connection, new, turns)
         assert_never(policy)
 
-    async def _interrupt(self, connection: Connection, running: Sequence[OpenRun]) -> None:
+    async def _interrupt(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> None:
+        """Stop what is at work with all below it, and have what is queued stop as it begins."""
+        running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
             await self._locks.hold_tree(connection, root_run_id)
+        reason = {"reason": INTERRUPTED, "now": time_text(self._clock())}
         for turn in running:
             await self._locks.hold_below(connection, turn.run_id)
-            parameters = {"run_id": turn.run_id, "reason": INTERRUPTED, "now": time_text(self._clock())}
-            await connection.fetch(self._sql["cancel"], parameters)
+            await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
+        if len(turns) > len(running):
+            await connection.execute(self._sql["stop_as_they_begin"], {"session_id": new.session_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> str | None:
         """Into the newest turn, if it has not begun and is such a one: nothing may overtake what is between."""
@@ -74,6 +79,7 @@ class Policies:
             or newest.status != "queued"
             or newest.started_at is not None
             or newest.root_run_id != newest.run_id
+            or newest.is_to_stop
             or (newest.workflow, newest.user_id) != (new.workflow, new.user_id)
         ):
             return None

@@ -30,9 +30,15 @@ SELECT 1 FROM above WHERE session_id = :session_id LIMIT 1
 
 -- name: open
 -- What of a session is queued or at work, in order of arrival.
-SELECT run_id, workflow, status, user_id, started_at, root_run_id FROM chat_runs
+SELECT run_id, workflow, status, user_id, started_at, root_run_id, cancel_requested_at IS NOT NULL FROM chat_runs
 WHERE session_id = :session_id AND arrival IS NOT NULL AND status IN ('queued', 'running')
 ORDER BY arrival
+
+-- name: stop_as_they_begin
+-- The turns of a session that are queued: whoever begins one ends it, and keeps what it was asked in the transcript.
+UPDATE chat_runs SET
+    cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
+WHERE session_id = :session_id AND arrival IS NOT NULL AND status = 'queued' AND parent_run_id IS NULL
 
 -- name: insert
 INSERT INTO chat_runs (
