@@ -11,10 +11,10 @@ import pytest
 from tests.databases import migrated_driver
 from tests.store.running import asked
 from threadkeep import Memory
-from threadkeep.records.runs import TokenUsage, ToolCall, TraceEvent
+from threadkeep.records.runs import TRACE_CUT, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
-from threadkeep.store.runs.trace import TRACE_CUT, TraceGroup, TraceLimits
+from threadkeep.store.runs.trace import TraceGroup, TraceLimits
 from threadkeep.testing import SettableClock
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from threadkeep.errors import InvalidInput
 from threadkeep.records.json_values import Json
@@ -180,6 +180,13 @@ class Over:
     """There is nothing to carry out: the run has ended, waits for a person, or is gone (None)."""
 
     run: Run | None
+
+
+STATUS: Final = "status"
+"""The kind of the event of a run that says how it stands; those who follow it wait for one."""
+
+TRACE_CUT: Final = "trace_cut"
+"""The kind of the event that stands where a trace was cut; after it there are those of how the run stands alone."""
 
 
 @dataclass(frozen=True)

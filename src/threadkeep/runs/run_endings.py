@@ -10,7 +10,7 @@ from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTrouble
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import STATUS, Run
 from threadkeep.runs.carried import Carried
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.insisting import insist
@@ -37,7 +37,7 @@ class RunEndings:
             # It fails because a part of it has been stopped already, or would have been stopped next.
             outcome = Outcome("cancelled")
         told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
-        carried.tracer.note("status", data={name: value for name, value in told.items() if value is not None})
+        carried.tracer.note(STATUS, data={name: value for name, value in told.items() if value is not None})
         if outcome.status != "done":
             await self._keep_progress(carried, means.options.keep_progress_seconds)
         return await insist(lambda: self._record(carried, outcome, means.resources))
@@ -62,7 +62,7 @@ class RunEndings:
         run = carried.run
         with contextlib.suppress(StoreError):
             if carried.stop == "cancelled":
-                carried.tracer.note("status", data={"status": "cancelled"})
+                carried.tracer.note(STATUS, data={"status": "cancelled"})
                 await self._is_kept(carried)
                 await self._record(carried, Outcome("cancelled"), resources)
             else:
@@ -84,7 +84,7 @@ class RunEndings:
             if await self._runs.wait(run_id, owner, outcome.interrupt):
                 return outcome
             outcome = Outcome("cancelled")
-            carried.tracer.note("status", data={"status": "cancelled"})
+            carried.tracer.note(STATUS, data={"status": "cancelled"})
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
             await self._turns.end(carried.run, resources)

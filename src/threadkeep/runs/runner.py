@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTakenOver, RunTrouble, work_for
-from threadkeep.records.runs import Begun, Over, Run
+from threadkeep.records.runs import STATUS, Begun, Over, Run
 from threadkeep.runs.carried import Carried, CarriedRuns, RunStop
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.engine import Engine
@@ -232,7 +232,7 @@ class Runner:
         run = carried.run
         if run.cancel_requested_at is not None:
             return await self._endings.end(carried, Outcome("cancelled"), self.means)
-        carried.tracer.note("status", data={"status": "running", "try": run.attempts})
+        carried.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
         task = carried.task = asyncio.create_task(self._execute(carried), context=self._context.copy())
         try:
             await asyncio.wait([task])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from threadkeep.records import Json
-from threadkeep.records.runs import RunEvent, TokenUsage, ToolCall, TraceEvent
+from threadkeep.records.runs import STATUS, TRACE_CUT, RunEvent, TokenUsage, ToolCall, TraceEvent
 from threadkeep.store.driver import Connection, Driver, Parameters, Row, Statement
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.runs.said import lookups, missing_in, restored, shortened, texts_in, texts_of
@@ -26,12 +26,6 @@ from threadkeep.store.runs.trace_packing import (
 )
 from threadkeep.store.statements import load_statements
 from threadkeep.store.times import time_microseconds, time_text
-
-TRACE_CUT: Final = "trace_cut"
-"""The kind of the event that stands where a trace was cut."""
-
-STATUS: Final = "status"
-"""The kind of an event that is kept also where the trace is cut: those who follow a run wait for it."""
 
 
 @dataclass(frozen=True)
