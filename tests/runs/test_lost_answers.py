@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats, said
-from tests.runs.desk import QUICK, RunDesk, carried_out
+from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
 from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.history.session import Session
+from threadkeep.observe import RunFinished, TurnFinished
 from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.runs.listening import listen
 from threadkeep.runs.live import LiveRun
@@ -60,9 +62,9 @@ async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, m
 
 
 async def test_a_person_who_was_answered_without_it_is_answered_once(
-    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, events: RecordedEvents, make_chat: Chats
 ) -> None:
-    """The run that was recorded after all finds the answer when it comes to it."""
+    """The run that was recorded after all finds the answer when it comes to it, and ends no second turn."""
     order = sqlite_memory.runs.order
     monkeypatch.setattr(order, "add", once_unheard(order.add))
     chat = make_chat(sqlite_memory, ScriptedModel(["hello", "again", "once more"]), runs=ATTENTIVE)
@@ -75,6 +77,12 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
             await sqlite_memory.pending.deliver()
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
     assert lines == ["hi", first.response, "and now?", second.response]
+
+    async def runs_ended() -> bool:
+        return len(events.of(RunFinished)) == 2
+
+    await eventually(runs_ended)
+    assert [event.status for event in events.of(TurnFinished)] == ["complete", "complete"]
 
 
 async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(

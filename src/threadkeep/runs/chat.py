@@ -251,7 +251,10 @@ class Chat:
     async def _work_unstored(self, turn: ChatTurn, live: LiveRun) -> tuple[Outcome, UnstoredLedger]:
         # A run of the same message waits for it: nobody is answered twice.
         with self._runs.unrecorded.answering(turn.session_id, turn.message_id):
-            return await self._unstored.carry_out(turn.run_request, live, turn.session_id)
+            outcome, ledger = await self._unstored.carry_out(turn.run_request, live, turn.session_id)
+            if outcome.status == "done":
+                self._runs.unrecorded.answered(turn.session_id, turn.message_id)
+            return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
         """Do something to a session when it is its turn.

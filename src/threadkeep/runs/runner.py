@@ -182,7 +182,8 @@ class Runner:
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
             tell_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
-            tell_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
+            if not self.means.unrecorded.has_answered(run):
+                tell_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
             await self._clear_up(run, outcome, unstored=unstored)
         return outcome
 
