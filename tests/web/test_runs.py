@@ -109,6 +109,7 @@ async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: 
     """Events with their numbers, the pieces of the answer, the end; `Last-Event-ID` leaves out what is known."""
     async with service(tmp_path, ScriptedModel(["a few words"])) as (_, client):
         told = events_of((await client.post(RUNS, json={"message": "Hi", "mode": "stream"})).text)
+        assert (told[0][0], told[0][2]["run_id"]) == ("start", told[-1][2]["run_id"])
         assert "".join(data["text"] for name, _, data in told if name == "token") == "a few words"
         assert (told[-1][0], told[-1][2]["status"], told[-1][2]["text"]) == ("end", "done", "a few words")
         numbers = [int(number) for _, number, _ in told if number is not None]
@@ -117,6 +118,17 @@ async def test_a_run_is_read_as_it_happens_and_again_from_an_event_on(tmp_path: 
         rest = events_of((await client.get(path, headers={"Last-Event-ID": "2"})).text)
         assert [number for _, number, _ in rest if number] == [str(number) for number in numbers[2:]]
         assert rest[-1][0] == "end"
+
+
+async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path) -> None:
+    """So that whoever sent it can wait for that one, or cancel it."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([[gate]]), f"{FLOW}options: {{double_texting: reject}}") as (_, client):
+        body = {"message": "Hi", "session_id": "room", "mode": "background"}
+        run_id = (await client.post(RUNS, json=body)).json()["run_id"]
+        problem = check_problem(await client.post(RUNS, json={**body, "mode": "stream"}), 409, "session-busy")
+        assert (problem["session_id"], problem["run_id"]) == ("room", run_id)
+        gate.open()
 
 
 async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:

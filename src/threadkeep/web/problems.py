@@ -133,8 +133,8 @@ class Problem(BaseModel):
     reason: str | None = Field(None, description="Why a session id is not valid.")
     errors: list[FieldProblem] | None = Field(None, description="Each thing that is wrong with the request.")
     available: list[str] | None = Field(None, description="What there is instead.")
-    session_id: str | None = Field(None, description="The session of a turn that failed.")
-    run_id: str | None = Field(None, description="The run of a turn that failed.")
+    session_id: str | None = Field(None, description="The session of the turn that failed, or goes on.")
+    run_id: str | None = Field(None, description="The run of the turn that failed, or goes on.")
     message_id: str | None = Field(None, description="The id under which the message can be sent again.")
     ready: bool | None = Field(None, description="Whether the service can work.")
     backend: str | None = Field(None, description="The database engine.")
@@ -220,6 +220,8 @@ def _members(error: ThreadkeepError) -> dict[str, object]:
     """What a problem has of its error besides the sentence."""
     if isinstance(error, InvalidKey):
         return {"reason": error.reason}
+    if isinstance(error, SessionBusy):
+        return {"session_id": error.session_id, "run_id": error.run_id}
     return {"available": list(error.available)} if isinstance(error, WorkflowNotFound) else {}
 
 

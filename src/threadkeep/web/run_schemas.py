@@ -227,6 +227,14 @@ class RunEventBody(BaseModel):
         return cls.model_validate(event, from_attributes=True)
 
 
+class RunStartBody(BaseModel):
+    """Which run it is whose events follow: whoever comes back asks for them by its id."""
+
+    session_id: str | None
+    run_id: str
+    message_id: str | None
+
+
 class RunTraceBody(BaseModel):
     """What happened in a run, in order."""
 

@@ -1,6 +1,7 @@
 """A run as server-sent events: each stored event with its number as the id, pieces of the answer, and the end.
 
-Whoever comes back with `Last-Event-ID` goes on after that event. The last event is `end` with the run, or `error`.
+Whoever asked for it is told first, as `start`, which run it is; whoever comes back with `Last-Event-ID` goes on after
+that event. The last event is `end` with the run, or `error`.
 """
 
 from __future__ import annotations
@@ -16,13 +17,15 @@ from threadkeep.errors import ThreadkeepError
 from threadkeep.records.runs import Run, RunEvent
 from threadkeep.runs.following import Followed
 from threadkeep.runs.live import RunPiece
+from threadkeep.runs.requests import Submitted
 from threadkeep.runs.service import RunService
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import log_failure, problem_of
-from threadkeep.web.run_schemas import RunBody, RunEventBody
+from threadkeep.web.run_schemas import RunBody, RunEventBody, RunRequestBody, RunStartBody
 from threadkeep.web.streams import EventStream, with_silences
 
 EXAMPLE = (
+    'event: start\ndata: {"session_id": "room:1", "run_id": "0199…", "message_id": "web-1"}\n\n'
     'event: status\nid: 1\ndata: {"number": 1, "kind": "status", "data": {"status": "running"}}\n\n'
     'event: token\ndata: {"node": "answer", "text": "It comes "}\n\n'
     'event: end\ndata: {"run_id": "0199…", "status": "done", "text": "It comes tomorrow."}\n\n'
@@ -40,8 +43,19 @@ async def open_run_stream(
     return EventStream(_encoded(runs, first, followed))
 
 
+async def open_submitted_stream(
+    runs: RunService, submitted: Submitted, body: RunRequestBody, *, heartbeat_seconds: float
+) -> EventStream:
+    """The stream of a run that was asked for just now. Raises RunNotFound for one of before that is another user's."""
+    if submitted.outcome != "new":
+        await runs.run(submitted.run_id, user_id=body.user_id)
+    followed = with_silences(runs.follow(submitted.run_id, user_id=body.user_id), heartbeat_seconds)
+    start = RunStartBody(session_id=submitted.session_id, run_id=submitted.run_id, message_id=body.message_id)
+    return EventStream(_encoded(runs, start, followed))
+
+
 async def _encoded(
-    runs: RunService, first: Followed | None, rest: AsyncGenerator[Followed | None]
+    runs: RunService, first: Followed | RunStartBody | None, rest: AsyncGenerator[Followed | None]
 ) -> AsyncGenerator[bytes]:
     async with aclosing(rest):
         try:
@@ -49,6 +63,8 @@ async def _encoded(
                 match told:
                     case None:
                         yield _HEARTBEAT
+                    case RunStartBody():
+                        yield _event("start", told)
                     case RunPiece():
                         piece = {"node": told.node, "message_id": told.message_id, "text": told.text}
                         yield format_sse_event(event="token", data_str=clean_text(json.dumps(piece)))
@@ -64,7 +80,7 @@ async def _encoded(
             yield format_sse_event(event="error", data_str=problem)
 
 
-async def _after(first: Followed | None, rest: AsyncIterator[Followed | None]) -> AsyncIterator[Followed | None]:
+async def _after[T](first: T, rest: AsyncIterator[T]) -> AsyncIterator[T]:
     yield first
     async for told in rest:
         yield told

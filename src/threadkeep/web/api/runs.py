@@ -26,7 +26,7 @@ from threadkeep.web.run_schemas import (
     RunTree,
     WaitMode,
 )
-from threadkeep.web.run_streams import EXAMPLE, open_run_stream
+from threadkeep.web.run_streams import EXAMPLE, open_run_stream, open_submitted_stream
 from threadkeep.web.schemas import GivenId
 from threadkeep.web.streams import EventStream
 
@@ -55,8 +55,9 @@ async def start_run(
 ) -> RunBody | EventStream:
     """Run a workflow in a session, one turn after the other, in order of arrival.
 
-    With `mode` `wait` the answer is the run when it is over, or waits for a person; with `stream` it is the run's
-    events as they happen; with `background` it is the run as it stands (202). A caller that goes away stops nothing.
+    With `mode` `wait` the answer is the run when it is over, or waits for a person; with `stream` it is `start`, which
+    names the run, and its events as they happen; with `background` it is the run as it stands (202). A caller that
+    goes away stops nothing.
     The same `message_id` in a session is the same run.
     """
     if body.session_id is not None:
@@ -65,7 +66,7 @@ async def start_run(
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":
         heartbeat = request.app.state.heartbeat_seconds
-        return await open_run_stream(runs, submitted.run_id, after=0, user_id=body.user_id, heartbeat_seconds=heartbeat)
+        return await open_submitted_stream(runs, submitted, body, heartbeat_seconds=heartbeat)
     return await _told(runs, submitted.run_id, body.user_id, response, mode=body.mode)
 
 
