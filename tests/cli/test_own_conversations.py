@@ -95,3 +95,20 @@ def test_another_users_conversation_is_left_out_and_named(cli: CommandLine) -> N
     assert outcome.exit_code == 1
     assert (outcome.json["stored"], outcome.json["skipped"]) == (1, 3)
     assert [error["line"] for error in outcome.json["errors"]] == [5, 7, 1]
+
+
+def test_they_are_pruned_with_sessions_or_by_name(cli: CommandLine) -> None:
+    """A dry run says what would go; an id is whatever has it; nothing of them is archived."""
+    talk(cli, "first", "second", "third")
+    cli.store(KEY, *["Hello", "Hi"] * 2, user_id="ann")
+    prune = ("sessions", "prune", "--max-messages", "2")
+    would = cli(*prune, "--delete", "--dry-run", "--json").json
+    assert [(one["session_id"], one["messages"]) for one in would["sessions"]] == [(KEY, 2), (KEY, 4)]
+    assert would["deleted"]["sessions"] == 2
+    assert cli(*prune, "--archive", "--json").json["archived"]["messages"] == 2
+    assert cli(*prune, KEY, "--delete", "--yes", "--user", "bob").exit_code == 1
+    done = cli(*prune, KEY, "--delete", "--yes", "--json").json
+    assert {**would, **done, "dry_run": True} == {**would, "vacuumed": False}
+    [listed] = [one for one in cli("sessions", "list", "--json").json["sessions"] if "namespace" in one]
+    assert (listed["title"], listed["message_count"]) == ("third", 2)
+    assert [one["content"] for one in cli("sessions", "show", KEY, "--json").json["messages"]] == ["Hello", "Hi"]

@@ -13,12 +13,14 @@ from langgraph.store.memory import InMemoryStore
 from tests.databases import query
 from tests.graphs.desk import Desk, spoken
 from tests.graphs.test_agent_history import BOT, FailingStore, said_in, telegram
+from tests.history.retaining import DAY
 from tests.recorded_events import RecordedEvents
 from tests.runs.desk import RunDesk, carried_out
-from threadkeep import Memory, MemoryOptions, Message, SessionNotFound, open_memory
+from threadkeep import Memory, MemoryOptions, Message, RetentionOptions, SessionNotFound, open_memory
+from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.observe import PendingWrites, WriteDeferred, WriteFailed
-from threadkeep.records import Json
+from threadkeep.observe import MessagesPruned, PendingWrites, WriteDeferred, WriteFailed
+from threadkeep.records import Json, Retention, RetentionLimits
 from threadkeep.runs.requests import RunRequest
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import ScriptedModel, SettableClock
@@ -166,6 +168,36 @@ async def test_what_is_erased_is_gone_from_every_table(
     for rows in [query(shared_url, f"SELECT * FROM {table}") for table in tables]:
         assert "CANARY" not in str(rows)
         assert "telegram:b:7" not in str(rows)
+
+
+async def test_what_is_beyond_the_rules_goes_with_its_runs(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
+) -> None:
+    """By the round of the service, in a process in which no agent was at work; an idle conversation goes as a whole."""
+    async with open_memory(shared_url, options=memory_options) as memory:
+        desk = RunDesk(memory, numbered(4), events, store=await memory.graph_store())
+        async with desk.open(BOT % "") as service:
+            await carried_out(service, asked("CANARY idle", chat_id=8))
+            clock.advance(5 * DAY)
+            await carried_out(service, asked("CANARY old"))
+            await carried_out(service, asked("CANARY older than the rest"))
+            clock.advance(5 * DAY)
+            kept = await carried_out(service, asked("Where is it?"))
+    rules = Retention(archive=RetentionLimits(1), delete=RetentionLimits(max_messages=2, max_idle_days=9))
+    options = replace(memory_options, retention=RetentionOptions(rules, interval_seconds=0.02))
+    async with open_memory(shared_url, options=replace(options, background=False)) as memory:
+        plan = [(one.session_id, one.messages, one.whole_session) async for one in AllRetention(memory).plan()]
+        assert plan == [(KEY, 4, False), ("telegram:b:8", 2, True)]
+    async with open_memory(shared_url, observers=[events], options=options) as memory:
+        await events.until(lambda: bool(events.of(MessagesPruned)))
+        assert [(one.action, one.sessions, one.messages) for one in events.of(MessagesPruned)] == [("delete", 2, 6)]
+        session, info = await AllSessions(memory).find(KEY)
+        assert (info.title, info.message_count, info.deleted_seq) == ("Where is it?", 2, 4)
+        assert [message.seq for message in await session.tail(9)] == [5, 6]
+        assert await listed(memory) == [(KEY, ("agent_chat_history",))]
+        assert len(await memory.manifests.of_run(kept.run.run_id)) == 1
+    for table in ("store", "chat_runs", "chat_run_events", "chat_run_manifests", "chat_run_texts"):
+        assert "CANARY" not in str(query(shared_url, f"SELECT * FROM {table}"))
 
 
 async def test_a_turn_that_a_dead_process_left_is_written_at_the_next_start(

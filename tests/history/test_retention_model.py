@@ -6,13 +6,16 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import count, takewhile
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.history.retaining import DAY
 from threadkeep import Memory, Message
 from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.history.all_retention import AllRetention
+from threadkeep.history.pruning import Amount
 from threadkeep.records import Retention, RetentionLimits, Role
+from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import SettableClock
 
 _DAYS = st.sampled_from([0.0, 0.5, 1.0, 3.0])
@@ -105,6 +108,30 @@ async def test_what_is_left_is_what_the_rules_say(
             continue
         await check(memory, talk, deleted, archived, Limits(max_messages, 20))
         assert [one async for one in memory.retention.plan(rules, session_ids=[talk.name])] == []
+
+
+@settings(max_examples=settings().max_examples // 4)
+@given(talks=st.lists(_TURNS, min_size=1, max_size=2), limits=_LIMITS, reset_after=st.none() | st.integers(1, 8))
+async def test_of_conversations_in_a_graph_store_the_same_is_deleted(
+    memory: Memory, clock: SettableClock, talks: list[Turns], limits: RetentionLimits, reset_after: int | None
+) -> None:
+    """However their chunks lie; nothing is archived in them."""
+    beside = await memory.beside(GraphLayout(chunk_size=3), await memory.graph_store())
+    held = [await hold(beside, clock, turns, reset_after) for turns in talks]
+    names = [talk.name for talk in held]
+    rules = Retention(archive=RetentionLimits(max_messages=1), delete=limits)
+    plan = [one async for one in AllRetention(memory).plan(rules, session_ids=names)]
+    done = await AllRetention(memory).prune(rules, session_ids=names)
+    assert (sum(one.messages for one in plan), done.archived) == (done.messages, Amount())
+    assert sum(one.tokens for one in plan) == 3 * done.messages
+    for talk in held:
+        deleted, _ = talk.borders(Retention(delete=limits), clock())
+        if deleted is None:
+            anew = await beside.session(talk.name).append([Message(role="user", content="Hi")])
+            assert anew.first_seq == 1
+            continue
+        await check(beside, talk, deleted, deleted, Limits(None, None))
+        assert [one async for one in AllRetention(memory).plan(rules, session_ids=[talk.name])] == []
 
 
 async def check(memory: Memory, talk: Talk, deleted: int, archived: int, limits: Limits) -> None:

@@ -10,7 +10,8 @@ import pytest
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.app import App
 from threadkeep.history.run_retention import RunRetention
-from threadkeep.records import Retention, RetentionLimits
+from threadkeep.records import Message, Retention, RetentionLimits
+from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import ScriptedModel
 
 PATH = "/api/v1/sessions/s1/retention"
@@ -53,6 +54,18 @@ async def test_what_has_gone_is_told(client: httpx2.AsyncClient, app: App) -> No
     assert [message["seq"] for message in history["messages"]] == [5, 6, 7, 8]
     assert history["next_before"] is None
     assert (await client.get("/api/v1/sessions/s1")).json()["message_count"] == 4
+
+
+async def test_an_agents_own_conversation_has_none_of_its_own(client: httpx2.AsyncClient, app: App) -> None:
+    """It is told of, by the rules; to give it limits is refused, and to take them away."""
+    beside = await app.memory.beside(GraphLayout(), await app.memory.graph_store())
+    await beside.session("s1", user_id="ann").append([Message(role="user", content="Hi")])
+    told = (await client.get(PATH)).json()
+    assert told == {"session_id": "s1", "own": None, "rules": NO_LIMITS, "archived_seq": 0, "deleted_seq": 0}
+    for change in (client.put(PATH, json={}), client.delete(PATH)):
+        problem = check_problem(await change, 422, "invalid-request")
+        assert "the rules hold for it" in problem["detail"]
+    check_problem(await client.put(f"{PATH}?user_id=bob", json={}), 404, "session-not-found")
 
 
 async def test_another_users_session_is_not_there(client: httpx2.AsyncClient) -> None:

@@ -87,21 +87,26 @@ def _rules(
 
 
 async def _plan(terminal: Terminal, scope: _Scope) -> list[PlannedRemoval]:
+    from threadkeep.history.all_retention import AllRetention
+
     async with opened_memory() as memory:
         with terminal.waiting("Looking for what is beyond the limits"):
             return [
                 removal
-                async for removal in memory.retention.plan(scope.rules, session_ids=scope.sessions, user_id=scope.user)
+                async for removal in AllRetention(memory).plan(
+                    scope.rules, session_ids=scope.sessions, user_id=scope.user
+                )
             ]
 
 
 async def _prune(terminal: Terminal, scope: _Scope, total: Pruned, *, vacuum: bool) -> tuple[Pruned, bool]:
     """Do it, with progress; the room is given back after it."""
+    from threadkeep.history.all_retention import AllRetention
     from threadkeep.history.pruning import Pruned
 
     async with opened_memory() as memory:
         with round_of_pruning(terminal, total.messages, _words(Pruned())) as reach:
-            done = await memory.retention.prune(
+            done = await AllRetention(memory).prune(
                 scope.rules,
                 session_ids=scope.sessions,
                 user_id=scope.user,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from datetime import datetime
@@ -121,7 +122,7 @@ class AllSessions:
         except SessionNotFound:
             async for layout, memory in self._beside():
                 other = memory.session(session_id, user_id=user_id)
-                if await other.count():
+                with contextlib.suppress(SessionNotFound):
                     return layout, other, replace(await other.info(), namespace=layout.namespace)
             raise
 

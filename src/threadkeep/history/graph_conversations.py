@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from hashlib import sha256
@@ -21,10 +21,12 @@ from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graph_transcripts.archive import ConversationArchive
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.graph_transcripts.retention import ConversationRetention
 from threadkeep.store.graph_transcripts.search import TextSearch
 from threadkeep.store.graph_transcripts.table import TabledStore
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
 from threadkeep.store.graphs import open_graph_store
+from threadkeep.store.retaining import Retaining
 from threadkeep.store.search import Search
 
 if TYPE_CHECKING:
@@ -129,6 +131,12 @@ class GraphConversations:
     def archive(self, transcripts: GraphTranscripts) -> Restoring:
         """What brings exported conversations back."""
         return ConversationArchive(transcripts.writer, count=self._count, clock=self._clock)
+
+    def retention(
+        self, transcripts: GraphTranscripts, forget_runs: Callable[[Sequence[str]], Awaitable[object]]
+    ) -> Retaining:
+        """What retention asks of conversations."""
+        return ConversationRetention(transcripts, forget_runs=forget_runs)
 
     def search(self, transcripts: GraphTranscripts) -> Search:
         """What finds words in conversations."""

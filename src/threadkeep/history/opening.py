@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 
 from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations, Opening
 from threadkeep.history.learned_factors import LearnedFactors
@@ -119,7 +120,7 @@ def _assembled(
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
     """What goes on by itself while the memory is open."""
     duties = Duties(driver, clock=options.clock)
-    pruners: dict[str, Prunes] = {"retention": memory.retention, "run_retention": memory.run_retention}
+    pruners: dict[str, Prunes] = {"retention": AllRetention(memory), "run_retention": memory.run_retention}
     schedules = [
         RetentionSchedule(
             pruner,

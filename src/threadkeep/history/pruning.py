@@ -13,7 +13,8 @@ from dataclasses import asdict, dataclass, replace
 
 from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.retention import STEP_MESSAGES, Action, Removal, RetentionRows
+from threadkeep.store.retaining import Retaining
+from threadkeep.store.retention import STEP_MESSAGES, Action, Removal
 
 _LONGEST_PAUSE_SECONDS = 0.25
 # A slow or busy database gets shorter steps: they are what appends wait for.
@@ -59,6 +60,14 @@ class Pruned:
     whole_sessions: int = 0
     busy: int = 0
 
+    def __add__(self, other: Pruned) -> Pruned:
+        return Pruned(
+            self.archived + other.archived,
+            self.deleted + other.deleted,
+            self.whole_sessions + other.whole_sessions,
+            self.busy + other.busy,
+        )
+
     @property
     def messages(self) -> int:
         """Archived and deleted ones."""
@@ -74,7 +83,7 @@ class PruningRound:
 
     def __init__(
         self,
-        rows: RetentionRows,
+        rows: Retaining,
         *,
         told: Callable[[Pruned], object] | None = None,
         goes_on: Callable[[], Awaitable[bool]] | None = None,

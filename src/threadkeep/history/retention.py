@@ -15,7 +15,8 @@ from threadkeep.history.keys import check_key
 from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned, PruningRound
 from threadkeep.observe import MessagesPruned, Observer
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.store.retention import Action, Prunable, Removal, RetentionRows
+from threadkeep.store.retaining import Retaining
+from threadkeep.store.retention import Action, Prunable, Removal
 
 if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns
@@ -49,7 +50,7 @@ class Pruner:
 
     def __init__(
         self,
-        rows: RetentionRows,
+        rows: Retaining,
         rules: Retention,
         *,
         pending: PendingTurns,
@@ -61,6 +62,10 @@ class Pruner:
         self._pending = pending
         self._observer = observer
         self._clock = clock
+
+    def beside(self, rows: Retaining, pending: PendingTurns) -> Pruner:
+        """The one of another place, by the same rules."""
+        return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
         """The limits that a session has of its own; None where the rules are its too.
@@ -175,8 +180,10 @@ class Pruner:
         """What is to go from a session: first what is deleted, then what is archived of the rest."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
-        if deletion is not None and deletion.whole_session:
+        if deletion is not None and (deletion.whole_session or not self._rows.archives):
             return [deletion]
+        if not self._rows.archives:
+            return []
         rest = session
         if deletion is not None and deletion.upto_seq > session.archived_seq:
             rest = replace(session, archived_seq=deletion.upto_seq)

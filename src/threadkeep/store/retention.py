@@ -80,6 +80,8 @@ class RetentionRows:
     A step holds the session's row (on SQLite the file) for as long as some hundred messages take.
     """
 
+    archives = True
+
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
         self._clock = clock

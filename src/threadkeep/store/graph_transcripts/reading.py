@@ -51,6 +51,13 @@ class ConversationReader:
             for message in reversed(await self.between(conversation, part.first_seq, part.last_seq)):
                 yield message
 
+    async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
+        """The messages from a place up to another, both included, oldest first; each chunk when it is needed."""
+        first = max(low, conversation.deleted_seq + 1)
+        for part in stretches(first, min(high, conversation.last_seq), conversation.chunk_size):
+            for message in await self.between(conversation, part.first_seq, part.last_seq):
+                yield message
+
     async def at(self, conversation: Conversation, places: Collection[int]) -> list[Message]:
         """The messages at some places, in order; those that are there."""
         wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
@@ -13,7 +13,7 @@ from threadkeep.errors import QuestionGone, StoreUnavailable, WrongUser
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import clean_json, clean_text
 from threadkeep.store.graph_transcripts.appending import Appended, Place, append
-from threadkeep.store.graph_transcripts.chunks import chunk_of
+from threadkeep.store.graph_transcripts.chunks import chunk_of, stretches
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items, Value, Writing
 from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
 from threadkeep.store.graph_transcripts.shapes import Conversation, conversation_of, metadata_value
@@ -24,6 +24,20 @@ type Work[T] = Callable[[Writing, Conversation | None], Awaitable[T]]
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
 _CHUNKS_AT_ONCE = 10
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """What follows the border of a conversation up to a place; with a time, only while nothing was said since."""
+
+    after_seq: int
+    upto_seq: int
+    idle_before: datetime | None = None
+
+    def is_of(self, conversation: Conversation) -> bool:
+        """Whether the border is still there."""
+        idle = self.idle_before is None or conversation.updated_at < self.idle_before
+        return idle and conversation.deleted_seq == self.after_seq
 
 
 class ConversationWriter:
@@ -125,11 +139,33 @@ class ConversationWriter:
 
         return await self.hold(session_id, work)
 
-    async def delete(self, session_id: str) -> bool:
-        """Remove every item of a conversation; False when it was not there."""
+    async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
+        """Remove the beginning of a conversation; False when it is not as it was. A title becomes another one."""
+
+        async def work(writing: Writing, found: Conversation | None) -> bool:
+            if found is None or not beginning.is_of(found):
+                return False
+            shorter = replace(
+                found,
+                deleted_seq=beginning.upto_seq,
+                title=title[1] if found.title == title[0] else found.title,
+                last_message=None if found.last_seq == beginning.upto_seq else found.last_message,
+            )
+            await self.put(writing, found, shorter, await self._without(writing, found, beginning))
+            return True
+
+        return await self.hold(session_id, work)
+
+    async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
+        """Remove every item of a conversation; False when it was not there.
+
+        With a time it is removed only when its messages are gone and nothing was said in it since.
+        """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None:
+                return False
+            if idle_before is not None and not Beginning(found.last_seq, 0, idle_before).is_of(found):
                 return False
             await writing.put(None, await self._all_items(writing, found), version=found.version)
             return True
@@ -173,6 +209,21 @@ class ConversationWriter:
         version = former.version if former.version >= 0 else None
         value = metadata_value(replace(conversation, version=max(former.version, 0) + 1))
         await writing.put(value, others or {}, version=version)
+
+    async def _without(
+        self, writing: Writing, conversation: Conversation, beginning: Beginning
+    ) -> dict[ItemKey, Value | None]:
+        """The items that change when the beginning goes: its ids, its chunks, and what stays of the last of these."""
+        session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
+        for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
+            key = self.layout.chunk(session_id, part.chunk)
+            [value] = await writing.get([key])
+            messages = [] if value is None else value["messages"]
+            rest = [message for message in messages if message["seq"] > beginning.upto_seq]
+            changed[key] = {**value, "start_seq": rest[0]["seq"], "messages": rest} if value and rest else None
+            gone = [message["id"] for message in messages[: len(messages) - len(rest)] if message.get("id")]
+            changed |= dict.fromkeys(self.layout.message_id(session_id, message_id) for message_id in gone)
+        return changed
 
     async def _all_items(self, writing: Writing, conversation: Conversation) -> dict[ItemKey, None]:
         """All items of a conversation but its metadata."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from fastapi import APIRouter
 
 from threadkeep.app import App
+from threadkeep.history.all_retention import AllRetention
+from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records import Retention
 from threadkeep.web.api.parameters import AppInUse, SessionId, UserId
 from threadkeep.web.problems import documented
@@ -18,7 +20,7 @@ _FAILURES = documented(404, 422, 503)
 @router.get("", summary="See how long the messages of a session stay", responses=_FAILURES)
 async def get_retention(session_id: SessionId, app: AppInUse, user_id: UserId = None) -> SessionRetention:
     """The session's own limits, the service's rules, and what they have archived and deleted by now."""
-    return SessionRetention.of(await app.memory.session(session_id, user_id=user_id).info(), app.memory.retention.rules)
+    return await _told(app, session_id, user_id)
 
 
 @router.put("", summary="Give a session limits of its own", responses={**_FAILURES, **documented(400, 413)})
@@ -39,6 +41,10 @@ async def delete_retention(session_id: SessionId, app: AppInUse, user_id: UserId
 
 
 async def _changed(app: App, session_id: str, retention: Retention | None, user_id: str | None) -> SessionRetention:
-    session = app.memory.session(session_id, user_id=user_id)
-    await app.memory.retention.change(session_id, retention, user_id=user_id)
-    return SessionRetention.of(await session.info(), app.memory.retention.rules)
+    await AllRetention(app.memory).change(session_id, retention, user_id=user_id)
+    return await _told(app, session_id, user_id)
+
+
+async def _told(app: App, session_id: str, user_id: str | None) -> SessionRetention:
+    _, info = await AllSessions(app.memory).find(session_id, user_id=user_id)
+    return SessionRetention.of(info, app.memory.retention.rules)
