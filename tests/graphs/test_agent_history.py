@@ -72,6 +72,13 @@ def test_the_fields_have_the_defaults_that_are_promised() -> None:
     assert node.history_key_candidates[-1] == "{{thread_id}}"
 
 
+def test_candidates_that_are_no_text_are_skipped() -> None:
+    """As wherever keys are resolved."""
+    node = AgentNode(history_key_candidates=(123, "{{results.none.x}}", "room-1"))
+    resolution = node.resolve({}, by_hand=False)
+    assert (resolution.key, [one.reason for one in resolution.refused]) == ("room-1", ["unresolved_template"])
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -81,6 +88,8 @@ def test_the_fields_have_the_defaults_that_are_promised() -> None:
         {"history_value_field": "seq"},
         {"history_meta_key_suffix": ""},
         {"history_key_template": "{{conversation_key"},
+        {"history_key_template": ""},
+        {"reset_command": " "},
         {"history_key_candidates": ["{{nothing.there}}"]},
         {"max_messages": -1},
     ],

@@ -103,6 +103,26 @@ WRONG = [
         "'tests.graphs.tools:make_nothing' raised ConnectionError when it was called",
         False,
     ),
+    ("schema: 1\nname: bot\a\n", 2, "no text has (U+0007); take it away", False),
+    (changed("Answers questions of customers.", '"Answers\\ud800"'), 3, "stands for no text", False),
+    (changed("next: end", '"ne\\0xt": end'), 18, "stands for no text", False),
+    (changed("next: end", "next: [end, 3]"), 18, "next.1 of node 'answer' cannot be used: write text", True),
+    (changed("next: end", "next: 3"), 18, "write the name of a node, a list of them, or end", True),
+    (changed("next: end", "answers: 'yes'\n    next: end"), 18, "write true or false", True),
+    (
+        changed("next: end", "tools: 3\n    next: end").replace("    tools: [tests.graphs.tools:both]\n", ""),
+        17,
+        "write a list",
+        True,
+    ),
+    (changed("next: end", "max_steps: 0\n    next: end"), 18, "write a number of at least 1.", True),
+    (changed("next: end", "history_value_field: run_id\n    next: end"), 18, "not confidence, created_at", False),
+    (
+        changed("next: end", "history_key_candidates: ['{{foo.x}}', 3]\n    next: end"),
+        18,
+        "{{foo.x}} names nothing",
+        False,
+    ),
     (changed("tests.graphs.tools:both", "tests.graphs.script:tool"), 17, "its module raised SystemExit", False),
     (
         changed("  search:\n", "  messages:\n").replace("results.search", "results.messages"),
@@ -132,6 +152,43 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(InvalidWorkflow) as caught:
         read_workflow(text)
     assert [problem.line for problem in caught.value.problems] == [6, 14]
+
+
+PLACED = """\
+schema: 1
+name: bot
+nodes:
+  choose:
+    kind: router
+    rules:
+      - {path: nothing.there, exists: true, next: note}
+    otherwise: note
+  note:
+    kind: append_message
+    text: Hi
+    session: SESSION
+    next: end
+"""
+
+
+@pytest.mark.parametrize(
+    ("session", "words"),
+    [("'{{foo}}'", "names nothing there is"), ("a b", "other ids need"), ("'{{results.zz.key}}'", "no such node")],
+)
+def test_where_a_message_goes_is_known_before_a_run(session: str, words: str) -> None:
+    """A text that is no key, or a template that gives none, is told when the file is read."""
+    good = PLACED.replace("nothing.there", "inputs.vip")
+    assert read_workflow(good.replace("SESSION", "'news:{{inputs.chat}}'")).name == "bot"
+    with pytest.raises(InvalidWorkflow, match=words) as caught:
+        read_workflow(good.replace("SESSION", session))
+    assert [problem.line for problem in caught.value.problems] == [12]
+
+
+def test_a_part_that_is_wrong_is_told_once() -> None:
+    """And not again as a list that is too short without it."""
+    with pytest.raises(InvalidWorkflow) as caught:
+        read_workflow(PLACED.replace("SESSION", "room-1"))
+    assert [problem.line for problem in caught.value.problems] == [7]
 
 
 def test_the_published_schema_is_that_of_the_nodes() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
 from threadkeep.graphs.document import RESERVED_NAMES, Entry, WorkflowDocument
-from threadkeep.graphs.nodes import AgentNode, RetrieveNode, RouterNode, SubworkflowNode
+from threadkeep.graphs.nodes import AgentNode, AppendMessageNode, RetrieveNode, RouterNode, SubworkflowNode
 from threadkeep.graphs.nodes.agent import check_tools
 from threadkeep.graphs.nodes.base import END_NAME
 from threadkeep.graphs.paths import Paths, targets_of
@@ -82,6 +82,8 @@ class _Checks:
                     yield self.source.problem(str(error), at)
                 else:
                     yield from self._named_before(name, nodes_named(template), at)
+            if isinstance(entry, AppendMessageNode) and entry.session is not None:
+                yield from self._named_before(name, nodes_named(entry.session), ("nodes", name, "session"))
             if isinstance(entry, RouterNode):
                 for place, rule in enumerate(entry.rules):
                     named = nodes_named(f"{{{{{rule.path}}}}}")

@@ -19,6 +19,32 @@ from threadkeep.records import Json
 _NOTHING = object()
 _PYTHON_ONLY = frozenset({"is_instance_of"})
 
+# What to write, by what is wrong; in braces what the shape asks for.
+_CURES: Mapping[str, str] = {
+    "bool_type": "write true or false",
+    "int_type": "write a whole number, without quotes",
+    "float_type": "write a number, without quotes",
+    "finite_number": "write a finite number",
+    "string_type": "write text, in quotes if it looks like something else",
+    "tuple_type": "write a list, such as [one, two]",
+    "dict_type": "write names with values, as name: value",
+    "model_type": "write names with values, as name: value",
+    "model_attributes_type": "write names with values, as name: value",
+    "literal_error": "write {expected}",
+    "greater_than_equal": "write a number of at least {ge:g}",
+    "greater_than": "write a number above {gt:g}",
+    "less_than_equal": "write a number of at most {le:g}",
+    "string_too_short": "write at least {min_length} character",
+    "string_too_long": "write at most {max_length} characters",
+    "too_short": "give at least {min_length}",
+    "too_long": "give at most {max_length}",
+}
+# Where several kinds of values may stand.
+_CURES_OF: Mapping[str, str] = {
+    "next": "write the name of a node, a list of them, or end",
+    "equals": "write text, a number, true or false",
+}
+
 
 def document_of(source: YamlSource) -> WorkflowDocument:
     """The document that a file holds.
@@ -38,7 +64,10 @@ def document_of(source: YamlSource) -> WorkflowDocument:
             if one["type"] not in _PYTHON_ONLY:
                 path, problem = _problem_of(source, one)
                 problems.setdefault(path, problem)
-        raise InvalidWorkflow(in_order(problems.values())) from None
+        # What holds a wrong part is wrong because of it.
+        around = {path[:length] for path in problems for length in range(len(path))}
+        told = [problem for path, problem in problems.items() if path not in around]
+        raise InvalidWorkflow(in_order(told)) from None
 
 
 def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
@@ -67,9 +96,8 @@ def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, Wor
             sentence = "This schema is not known here; write schema: 1, or upgrade Threadkeep."
         case "string_pattern_mismatch":
             sentence = f"{where} is not written as it must be: {_pattern_cure(path)}"
-        case _:
-            told = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
-            sentence = f"{where} cannot be used: {told[:1].lower()}{told[1:]}."
+        case kind:
+            sentence = f"{where} cannot be used: {_cure(kind, path, error)}."
     return path, source.problem(sentence, path, at_key=at_key)
 
 
@@ -130,6 +158,15 @@ def _names(model: type[BaseModel]) -> list[str]:
 
 def _kinds() -> str:
     return ", ".join(ENTRIES)
+
+
+def _cure(kind: str, path: Path, error: Mapping[str, Any]) -> str:
+    if kind.endswith("_type") and path and path[-1] in _CURES_OF:
+        return _CURES_OF[str(path[-1])]
+    if kind in _CURES:
+        return _CURES[kind].format_map(error.get("ctx", {}))
+    told = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    return f"{told[:1].lower()}{told[1:]}"
 
 
 def _pattern_cure(path: Path) -> str:

@@ -21,6 +21,7 @@ type Path = tuple[str | int, ...]
 _TRUTHS = {"true": True, "false": False}
 _WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
 _FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
 _PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp", "value"))
 
 
@@ -66,9 +67,9 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     except InvalidWorkflow:
         raise
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = error.problem or error.context or "this cannot be read"
-        raise _broken(f"This is no YAML: {what}.", file, mark) from None
+        raise _broken(_no_yaml(error), file, error.problem_mark or error.context_mark) from None
+    except yaml.reader.ReaderError as error:
+        raise _odd_character(text, error.position, file) from None
     except (yaml.YAMLError, RecursionError, ValueError):
         raise InvalidWorkflow(
             [WorkflowProblem("This is no YAML that can be read; is it text in UTF-8?", file)]
@@ -80,6 +81,23 @@ def read_yaml(text: str, file: str | None = None) -> YamlSource:
     reader = _Reader(file)
     value = reader.read(node, ())
     return YamlSource(value, file, reader.values, reader.keys)
+
+
+def _no_yaml(error: yaml.MarkedYAMLError) -> str:
+    what = ", ".join(filter(None, (error.context, error.problem))) or "this cannot be read"
+    if "\\t" in what:
+        cure = "indent with spaces, not with tabs"
+    elif "another document" in what:
+        cure = "one file is one workflow, so move what follows into a file of its own"
+    else:
+        cure = "correct it here, or above where it begins"
+    return f"This is no YAML: {what}; {cure}."
+
+
+def _odd_character(text: str, place: int, file: str | None) -> InvalidWorkflow:
+    sentence = f"A character stands here that no text has (U+{ord(text[place]):04X}); take it away."
+    line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+    return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])
 
 
 def _check_events(text: str, file: str | None) -> None:
@@ -130,15 +148,23 @@ class _Reader:
             if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
                 raise _broken("A name is plain text here; write name: value.", self._file, key.start_mark)
             # As it is written: `on`, `no` and `1` are names like others.
-            name = key.value
+            name = self._text(key)
             if name in found:
                 raise _broken(f"{name!r} stands here twice; take one away.", self._file, key.start_mark)
             self.keys[(*path, name)] = _place(key.start_mark)
             found[name] = self.read(value, (*path, name))
         return found
 
-    def _scalar(self, node: yaml.ScalarNode) -> Json:
+    def _text(self, node: yaml.ScalarNode) -> str:
+        """The text that was written; escapes can say what no text is, and no database takes."""
         text = str(node.value)
+        if _NO_TEXT.search(text):
+            sentence = "An escape here stands for no text (NUL, or half of a pair of surrogates); take it away."
+            raise _broken(sentence, self._file, node.start_mark)
+        return text
+
+    def _scalar(self, node: yaml.ScalarNode) -> Json:
+        text = self._text(node)
         match node.tag:
             case "tag:yaml.org,2002:null":
                 return None

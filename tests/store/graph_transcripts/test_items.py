@@ -204,6 +204,7 @@ async def test_a_layout_of_ones_own() -> None:
         {"chunk_size": 0},
         {"chunk_size": True},
         {"value_field": "role"},
+        {"value_field": "run_id"},
         {"value_field": ""},
     ],
 )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from langchain_core.messages import AIMessage, AnyMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.graphs.nodes.base import Node, NodeKind, Step, found, rendered
@@ -16,11 +16,21 @@ from threadkeep.graphs.nodes.history_fields import ConversationFields
 from threadkeep.graphs.nodes.places import place_in_store
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.graphs.templates import scope_of
-from threadkeep.history.keys import Reason, channel_of, resolve_key
+from threadkeep.graphs.templates import check_template, paths_of, scope_of
+from threadkeep.history.keys import Reason, channel_of, check_key, resolve_key
 from threadkeep.history.session import Session
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.records import Message
+
+
+def _session_template(template: str) -> str:
+    check_template(template)
+    if not paths_of(template):
+        check_key(template)
+    return template
+
+
+type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
 
 
 class AppendMessageNode(Node, ConversationFields):
@@ -34,7 +44,9 @@ class AppendMessageNode(Node, ConversationFields):
 
     text: str = Field(min_length=1, description="The message; a template.")
     role: Literal["assistant", "system"] = Field("assistant", description="Who says it.")
-    session: str | None = Field(None, description="The session it is for, if not the run's own; a template of a key.")
+    session: SessionTemplate | None = Field(
+        None, description="The session it is for, if not the run's own; a template of a key."
+    )
 
     @model_validator(mode="after")
     def _check_place(self) -> AppendMessageNode:

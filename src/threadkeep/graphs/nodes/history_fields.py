@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Self
+from typing import Annotated
 
 from langchain_core.runnables import RunnableConfig
-from pydantic import BaseModel, Field, model_validator
+from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt
 
-from threadkeep.errors import InvalidInput
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.graphs.templates import check_template, nodes_named, scope_of
@@ -39,8 +38,33 @@ Bot or tenant, chat and topic are parts of a channel's key. A chat without a top
 WeCom's bot the chat counts, alone with it the user.
 """
 
-type Candidates = Annotated[tuple[str, ...], Field(max_length=32)]
-type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8)]
+
+def _key_template(template: str) -> str:
+    check_template(template, for_key=True)
+    return template
+
+
+def _namespace(labels: tuple[str, ...]) -> tuple[str, ...]:
+    return GraphLayout(namespace=labels).namespace
+
+
+def _meta_key_suffix(suffix: str) -> str:
+    return GraphLayout(meta_key_suffix=suffix).meta_key_suffix
+
+
+def _value_field(name: str) -> str:
+    return GraphLayout(value_field=name).value_field
+
+
+def _command(text: str) -> str:
+    if not text.strip():
+        raise ValueError("A message of blanks is no command; write one, such as /new.")
+    return text
+
+
+type KeyTemplate = Annotated[str, Field(min_length=1), AfterValidator(_key_template)]
+type Candidates = Annotated[tuple[KeyTemplate | StrictInt | StrictFloat, ...], Field(max_length=32)]
+type Namespace = Annotated[tuple[str, ...], Field(min_length=1, max_length=8), AfterValidator(_namespace)]
 
 
 class ConversationFields(BaseModel):
@@ -48,24 +72,20 @@ class ConversationFields(BaseModel):
 
     use_graph_chat_history: bool = Field(False, description="Whether earlier turns are those of the graph's store.")
     history_namespace: Namespace = Field(("agent_chat_history",), description="Where in the store conversations are.")
-    history_key_template: str = Field(KEY_TEMPLATE, description="The key, made of what the winning candidate gave.")
-    history_key_candidates: Candidates = Field(
-        KEY_CANDIDATES, description="What may name the conversation: texts or templates, tried in their order."
+    history_key_template: KeyTemplate = Field(
+        KEY_TEMPLATE, description="The key, made of what the winning candidate gave."
     )
-    history_meta_key_suffix: str = Field("__meta__", description="What ends the keys of a conversation's metadata.")
+    history_key_candidates: Candidates = Field(
+        KEY_CANDIDATES,
+        description="What may name the conversation: texts or templates, tried in order; other values are skipped.",
+    )
+    history_meta_key_suffix: Annotated[str, AfterValidator(_meta_key_suffix)] = Field(
+        "__meta__", description="What ends the keys of a conversation's metadata."
+    )
     history_chunk_size: int = Field(CHUNK_SIZE, ge=1, le=10_000, description="Messages in one item of the store.")
-    history_value_field: str = Field("content", description="Under which name an item has a message's text.")
-
-    @model_validator(mode="after")
-    def _check_history(self) -> Self:
-        """Refuse what no run could use, when the node is made."""
-        try:
-            _ = self.layout
-            for template in (self.history_key_template, *self.history_key_candidates):
-                check_template(template, for_key=True)
-        except InvalidInput as error:
-            raise ValueError(str(error)) from None
-        return self
+    history_value_field: Annotated[str, AfterValidator(_value_field)] = Field(
+        "content", description="Under which name an item has a message's text."
+    )
 
     @property
     def layout(self) -> GraphLayout:
@@ -78,6 +98,8 @@ class ConversationFields(BaseModel):
         """The channel of a run that gave no key: that of the first candidate whose parser has found anything."""
         results = state.get("results") or {}
         for candidate in self.history_key_candidates:
+            if not isinstance(candidate, str):
+                continue
             if any(results.get(name) for name in nodes_named(candidate)) and channel_of(candidate) != "other":
                 return channel_of(candidate)
         return "other"
@@ -104,8 +126,8 @@ class ConversationFields(BaseModel):
 class HistoryFields(ConversationFields):
     """Where an agent's history is, and how it begins anew."""
 
-    reset_command: str | None = Field(
-        None, min_length=1, description="The message that begins the conversation anew; it is not stored."
+    reset_command: Annotated[str, Field(min_length=1), AfterValidator(_command)] | None = Field(
+        None, description="The message that begins the conversation anew; it is not stored."
     )
 
 

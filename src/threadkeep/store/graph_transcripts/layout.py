@@ -10,7 +10,23 @@ from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE, chunk_key
 
 type Namespace = tuple[str, ...]
 
-_TAKEN = frozenset({"seq", "role", "id"})
+# What else a message has in a chunk: a text of that name would be written over.
+_TAKEN = frozenset(
+    {
+        "seq",
+        "role",
+        "id",
+        "tokens",
+        "status",
+        "confidence",
+        "escalated",
+        "run_id",
+        "metadata",
+        "original",
+        "sent_at",
+        "created_at",
+    }
+)
 _RESERVED_ROOT = "langgraph"
 
 
