@@ -138,7 +138,9 @@ async def test_heartbeats_keep_the_line_while_the_model_thinks(tmp_path: Path) -
         await app.runs.service()  # opened here, so that the turn does not wait for it
         async with client.stream("POST", "/api/v1/chat/stream", json={"message": "hi"}) as response:
             events = events_of(response)
-            assert [(await anext(events)).name for _ in range(4)] == ["start", "", "", ""]
+            while (first := (await anext(events)).name) == "":
+                pass  # the turn begins later than the first heartbeat where the machine has other work to do
+            assert [first, *[(await anext(events)).name for _ in range(3)]] == ["start", "", "", ""]
             gate.open()
             rest = [event.name async for event in events if event.name]
     assert rest == ["token", "end"]

@@ -7,8 +7,7 @@ import logging
 import sys
 from typing import Any, TextIO
 
-from fastapi import Depends, FastAPI
-from fastapi.security import APIKeyHeader, HTTPBearer
+from fastapi import FastAPI
 
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
@@ -36,14 +35,26 @@ is for programs, `detail` says what to do.
 """
 
 
+# What readers of /docs are told of keys. `Access` decides.
+_KEYS: dict[str, dict[str, str]] = {
+    "HTTPBearer": {"type": "http", "scheme": "bearer"},
+    "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+
+
 class Service(FastAPI):
-    """A FastAPI application whose OpenAPI document knows problem documents."""
+    """A FastAPI application whose OpenAPI document knows problem documents, and keys where they are wanted."""
 
     def openapi(self) -> dict[str, Any]:
         """The OpenAPI document."""
         document = super().openapi()
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
+        if self.state.app.settings.api_keys:
+            document["components"]["securitySchemes"] = _KEYS
+            for path, operations in document["paths"].items():
+                for operation in operations.values() if path.startswith("/api/") else ():
+                    operation["security"] = [{name: []} for name in _KEYS]
         return document
 
 
@@ -63,11 +74,9 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # The middleware below decides; these tell readers of /docs what it wants.
-    shown = [Depends(HTTPBearer(auto_error=False)), Depends(APIKeyHeader(name="X-API-Key", auto_error=False))]
-    for subject in (chat, sessions, manifests, retention, search, workflows, runs):
-        service.include_router(subject.router, dependencies=shown if keys else [])
-    service.include_router(health.router)
+    # As they are: including a router would make each of its routes a second time, at the first request.
+    for subject in (chat, sessions, manifests, retention, search, workflows, runs, health):
+        service.router.routes.extend(subject.router.routes)
     describe(service)
     answer_errors_with_problems(service)
     service.add_middleware(BodyLimit, limit=app.settings.body_limit)
