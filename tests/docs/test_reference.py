@@ -23,7 +23,7 @@ from tests.docs.tables import code_in, row_of, section, table_rows
 from threadkeep.errors import ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.observe import events
+from threadkeep.observe import events, run_events
 from threadkeep.observe.log import LogObserver
 from threadkeep.observe.prometheus import METRICS, PrometheusObserver
 from threadkeep.settings import Settings
@@ -187,7 +187,7 @@ def test_every_metric_is_described(name: str) -> None:
     """With its kind and its labels."""
     row = row_of(METRICS_PAGE, name)
     observer = PrometheusObserver()
-    observer.notify(events.TurnFinished(milliseconds=1))
+    observer.notify(run_events.TurnFinished(milliseconds=1))
     [metric] = [one for one in observer.registry.collect() if one.name == name.removesuffix("_total")]
     assert row[1] == metric.type
     labels = {label for sample in metric.samples for label in sample.labels} - {"le"}

@@ -10,7 +10,6 @@ from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
     OUTCOMES,
-    RUN_OUTCOMES,
     Backend,
     ContextBuilt,
     HistoryTruncated,
@@ -24,20 +23,23 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
-    RunFinished,
-    RunRetried,
     RunsPruned,
-    RunTakenOver,
-    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
     SummaryMade,
-    TurnFinished,
     WriteDeferred,
     WriteFailed,
 )
 from threadkeep.observe.prometheus import METRICS, RUN_STATES, PrometheusObserver
+from threadkeep.observe.run_events import (
+    RUN_OUTCOMES,
+    RunFinished,
+    RunRetried,
+    RunTakenOver,
+    RunTrouble,
+    TurnFinished,
+)
 
 PREFIX = "threadkeep_agent_history_"
 

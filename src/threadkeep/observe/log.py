@@ -28,15 +28,17 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
-    RunRetried,
-    RunTakenOver,
-    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
     WriteDeferred,
     WriteDropped,
     WriteFailed,
+)
+from threadkeep.observe.run_events import (
+    RunRetried,
+    RunTakenOver,
+    RunTrouble,
 )
 
 type Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
