@@ -19,16 +19,8 @@ from langchain_core.messages import (
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message
-from threadkeep.workflow.conversion import (
-    NO_RESULT,
-    Repaired,
-    from_langchain,
-    merge,
-    plain,
-    repair,
-    text_of,
-    to_langchain,
-)
+from threadkeep.workflow.conversion import from_langchain, text_of, to_langchain
+from threadkeep.workflow.sendable_messages import NO_RESULT, Repaired, merge, plain, repair
 
 THINKING = {"type": "thinking", "thinking": "hm", "signature": "abc"}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}

@@ -20,11 +20,12 @@ from threadkeep.context.trim import Anchor, Item, Plan, Size, plan
 from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message, Summary
-from threadkeep.workflow.conversion import Repaired, id_of, merge, plain, repair, to_langchain
+from threadkeep.workflow.conversion import id_of, to_langchain
 from threadkeep.workflow.counting import count_message
 from threadkeep.workflow.left_out import dropped, exclusions
 from threadkeep.workflow.model_call import Assembled, Call, Draft, Extra, Piece
 from threadkeep.workflow.quoted_turns import section_message
+from threadkeep.workflow.sendable_messages import Repaired, merge, plain, repair
 from threadkeep.workflow.sent_messages import digest_of, digests_of, dump_message, is_plain, merged_system
 from threadkeep.workflow.trimming import items_of, shortened, size_of
 

@@ -20,11 +20,12 @@ from threadkeep.records import Json
 from threadkeep.store.codec import clean_text
 from threadkeep.workflow.candidates.event import prompt_of
 from threadkeep.workflow.candidates.state import Candidate, CandidateError, CandidateState
-from threadkeep.workflow.conversion import repair, role_of, text_of
+from threadkeep.workflow.conversion import role_of, text_of
 from threadkeep.workflow.counting import count_tokens
 from threadkeep.workflow.invocation import run_id_of
 from threadkeep.workflow.prompt_template import PromptTemplate, flatten_messages
 from threadkeep.workflow.reducers import BoundedMessages
+from threadkeep.workflow.sendable_messages import repair
 from threadkeep.workflow.trimming import with_text
 
 SOURCE = "llm-bot"
