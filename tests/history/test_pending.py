@@ -349,7 +349,7 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
     assert await recording is None
     assert await delivering
     await delivered(memory, events)
-    async with memory.pending._disk:  # noqa: SLF001 - whoever still writes has written then
+    async with memory.pending._files.writing:  # noqa: SLF001 - whoever still writes has written then
         assert await asyncio.to_thread(kept, impatient) == []
 
 

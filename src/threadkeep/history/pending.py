@@ -21,12 +21,13 @@ from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
 from threadkeep.errors import InvalidMessage, QuestionGone, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.history.pending_files import PendingFiles
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
 from threadkeep.records import Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.spool import KeptTurn, SpoolFile, spool_files
+from threadkeep.store.spool import KeptTurn
 from threadkeep.store.transcripts import Transcripts
 
 
@@ -66,9 +67,7 @@ class PendingTurns:
         self._recording: set[asyncio.Task[Receipt | None]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
-        self._file: SpoolFile | None = None
-        self._adopted: list[SpoolFile] = []
-        self._disk = asyncio.Lock()
+        self._files = PendingFiles(options.folder)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._all: list[PendingTurns] = [self]
@@ -97,11 +96,7 @@ class PendingTurns:
 
     async def start(self) -> None:
         """Take over what dead processes kept, and begin to deliver."""
-        if self._options.folder is not None:
-            for path in spool_files(self._options.folder):
-                if file := await asyncio.to_thread(SpoolFile.take_over, path):
-                    self._adopted.append(file)
-                    self._kept += await asyncio.to_thread(file.entries)
+        self._kept += await self._files.take_over()
         if self._kept:
             self._tell_count()
             self._ensure_delivery()
@@ -164,7 +159,7 @@ class PendingTurns:
 
     async def deliver(self, session_id: str | None = None) -> bool:
         """Try all that waits (of one session or of all), once, in order; True when nothing of it is left."""
-        if not self._disk.locked():  # a slow disk holds nobody up whom the database takes
+        if not self._files.writing.locked():  # a slow disk holds nobody up whom the database takes
             await self._spool_the_rest()
         blocked: set[str] = set()
         timeouts = 0
@@ -219,8 +214,7 @@ class PendingTurns:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
-        for file in [*self._adopted, *([self._file] if self._file else [])]:
-            await asyncio.to_thread(file.close)
+        await self._files.close()
 
     def _waits(self, session_id: str) -> bool:
         """Whether the session has turns that others have to wait behind."""
@@ -237,38 +231,21 @@ class PendingTurns:
 
     async def _spool_the_rest(self) -> None:
         """Put on disk what is not there yet. Without a disk too it waits in memory, told as a failure of its own."""
-        if self._options.folder is None:
-            return
-        async with self._disk:
-            for entry in [entry for entry in self._kept if entry.file is None]:
-                try:
-                    if self._file is None:
-                        self._file = await asyncio.to_thread(SpoolFile.create, self._options.folder)
-                    await asyncio.to_thread(self._file.keep, entry)
-                except OSError as error:
-                    self._tell_failure(entry.turn, error)
-                    return
+        await self._files.keep(self._kept, self._tell_failure)
 
     async def _note_failure(self, entry: KeptTurn, error: Exception) -> None:
         """Tell that a turn still waits; on disk too, once for each kind of error."""
         self._tell_failure(entry.turn, error)
         kind = type(error).__name__
-        if kind == entry.error:
-            return
-        entry.error = kind
-        if entry.file is not None:
-            with contextlib.suppress(OSError):  # the turn itself is safe; this is only for those who look
-                async with self._disk:
-                    await asyncio.to_thread(entry.file.failed, entry)
+        if kind != entry.error:
+            entry.error = kind
+            await self._files.note(entry)
 
     async def _forget(self, entry: KeptTurn) -> None:
         if entry not in self._kept:
             return  # a person dropped it while it was being delivered
         self._kept.remove(entry)
-        # Behind the lock: the turn may be on its way to the disk just now.
-        async with self._disk:
-            if entry.file is not None:
-                await asyncio.to_thread(entry.file.done, entry)
+        await self._files.done(entry)
         self._tell_count()
 
     def _ensure_delivery(self) -> None:
