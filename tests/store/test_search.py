@@ -134,6 +134,18 @@ async def test_better_matches_come_first(memory: Memory) -> None:
     assert [hit.session_id for hit in hits] == ["room:2", "room:1", "room:3", "room:0"]
 
 
+async def test_of_very_many_messages_those_stored_last_are_ranked(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever asks for more gets more; texts that only seem to have the words are none of them."""
+    monkeypatch.setattr("threadkeep.store.search._CANDIDATES", 3)
+    texts = ["abcde, abcde, abcde!", "abcde and so on", "abcde, abcde!", "the abcde of something", *["bcde abcd"] * 5]
+    await memory.session("room").append([Message(role="user", content=text) for text in texts])
+    assert [hit.message.seq for hit in await memory.search("abcde", limit=2)] == [3, 2]
+    assert [hit.message.seq for hit in await memory.search("abcde", limit=2, session_id="room")] == [3, 2]
+    assert [hit.message.seq for hit in await memory.search("abcde", limit=10)] == [1, 3, 2, 4]
+
+
 async def test_texts_with_the_pieces_of_a_word_take_no_place(memory: Memory) -> None:
     """A page is full of texts that have the word, though better ones seem to have it."""
     for number in range(30):

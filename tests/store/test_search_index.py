@@ -165,7 +165,7 @@ _ENDLESS = {
 def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
     """An index of a database so big that no search comes to an end."""
     index = SearchIndex(driver)
-    names = ("match", "match_short", "match_short_of_user")
+    names = ("match", "ranked", "match_short", "match_short_of_user")
     statements = load_statements("search.sql", f"{driver.backend}/search.sql")
     monkeypatch.setattr(index, "_sql", {**statements, **dict.fromkeys(names, _ENDLESS[driver.backend])})
     return index
@@ -216,6 +216,7 @@ async def test_a_search_for_a_user_reads_that_users_messages_only(sqlite_url: st
         "patterns": "[]",
         "words": "[]",
         "limit": 10,
+        "candidates": 10,
     }
     async with migrated_driver(sqlite_url) as driver, driver.reading() as connection:
         sql = load_statements("sqlite/search.sql")[name]

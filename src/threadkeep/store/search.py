@@ -35,6 +35,8 @@ _SESSIONS = 100
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
+# So many texts with the words are ranked; of more, those that were stored last.
+_CANDIDATES = 2_000
 _COMMON = 0.1
 
 
@@ -124,13 +126,13 @@ class SearchIndex:
         words = clean_text(query).split()
         if not words or limit <= 0:
             return []
-        place: Parameters = {"user_id": user_id, "session_id": session_id, "after": after, "limit": limit}
+        place: Parameters = {"user_id": user_id, "session_id": session_id, "after": after}
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches, self._driver.reading() as connection:
                 if self._driver.backend == "postgres":
                     rows = await self._search_terms(connection, search_terms(query), place, limit)
                 else:
-                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), place)
+                    rows = await self._search_trigrams(connection, list(dict.fromkeys(words)), place, limit)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds; ask for a longer or a rarer word."
@@ -143,26 +145,33 @@ class SearchIndex:
         """By the fingerprints of the terms, without the texts that only look as if they had them."""
         if not terms:
             return []
+        whose = "found" if place["user_id"] is None else "found_of_user"
+        found = self._sql[whose if place["session_id"] is None else "found_of_session"]
+        statement = f"WITH found AS MATERIALIZED ({found}) {self._sql['ranked']}"
         words = list(terms[:_PATTERNS])
         wanted = {"terms": fingerprints(terms), "patterns": [term_pattern(word) for word in words], "words": words}
         asked = limit
         while True:
-            rows = await connection.fetch(self._sql["match"], {**place, **wanted, "limit": asked})
+            bounds = {"limit": asked, "candidates": max(_CANDIDATES, asked)}
+            rows = await connection.fetch(statement, {**place, **wanted, **bounds})
             right = [row for row in rows if set(terms).issubset(search_terms(row[5]))]
             if len(right) >= limit or len(rows) < asked:
                 return right[:limit]
             asked *= _MORE
 
-    async def _search_trigrams(self, connection: Connection, words: Sequence[str], place: Parameters) -> list[Row]:
+    async def _search_trigrams(
+        self, connection: Connection, words: Sequence[str], place: Parameters, limit: int
+    ) -> list[Row]:
         """By trigrams; words too short for one are looked for in the texts themselves."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
-            parameters = {**place, "expression": expression, "words": weighed}
+            bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
+            parameters = {**place, **bounds, "expression": expression, "words": weighed}
             return await connection.fetch(self._sql["match"], parameters)
         of_user = "match_short" if place["user_id"] is None else "match_short_of_user"
         short = of_user if place["session_id"] is None else "match_short_of_session"
         patterns = dump_json([like_pattern(word) for word in words])
-        return await connection.fetch(self._sql[short], {**place, "patterns": patterns})
+        return await connection.fetch(self._sql[short], {**place, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
         """What each word weighs beside the others; those without a trigram as little as one that all texts have."""

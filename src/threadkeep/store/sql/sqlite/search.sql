@@ -21,18 +21,26 @@ ORDER BY e.key
 
 -- name: match
 -- A text that has the trigrams of the words may have them elsewhere: the relevance of one without the words is NULL.
--- CROSS JOIN keeps this order: whose a text is comes before the text, and only the best rows are read as a whole.
+-- CROSS JOIN keeps this order: whose a text is comes before the text, and only the best rows are read as a whole. Reading
+-- and scoring a text is what takes time, so of very many only those that were stored last are scored; LIMIT -1 keeps their
+-- order, and each from being scored twice.
 WITH found (document, score, created_at) AS MATERIALIZED (
-    SELECT m.document, threadkeep_relevance(m.content, :words), m.created_at
-    FROM (SELECT rowid FROM chat_search WHERE chat_search MATCH :expression) f
-    CROSS JOIN chat_messages d ON d.document = f.rowid
-    CROSS JOIN chat_sessions s ON s.session_id = d.session_id
-    CROSS JOIN chat_messages m ON m.document = d.document
-    WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
-        AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
-        AND d.seq > s.archived_seq AND d.seq > :after
+    SELECT document, score, created_at
+    FROM (
+        SELECT m.document, threadkeep_relevance(m.content, :words) AS score, m.created_at
+        FROM (SELECT rowid FROM chat_search WHERE chat_search MATCH :expression ORDER BY rowid DESC LIMIT -1) f
+        CROSS JOIN chat_messages d ON d.document = f.rowid
+        CROSS JOIN chat_sessions s ON s.session_id = d.session_id
+        CROSS JOIN chat_messages m ON m.document = d.document
+        WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
+            AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
+            AND d.seq > s.archived_seq AND d.seq > :after
+        LIMIT -1
+    )
+    WHERE score IS NOT NULL
+    LIMIT :candidates
 ), best (document, score) AS MATERIALIZED (
-    SELECT document, score FROM found WHERE score IS NOT NULL ORDER BY score DESC, created_at DESC LIMIT :limit
+    SELECT document, score FROM found ORDER BY score DESC, created_at DESC LIMIT :limit
 )
 SELECT
     m.session_id, b.score, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
