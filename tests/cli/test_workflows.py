@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,8 +61,17 @@ def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> No
     for name, begins in (("bot.svg", b"<svg"), ("bot.png", b"\x89PNG"), ("bot.mmd", b"---")):
         assert cli("workflows", "graph", "bot", "--output", str(tmp_path / name)).exit_code == 0
         assert (tmp_path / name).read_bytes().startswith(begins)
-    assert cli("workflows", "graph", "bot", "--format", "png").exit_code == 2
     assert cli("workflows", "graph", "bot", "--format", "gif").exit_code == 2
+    wrong = cli("workflows", "graph", "bot", "--output", str(tmp_path / "bot.gif"))
+    assert (wrong.exit_code, (tmp_path / "bot.gif").exists()) == (2, False)
+
+
+def test_a_png_goes_through_a_pipe(cli: CommandLine, flow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not to a terminal."""
+    monkeypatch.setattr("threadkeep.graphs.drawing.draw_png", lambda workflow: b"a picture")
+    assert cli("workflows", "graph", "bot", "--format", "png").out == "a picture"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli("workflows", "graph", "bot", "--format", "png").exit_code == 2
 
 
 def test_a_wrong_setting_is_told_with_its_cure(

@@ -202,6 +202,33 @@ def test_a_workflow_is_drawn() -> None:
     assert "work(work)" in draw_mermaid(python_workflow("mine", make_graph()))
 
 
+ODD = """
+schema: 1
+name: odd
+nodes:
+  route:
+    kind: router
+    rules:
+      - {path: inputs.score, equals: 1.5, next: graph-2}
+      - {path: text, equals: 'a "b" | .-> <c>', next: style}
+      - {path: text, equals: "two\\nlines, 日本", next: a--b}
+    otherwise: end
+  graph-2: {kind: template, text: x, next: end}
+  style: {kind: subworkflow, workflow: 'we"ird] name', next: end}
+  a--b: {kind: template, text: x, next: end}
+"""
+
+
+def test_odd_names_and_values_are_drawn() -> None:
+    """Mermaid has words and signs of its own; names and rules may have them, too."""
+    workflow = read_workflow(ODD)
+    workflow.builder.add_node("Füße (1)", a_function)
+    workflow.builder.add_edge("a--b", "Füße (1)")
+    assert "(graph-2<br/><small>template</small>)" in draw_mermaid(workflow)
+    picture = draw_svg(workflow)
+    assert all(words in picture for words in ("score = 1.5", "a--b", "two lines, 日本", "style", "Füße (1)"))
+
+
 KEYED = """
 schema: 1
 name: keyed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from threadkeep.graphs.registry import Workflows
 
 commands = typer.Typer(help="The workflows there are, and their files.", no_args_is_help=True, rich_markup_mode=None)
+
+_ENDINGS = {"": "mermaid", ".mmd": "mermaid", ".mermaid": "mermaid", ".md": "mermaid", ".txt": "mermaid"}
+_ENDINGS |= {".svg": "svg", ".png": "png"}
 
 WorkflowName = Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflow's name, or the path of its file.")]
 
@@ -121,9 +125,13 @@ def draw_workflow(
     wanted = _format(format_name, output)
     workflow = named(name)
     if wanted == "png":
-        if output is None:
+        if output is None and sys.stdout.isatty():
             raise WrongUse("A PNG is not for a terminal: say where to with --output FILE.")
-        output.write_bytes(draw_png(workflow))
+        picture = draw_png(workflow)
+        if output is None:
+            sys.stdout.buffer.write(picture)
+        else:
+            output.write_bytes(picture)
         return
     text = draw_svg(workflow) if wanted == "svg" else draw_mermaid(workflow)
     if output is None:
@@ -149,7 +157,9 @@ def named(name: str) -> Workflow:
 
 
 def _format(given: str | None, output: Path | None) -> Literal["mermaid", "svg", "png"]:
-    text = given or {".svg": "svg", ".png": "png"}.get(output.suffix if output else "", "mermaid")
+    text = given or (_ENDINGS.get(output.suffix.lower(), "") if output else "mermaid")
+    if not text:
+        raise WrongUse("The file's ending is none of .svg, .png, .mmd, .md and .txt; say which with --format.")
     match text.lower():
         case "mermaid":
             return "mermaid"

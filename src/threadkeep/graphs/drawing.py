@@ -6,12 +6,21 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from langchain_core.runnables.graph import Edge as DrawableEdge
 from langchain_core.runnables.graph import Graph as DrawableGraph
 from langchain_core.runnables.graph import Node as DrawableNode
 
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.nodes import NodeKind, SubworkflowNode
+
+# Words of Mermaid's own: a node that begins with one would be read as something else.
+_WORDS = frozenset(
+    {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
+    | {"linkstyle", "style", "subgraph"}
+)
+_PLAIN_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[A-Za-z0-9_]+)*")
+_MOST_LABEL_CHARACTERS = 60
 
 type PictureFormat = Literal["mermaid", "svg", "png"]
 
@@ -33,15 +42,17 @@ def draw_mermaid(workflow: Workflow) -> str:
     """
     graph = Compiler(checkpointer=None, store=None).compiled(workflow).get_graph()
     kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
+    ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
     drawn = DrawableGraph(
-        {name: _labelled(node, _label(workflow, name, kinds)) for name, node in graph.nodes.items()}, graph.edges
+        {ids[name]: _labelled(node, ids[name], _label(workflow, name, kinds)) for name, node in graph.nodes.items()},
+        [_drawn_edge(edge, ids) for edge in graph.edges],
     )
     lines = [drawn.draw_mermaid().rstrip()]
     for color, colored in _COLORS.items():
         for kind in colored:
-            ids = [_safe_id(name) for name, found in kinds.items() if found == kind]
-            if ids:
-                lines += [f"\tclassDef {kind} {color}", f"\tclass {','.join(ids)} {kind}"]
+            named = [ids[name] for name, found in kinds.items() if found == kind]
+            if named:
+                lines += [f"\tclassDef {kind} {color}", f"\tclass {','.join(named)} {kind}"]
     return "\n".join(lines) + "\n"
 
 
@@ -68,22 +79,30 @@ def _drawn(workflow: Workflow) -> Any:
 def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
     kind = kinds.get(name)
     if kind is None or kind in ("record_question", "record_answer"):
-        return name.replace("_", " ") if kind is not None else name
+        return name.replace("_", " ") if kind is not None else _harmless(name)
     node = workflow.nodes[name]
     told = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
-    return f"{name}<br/><small>{_harmless(told)}</small>"
+    return f"{_harmless(name)}<br/><small>{_harmless(told)}</small>"
 
 
-def _labelled(node: DrawableNode, label: str) -> DrawableNode:
+def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
     # What LangGraph would draw of the metadata is in the label already.
-    return node._replace(name=label, metadata=None)
+    return node._replace(id=node_id, name=label, metadata=None)
+
+
+def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
+    label = _harmless(str(edge.data)) if edge.data is not None else None
+    return edge._replace(source=ids[edge.source], target=ids[edge.target], data=label)
+
+
+def _id_of(name: str, number: int) -> str:
+    """A node's own name where Mermaid can take it for one, else a number."""
+    plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
+    return name if plain else f"_node{number}"
 
 
 def _harmless(text: str) -> str:
-    """A name as part of a label: Mermaid has a meaning for brackets and quotes."""
-    return re.sub(r"[^\w →.-]", " ", text)
-
-
-def _safe_id(name: str) -> str:
-    """How LangGraph writes a node's name as an id of Mermaid's."""
-    return "".join(one if one.isascii() and (one.isalnum() or one in "_-") else f"\\{ord(one):x}" for one in name)
+    """A text as a label, in one line: what Mermaid has a meaning for is written by its number."""
+    line = " ".join(text.split())
+    shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
+    return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)
