@@ -187,7 +187,7 @@ class BudgetSpent(ThreadkeepError):
     def __init__(self, run_id: str, *, limit: str, used: float, allowed: float) -> None:
         super().__init__(
             f"Run {run_id!r} has used {used:g} of {allowed:g} ({limit}), and calls no model any more: "
-            f"raise {limit} of the workflow or of the request, then retry the run."
+            f"retry the run with a larger {limit}."
         )
         self.run_id = run_id
         self.limit = limit

@@ -122,7 +122,9 @@ def test_a_run_that_failed_is_tried_again(desk: CommandLine) -> None:
     failed = desk("workflows", "run", "form", "--payload", "payload.json", "--json")
     assert (failed.exit_code, failed.json["status"], failed.json["error"]) == (1, "failed", "ValueError")
     run_id = failed.json["run_id"]
-    told = desk("runs", "retry", run_id, "--wait")
+    assert desk("runs", "retry", run_id, "--max-cost", "0").exit_code == 2
+    told = desk("runs", "retry", run_id, "--max-tokens", "900", "--wait")
+    assert "budget     tokens 900" in desk("runs", "show", run_id).out
     assert (told.exit_code, told.out) == (1, "")
     assert f"threadkeep runs retry {run_id}" in told.err
     assert "secret" not in told.err

@@ -115,6 +115,30 @@ async def test_a_child_spends_what_its_parent_has(desk: RunDesk) -> None:
     assert (result.status, result.run.error, below.error) == ("failed", "BudgetSpent", "BudgetSpent")
 
 
+async def test_a_run_that_used_up_its_budget_is_tried_again_with_a_larger_one(every_desk: RunDesk) -> None:
+    """In all it may take what the person says, whatever the workflow allows; what it took stays counted."""
+    every_desk.model = ScriptedModel([MANY, MANY])
+    async with every_desk.open(STEPS % ("costly", "max_tokens: 100, max_cost: 9", "model")) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="costly", text="go"))).run.run_id
+        await service.retry(run_id)
+        assert (await service.result(run_id)).run.error == "BudgetSpent"
+        await service.retry(run_id, budget=RunBudget(max_tokens=101))
+        result = await service.result(run_id)
+        [usage] = await service.usage(run_id)
+    assert (result.status, result.run.budget, usage.tokens) == ("done", RunBudget(101, 9), 200)
+
+
+async def test_a_child_tried_again_may_take_what_its_workflow_allows_by_now(desk: RunDesk) -> None:
+    """Its own limit was the one that it met; its parent has none."""
+    parent = (STEPS % ("costly", "", "subworkflow")).replace("next: end", "workflow: helper, next: end")
+    desk.model = ScriptedModel([MANY, MANY, MANY])
+    async with desk.open(STEPS % ("helper", "max_tokens: 100", "model"), parent) as service:
+        run_id = (await carried_out(service, RunRequest(workflow="costly", text="go"))).run.run_id
+    async with desk.open(STEPS % ("helper", "max_tokens: 1000", "model"), parent) as service:
+        await service.retry(run_id)
+        assert (await service.result(run_id)).status == "done"
+
+
 def test_how_tools_are_marked() -> None:
     """By their metadata, or by the decorator on a tool or on its function."""
 

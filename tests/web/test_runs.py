@@ -144,8 +144,9 @@ async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
             return bool((await client.get(f"/api/v1/runs/{run_id}")).json()["status"] == "cancelled")
 
         await until(cancelled)
-        again = await client.post(f"/api/v1/runs/{run_id}/retry")
+        again = await client.post(f"/api/v1/runs/{run_id}/retry", json={"budget": {"max_tokens": 500}})
         assert (again.json()["status"], again.json()["text"]) == ("done", "Yes.")
+        assert again.json()["budget"] == {"max_tokens": 500, "max_cost": None}
         check_problem(await client.post(f"/api/v1/runs/{run_id}/retry", json={}), 422, "invalid-request")
         check_problem(await client.post(f"/api/v1/runs/{run_id}/resume", json={"value": 1}), 422, "invalid-request")
 

@@ -96,11 +96,27 @@ def resume_run(
     _change(Terminal(as_json=as_json), run_id, user, answer, wait=wait)
 
 
-def retry_run(run_id: RunIdArgument, user: RunUser = None, wait: Wait = False, as_json: AsJson = False) -> None:
-    """Try a run again that failed, was cancelled or interrupted, from where it stopped."""
+def retry_run(
+    run_id: RunIdArgument,
+    *,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**53 - 1, metavar="N", help="Tokens that it may take in all.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(metavar="COST", help="What it may cost in all.")] = None,
+    user: RunUser = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
+) -> None:
+    """Try a run again that failed, was cancelled or interrupted, from where it stopped.
+
+    One that used up its budget needs a larger one: --max-tokens or --max-cost.
+    """
+    from threadkeep.records.runs import RunBudget
+
+    budget = RunBudget(max_tokens, max_cost)
 
     async def retry(service: RunService, mode: Mode) -> None:
-        await service.retry(run_id, user_id=user, mode=mode)
+        await service.retry(run_id, user_id=user, mode=mode, budget=budget)
 
     _change(Terminal(as_json=as_json), run_id, user, retry, wait=wait)
 

@@ -129,6 +129,8 @@ def _facts(run: Run, usages: Sequence[TokenUsage], now: datetime) -> Iterator[tu
     if run.parent_run_id is not None:
         yield "child of", f"{run.parent_run_id}, node {run.node_id or 'unknown'}"
     yield "version", run.version or "unknown"
+    if limits := [f"{name.removeprefix('max_')} {limit}" for name, limit in run.budget.to_dict().items()]:
+        yield "budget", ", ".join(limits)
     for usage in usages:
         cost = "" if usage.cost is None else f", cost {usage.cost:.6g}"
         tokens = f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"

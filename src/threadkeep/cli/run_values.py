@@ -35,7 +35,7 @@ _SUMMARY = (
 
 def summary_values(run: Run) -> dict[str, object]:
     """A run in a list or a tree."""
-    return {name: _plain(getattr(run, name)) for name in _SUMMARY}
+    return {**{name: _plain(getattr(run, name)) for name in _SUMMARY}, "budget": asdict(run.budget)}
 
 
 def run_values(run: Run, usages: Sequence[TokenUsage]) -> dict[str, object]:

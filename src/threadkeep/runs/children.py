@@ -67,7 +67,7 @@ class RunChildren:
             told: dict[str, Json] = {"run_id": run_id, "workflow": workflow.name}
             parent.tracer.note("child_started", request.node_id, told)
             return run, run.status == "running"
-        if run.over and run.status != "done" and await self._runs.retry(run_id):
+        if run.over and run.status != "done" and await self._runs.retry(run_id, budget=_budget_of(workflow)):
             run = await self._seen(run)
         return run, False
 
@@ -112,9 +112,13 @@ class RunChildren:
             parent_run_id=request.parent_run_id,
             node_id=request.node_id,
             trigger="child",
-            budget=RunBudget(workflow.options.max_tokens, workflow.options.max_cost),
+            budget=_budget_of(workflow),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
         )
+
+
+def _budget_of(workflow: Workflow) -> RunBudget:
+    return RunBudget(workflow.options.max_tokens, workflow.options.max_cost)
 
 
 def _child_id(request: ChildRequest) -> str:

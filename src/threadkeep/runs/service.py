@@ -16,7 +16,7 @@ from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunCursor, RunEvent, RunQuery, TokenUsage
+from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, TokenUsage
 from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.execution import RunMeans
@@ -35,6 +35,8 @@ from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.address import DatabaseAddress
 
 type Mode = Literal["wait", "background"]
+
+_AS_BEFORE = RunBudget()
 
 
 class RunService:
@@ -120,8 +122,12 @@ class RunService:
             raise InvalidInput(f"Run {run.run_id!r} waits for nobody: it is {run.status}.")
         await self._intake.go_on(run.run_id, here=mode == "wait")
 
-    async def retry(self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait") -> None:
+    async def retry(
+        self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
+    ) -> None:
         """Have a run tried again that failed, was cancelled or interrupted, from where it stopped.
+
+        A limit of `budget` stands in the place of what the run was given: it may take so much in all.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -130,7 +136,8 @@ class RunService:
         run = await self._following.run(run_id, user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
-        if not await self._runs.retry(run_id):
+        larger = RunBudget.from_dict({**run.budget.to_dict(), **budget.to_dict()})
+        if not await self._runs.retry(run_id, budget=larger if larger != run.budget else None):
             if run.over and not run.inputs:
                 raise InvalidInput(f"Nothing is kept of what run {run_id!r} was asked; start a new run.")
             raise InvalidInput(f"Run {run_id!r} is {run.status}: only what failed or was stopped is tried again.")

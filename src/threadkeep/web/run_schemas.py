@@ -19,12 +19,16 @@ type WaitMode = Literal["wait", "background"]
 class BudgetBody(BaseModel):
     """What a run and its children may take."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
 
     max_tokens: int | None = Field(None, ge=1, le=2**53 - 1, description="Tokens in and out together.")
     max_cost: float | None = Field(
         None, gt=0, allow_inf_nan=False, description="Money, in the unit of THREADKEEP_PRICES."
     )
+
+    def limits(self) -> RunBudget:
+        """The budget that the body names."""
+        return RunBudget(self.max_tokens, self.max_cost)
 
 
 class RunRequestBody(BaseModel):
@@ -72,7 +76,7 @@ class RunRequestBody(BaseModel):
             results=self.results,
             user_context=self.user_context,
             metadata=self.metadata,
-            budget=RunBudget(self.budget.max_tokens, self.budget.max_cost),
+            budget=self.budget.limits(),
             deadline_seconds=self.deadline_seconds,
             sessionless=self.sessionless,
             stream=self.mode == "stream",
@@ -93,6 +97,9 @@ class RetryBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"mode": "background"}]})
 
+    budget: BudgetBody = Field(
+        default_factory=BudgetBody, description="What it may take in all, in the place of what it was given."
+    )
     mode: WaitMode = Field("wait", description="Wait for the end, or come back for it (202).")
 
 
@@ -163,6 +170,7 @@ class RunSummary(BaseModel):
     ended_at: datetime | None
     deadline_at: datetime | None
     cancel_requested_at: datetime | None
+    budget: BudgetBody = Field(description="What it and its children may take; null where there is no such limit.")
 
     @classmethod
     def of(cls, run: Run) -> RunSummary:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunEnd, RunInput
+from threadkeep.records.runs import Run, RunBudget, RunEnd, RunInput
 from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Parameters, Row
@@ -178,9 +178,14 @@ class Runs:
         """Give a run that waits its answer: it arrives anew. False when it does not wait (any more)."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
 
-    async def retry(self, run_id: str) -> bool:
-        """Let a run that did not succeed arrive anew, with all its tries. False when it is not such a one."""
-        return await self._arrive_again("retry", {"run_id": run_id})
+    async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
+        """Let a run that did not succeed arrive anew, with all its tries. False when it is not such a one.
+
+        With a `budget` that is what it may take in all from now on.
+        """
+        limits = {} if budget is None else budget.to_dict()
+        given = {"has_budget": budget is not None, "budget": json_text(limits) if limits else None}
+        return await self._arrive_again("retry", {"run_id": run_id, **given})
 
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
         """Stop a run and all below it, in one transaction; answers those that were not over.

@@ -96,6 +96,7 @@ WHERE run_id = :run_id AND status = 'waiting'
 UPDATE chat_runs SET
     status = 'queued', owner = NULL, heartbeat_at = NULL, result = NULL, error = NULL, ended_at = NULL, attempts = 0,
     set_aside = FALSE, cancel_requested_at = NULL, cancel_reason = NULL,
+    budget = CASE WHEN CAST(:has_budget AS BOOLEAN) THEN :budget ELSE chat_runs.budget END,
     arrival = CASE WHEN arrival IS NULL THEN NULL ELSE (
         SELECT max(o.arrival) + 1 FROM chat_runs o WHERE o.session_id = chat_runs.session_id
     ) END

@@ -177,11 +177,14 @@ async def resume_run(
 async def retry_run(
     run_id: RunId, app: AppInUse, response: Response, body: RetryBody | None = None, user_id: UserId = None
 ) -> RunBody:
-    """Try again a run that failed, was cancelled or interrupted, from where it stopped. It needs no body."""
+    """Try again a run that failed, was cancelled or interrupted, from where it stopped. It needs no body.
+
+    One that used up its budget needs a larger one.
+    """
     runs = await app.runs.service()
-    mode = (body or RetryBody()).mode
-    await runs.retry(run_id, user_id=user_id, mode=mode)
-    return await _told(runs, run_id, user_id, response, mode=mode)
+    asked = body or RetryBody()
+    await runs.retry(run_id, user_id=user_id, mode=asked.mode, budget=asked.budget.limits())
+    return await _told(runs, run_id, user_id, response, mode=asked.mode)
 
 
 async def _told(runs: RunService, run_id: str, user_id: str | None, response: Response, *, mode: WaitMode) -> RunBody:
