@@ -14,6 +14,7 @@ from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import START, StateGraph
 from pydantic import PrivateAttr
 
 from bench.chat_texts import chats
@@ -21,10 +22,12 @@ from bench.contenders import TurnTexts
 from threadkeep import Memory, not_idempotent, open_memory
 from threadkeep.graphs.built_in import CHAT
 from threadkeep.graphs.compiling import CompiledWorkflow, Compiler
+from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.loading import read_workflow
+from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources, RunContext
-from threadkeep.graphs.state import initial_state
+from threadkeep.graphs.state import WorkflowState, initial_state
 from threadkeep.runs.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
@@ -51,12 +54,27 @@ nodes:
   answer: {kind: agent, model: paying, tools: ["bench.run_desk:pay"], next: end}
 """
 
+OWN_STEPS = "own_steps"
+
 
 @not_idempotent
 @tool
 async def pay(amount: int) -> str:
     """Pay an amount."""
     return f"paid {amount}"
+
+
+def own_steps() -> Workflow:
+    """Two steps of which nobody knows what they do, and an agent."""
+
+    async def step(state: WorkflowState) -> WorkflowState:
+        return {}
+
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    answer: Any = AgentNode()
+    builder.add_sequence([("first", step), ("second", step), ("answer", answer)])
+    builder.add_edge(START, "first")
+    return python_workflow(OWN_STEPS, builder)
 
 
 class AnsweringModel(OfflineModel):
@@ -140,10 +158,10 @@ async def open_desk(
         saver = await stack.enter_async_context(open_checkpointer(address, kept))
         models = {None: AnsweringModel(), "paying": PayingModel()}
         resources = Resources(memory=memory, model=models.__getitem__, observer=memory.observers)
-        workflows = Workflows([read_workflow(_STEPS), read_workflow(_TILL)])
+        workflows = Workflows([read_workflow(_STEPS), read_workflow(_TILL), own_steps()])
         options = replace(options or RunServiceOptions(), engine=engine or EngineOptions())
         opening = open_runs(memory, address, workflows, resources, checkpointer=saver, store=None, options=options)
         service = await stack.enter_async_context(opening)
         compiler = Compiler(checkpointer=saver, store=None)
-        graphs = {name: compiler.compiled(workflows.get(name)) for name in (CHAT, STEPS, TILL)}
+        graphs = {name: compiler.compiled(workflows.get(name)) for name in (CHAT, STEPS, TILL, OWN_STEPS)}
         yield RunDesk(memory, service, saver, graphs, resources)

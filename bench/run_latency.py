@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from bench.chat_texts import chats
 from bench.lanes import Tell
-from bench.run_desk import STEPS, TILL, open_desk
+from bench.run_desk import OWN_STEPS, STEPS, TILL, open_desk
 from threadkeep.graphs.built_in import CHAT
 
 _PAUSE_SECONDS = 0.02
@@ -26,6 +26,7 @@ WORKFLOWS = {
     CHAT: "the built-in chat",
     STEPS: "a step and an agent with a tool",
     TILL: "the same, and the tool is called, which may not run twice",
+    OWN_STEPS: "two steps of one's own and an agent",
 }
 
 

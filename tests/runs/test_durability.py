@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
+from langgraph.graph import START, StateGraph
 from langgraph.types import Durability
 
-from tests.runs.desk import RunDesk, asking_twice, carried_out
+from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out
 from threadkeep import not_idempotent
 from threadkeep.graphs.built_in import chat_workflow
-from threadkeep.graphs.definition import Workflow
+from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.loading import read_workflow
-from threadkeep.runs.durability import durability_of, keeps_each_step
+from threadkeep.graphs.nodes import AgentNode
+from threadkeep.graphs.resources import RunContext
+from threadkeep.graphs.state import WorkflowState
+from threadkeep.runs.checkpoints import thread_of
+from threadkeep.runs.durability import beside_of, durability_of, keeps_each_step
 from threadkeep.runs.requests import RunRequest
 
 _GREETING = """\
@@ -51,6 +60,36 @@ def test_progress_is_kept_where_it_is_worth_something(
 ) -> None:
     """One model call begins anew at its own cost; what may not run twice are marked tools, and code of others."""
     assert (durability_of(workflow), keeps_each_step(workflow)) == (expected, each_step)
+
+
+def with_own_steps(look: Any) -> Workflow:
+    """A graph of two steps that are not ours, an agent, and one more."""
+    builder: StateGraph[WorkflowState, RunContext, Any, Any] = StateGraph(WorkflowState, context_schema=RunContext)
+    answer: Any = AgentNode()
+    builder.add_sequence([("first", look), ("second", look), ("answer", answer), ("last", look)])
+    builder.add_edge(START, "first")
+    return python_workflow("own", builder)
+
+
+async def test_code_of_others_finds_each_step_before_it_kept(desk: RunDesk) -> None:
+    """What was done is not done again; the steps inside our own nodes need not be kept before the next."""
+    kept: list[set[int]] = []
+
+    async def look(state: WorkflowState, config: RunnableConfig) -> WorkflowState:
+        place = thread_of(config["configurable"]["thread_id"])
+        stored = [
+            one async for one in desk.saver.alist({"configurable": {**place["configurable"], "checkpoint_ns": ""}})
+        ]
+        kept.append({one.metadata["step"] for one in stored} - {-1})
+        return {}
+
+    workflow = with_own_steps(look)
+    async with desk.open(workflow, options=replace(QUICK, progress_seconds=3600.0)) as service:
+        assert (await carried_out(service, RunRequest(workflow="own", text="go", session_id="room"))).status == "done"
+    assert kept == [{0}, {0, 1}, {0, 1, 2, 3}]
+    beside = beside_of(workflow)
+    assert (beside(""), beside("first:1"), beside("answer:1|tools:2")) == (False, False, True)
+    assert beside_of(_WITH_A_PAYMENT)("")
 
 
 async def test_a_run_that_failed_before_it_kept_anything_goes_on(desk: RunDesk) -> None:

@@ -158,7 +158,7 @@ async def test_what_is_kept_is_what_the_graph_would_have_kept(shared_url: str, e
     async with _checkpointer(shared_url) as saver:
         graph = builder.compile(checkpointer=saver)
         progress_saver, progress = ProgressSaver(saver), _progress(events)
-        progress.beside = True
+        progress.beside = lambda _: True
         late = builder.compile(checkpointer=progress_saver)
         plainly, beside = thread_named("plainly"), thread_named("beside")
         with progress_saver.knowing("beside", progress):

@@ -100,7 +100,7 @@ async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEven
     graph = builder.compile(checkpointer=progress_saver)
     for name in ("one", "two", "three"):
         progress = RunProgress(keeping, fresh=True, seconds=NEVER)
-        progress.beside = True
+        progress.beside = lambda _: True
         with progress_saver.knowing(name, progress):
             await graph.ainvoke({"messages": []}, thread_named(name))
             if name == "three":

@@ -89,7 +89,7 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
     builder.add_edge(START, "one")
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
         before, progress = ProgressSaver(saver), RunProgress(ProgressKeeping(Observers()), fresh=True, seconds=3600.0)
-        progress.beside = True
+        progress.beside = lambda _: True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
         with before.knowing("run", progress):
             await graph.ainvoke({"said": ["go"]}, thread, durability="async")

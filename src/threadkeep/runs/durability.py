@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 
 from langgraph.types import Durability
@@ -26,10 +27,22 @@ def durability_of(workflow: Workflow) -> Durability:
 
 @lru_cache(maxsize=256)
 def keeps_each_step(workflow: Workflow) -> bool:
-    """Whether each step is stored before the next begins: where code of others may do something twice that must not.
+    """Whether each step is stored before the next begins: where code of others may do something twice that must not."""
+    return len(_known(workflow)) < len(workflow.builder.nodes)
 
-    The progress of all others is stored beside the next step, by `threadkeep.runs.progress`, and before a marked tool
-    is called, by `threadkeep.runs.once_only`.
+
+def beside_of(workflow: Workflow) -> Callable[[str], bool]:
+    """Whether the progress of a place in a run is stored beside its next step, by `threadkeep.runs.progress`.
+
+    Before a marked tool is called all of it is stored, by `threadkeep.runs.once_only`. Where each step of the workflow
+    is stored before the next, those inside our own nodes need not be.
     """
-    nodes = workflow.nodes
-    return len(nodes) < len(workflow.builder.nodes) or any(node.again == "unknown" for node in nodes.values())
+    if not keeps_each_step(workflow):
+        return lambda _: True
+    known = _known(workflow)
+    return lambda place: place.partition(":")[0] in known
+
+
+def _known(workflow: Workflow) -> frozenset[str]:
+    """The nodes of which it is known what it costs to carry them out once more."""
+    return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")

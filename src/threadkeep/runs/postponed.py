@@ -17,9 +17,12 @@ class Postponed:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def within(self, seconds: float) -> None:
-        """Have it done after so many seconds, unless it is due already."""
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(seconds, self._due, seconds)
+        """Have it done after so many seconds, unless it is due before that."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() <= loop.time() + seconds:
+            return
+        self.disarm()
+        self._timer = loop.call_later(seconds, self._due, seconds)
 
     def disarm(self) -> None:
         """Have nothing done, until it is asked for again."""

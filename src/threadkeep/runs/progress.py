@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,6 +14,8 @@ from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
 from threadkeep.runs.postponed import Postponed
 
 _AGAIN_SECONDS: Final = 1.0
+_SOON_SECONDS: Final = 0.005
+"""How long what a task wrote waits where it may not wait long: its step's checkpoint is mostly there by then."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +36,11 @@ class PendingCheckpoint:
     def is_whole(self) -> bool:
         """Whether it can stand for those before it: channels of LangGraph's that keep changes are spread over them."""
         return not self.metadata.get("counters_since_delta_snapshot")
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether something was done before it: not that with which a graph begins."""
+        return self.metadata.get("source") != "input"
 
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
         """The same, with what an earlier one would have stored for it."""
@@ -89,15 +96,16 @@ class ProgressKeeping:
 class RunProgress:
     """The checkpoints of one life of a run: those of its graph, and of the graphs inside, each in a place of its own.
 
-    With `beside` they wait `seconds` for newer ones of their place, which stand for them, and are stored while the run
-    goes on; a run that has its result by then needs none. Without it, as at first, each is stored at once. A `fresh`
-    run has none of an earlier life.
+    Those of places that are `beside` wait `seconds` for newer ones of their place, which stand for them, and are stored
+    while the run goes on; a run that has its result by then needs none. Of other places, as of all at first, the
+    checkpoint of each step is stored at once, and what a part of a step wrote soon. A `fresh` run has none of an
+    earlier life.
 
     One that cannot be stored for now is tried again; another failure is raised where the next one comes.
     """
 
     def __init__(self, keeping: ProgressKeeping, *, fresh: bool, seconds: float) -> None:
-        self.beside = False
+        self.beside: Callable[[str], bool] = lambda _: False
         self._keeping = keeping
         self._unstored = fresh
         self._fresh = fresh
@@ -114,17 +122,18 @@ class RunProgress:
             raise failed
         place = place_of(new.config)
         self._places.add(place)
-        if not self.beside:
-            self._unstored = False
-            await self._keeping.store(new)
-            return
         if isinstance(new, PendingCheckpoint) and new.is_whole:
-            for older in [one for one in self._pending if place_of(one.config) == place]:
+            for older in self._pending_of(place):
                 del self._pending[older]
                 if isinstance(older, PendingCheckpoint):
                     new = new.instead_of(older)
         self._pending[new] = None
-        self._storing.within(self._seconds)
+        if self.beside(place):
+            self._storing.within(self._seconds)
+        elif isinstance(new, PendingCheckpoint) and new.is_of_step:
+            await self._keep(place)
+        else:
+            self._storing.within(_SOON_SECONDS)
 
     def is_new(self, place: str) -> bool:
         """Whether there is nothing of a place, here or anywhere."""
@@ -137,19 +146,25 @@ class RunProgress:
             StoreUnavailable: the database does not take it; it is kept for the next try.
         """
         self._storing.disarm()
-        async with self._storing.working:
-            for one in list(self._pending):
-                if one not in self._pending:
-                    continue  # a newer one has taken its place meanwhile
-                self._unstored = False
-                await self._keeping.store(one)
-                self._pending.pop(one, None)
+        await self._keep()
 
     async def leave(self) -> bool:
         """Forget what is not stored: the run is over, or another process's. Whether nothing was stored ever."""
         self._pending.clear()
         await self._storing.close()
         return self._unstored
+
+    async def _keep(self, place: str | None = None) -> None:
+        async with self._storing.working:
+            for one in self._pending_of(place):
+                if one not in self._pending:
+                    continue  # a newer one has taken its place meanwhile
+                self._unstored = False
+                await self._keeping.store(one)
+                self._pending.pop(one, None)
+
+    def _pending_of(self, place: str | None) -> list[Pending]:
+        return [one for one in self._pending if place is None or place_of(one.config) == place]
 
     async def _keep_beside(self) -> None:
         try:

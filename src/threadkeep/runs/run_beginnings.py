@@ -10,7 +10,7 @@ from threadkeep.graphs.definition import Workflow
 from threadkeep.records.runs import Run
 from threadkeep.runs.carried import Carried, CarriedRuns
 from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.durability import keeps_each_step
+from threadkeep.runs.durability import beside_of
 from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.insisting import insist
 from threadkeep.runs.ledger import RunLedger
@@ -34,7 +34,7 @@ class RunBeginnings:
         """
         workflow = await insist(lambda: self._workflow_of(carried, means.saver))
         run = carried.run
-        carried.progress.beside = not keeps_each_step(workflow)
+        carried.progress.beside = beside_of(workflow)
         limited = await insist(lambda: self._limited(run))
         carried.ledger = RunLedger(
             self._runs.trace, carried.tracer, limited, lambda: self._carried.flush_tree(run.root_run_id)
