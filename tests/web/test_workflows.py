@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
 
+from tests.graphs.test_agent_history import BOT, keys_in, telegram
 from tests.graphs.test_registry import KEYED
 from tests.web.services import check_problem, client_of, opened_app, settings_for
 from threadkeep.testing import ScriptedModel
@@ -31,6 +33,21 @@ async def test_workflows_are_listed_shown_and_explained(tmp_path: Path) -> None:
         answer, other = response.json()["agents"]
         assert (answer["key"], other["key"]) == ("telegram:b:12345", "telegram:12345")
         assert other["refused"] == [{"candidate": "{{results.none.x}}", "reason": "unresolved_template"}]
+
+
+async def test_what_a_channel_delivers_has_no_thread(tmp_path: Path) -> None:
+    """A payload without its bot gives no key, as it is explained: its session is new in each run."""
+    path = tmp_path / "bot.yaml"
+    path.write_text(BOT % "")
+    delivered: dict[str, Any] = {"message": "Hi", "results": telegram(bot_id="", chat_id=7)}
+    async with (
+        opened_app(ScriptedModel(["One.", "Two.", "Three."]), settings_for(tmp_path, workflows=[str(path)])) as app,
+        client_of(app) as client,
+    ):
+        for given, keys in ((delivered, 0), ({"message": "Hi"}, 1), ({**delivered, "session_id": "mine"}, 2)):
+            run = (await client.post("/api/v1/workflows/bot/runs", json=given)).json()
+            assert run["trigger"] == ("http" if keys else "webhook")
+            assert len(await keys_in(await app.memory.graph_store())) == keys
 
 
 @pytest.mark.parametrize("path", ["workflows/nope", "workflows/nope/explain-key"])

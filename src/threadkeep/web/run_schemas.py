@@ -76,6 +76,8 @@ class RunRequestBody(BaseModel):
             results=self.results,
             user_context=self.user_context,
             metadata=self.metadata,
+            # What a channel delivers into no session that was named: whoever sends it knows of no thread.
+            trigger="webhook" if self.results and self.session_id is None else "http",
             budget=self.budget.limits(),
             deadline_seconds=self.deadline_seconds,
             sessionless=self.sessionless,
