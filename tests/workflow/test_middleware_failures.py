@@ -208,7 +208,7 @@ async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(
 
 async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that fail in tools say nothing when they end; what is remembered of them does not grow without bound."""
-    monkeypatch.setattr("threadkeep.workflow.middleware._MOST_RUNS", 5)
+    monkeypatch.setattr("threadkeep.workflow.unsettled_turns._MOST_RUNS", 5)
 
     @tool
     def explode() -> str:

@@ -123,6 +123,11 @@ def _tell_plan(terminal: Terminal, plan: Sequence[FinishedTree]) -> None:
     if not plan:
         terminal.say("No run is over for so long.")
         return
+    _draw_plan(terminal, plan)
+    terminal.say(f"Would be deleted: {_words(total)}. Nothing was changed.")
+
+
+def _draw_plan(terminal: Terminal, plan: Sequence[FinishedTree]) -> None:
     now = datetime.now(UTC)
     rows = [
         (
@@ -139,7 +144,6 @@ def _tell_plan(terminal: Terminal, plan: Sequence[FinishedTree]) -> None:
     terminal.table(columns, rows, right=["runs", "events"])
     if len(plan) > MOST_SHOWN:
         terminal.note(f"And {len(plan) - MOST_SHOWN:,} more; --json has all.")
-    terminal.say(f"Would be deleted: {_words(total)}. Nothing was changed.")
 
 
 def _words(done: PrunedRuns) -> str:

@@ -39,7 +39,6 @@ def list_runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first, children among them."""
-    from threadkeep.cli.run_values import summary_values
     from threadkeep.records.runs import RunQuery
 
     query = RunQuery(
@@ -58,19 +57,24 @@ def list_runs(
 
     found, following = run(listing())
     text = None if following is None else write_cursor(following)
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        terminal.json({"runs": [summary_values(one) for one in found], "next_cursor": text})
-        return
-    from threadkeep.cli.run_drawing import show_runs
-
     chosen = bool(status or workflow or session or user or set_aside)
+    _show_list(Terminal(as_json=as_json), found, text, nothing="such runs" if chosen else "runs yet")
+
+
+def _show_list(terminal: Terminal, found: Sequence[Run], following: str | None, *, nothing: str) -> None:
+    """Show a page of runs; without one, that there are `nothing`."""
+    from threadkeep.cli.run_drawing import show_runs
+    from threadkeep.cli.run_values import summary_values
+
+    if terminal.as_json:
+        terminal.json({"runs": [summary_values(one) for one in found], "next_cursor": following})
+        return
     if not found:
-        terminal.note("There are no such runs." if chosen else "There are no runs yet.")
+        terminal.note(f"There are no {nothing}.")
         return
     show_runs(terminal, found, datetime.now(UTC))
-    if text is not None:
-        terminal.note(f"More: threadkeep runs list --cursor {text}")
+    if following is not None:
+        terminal.note(f"More: threadkeep runs list --cursor {following}")
 
 
 @commands.command("show")

@@ -25,19 +25,16 @@ from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import ModelFailed
-from threadkeep.records import Status
 from threadkeep.workflow.async_runs import AsyncRunsOnly
 from threadkeep.workflow.call_measure import ModelUse
-from threadkeep.workflow.conversion import id_of, text_of
+from threadkeep.workflow.conversion import text_of
 from threadkeep.workflow.extras import ExtraSource
 from threadkeep.workflow.invocation import metadata_of, question_before, question_in, run_id_of, session_for
 from threadkeep.workflow.partial import PartialAnswer, listening
 from threadkeep.workflow.turn_options import IdOf, TurnOptions, place_in
 from threadkeep.workflow.turns import OpenTurn
 from threadkeep.workflow.unsettled import Unsettled
-
-_MOST_RUNS = 1_000
-"""How many runs are remembered; one that is forgotten (interrupted, say) is taken up again from the transcript."""
+from threadkeep.workflow.unsettled_turns import UnsettledTurns
 
 
 class SessionMemory(AsyncRunsOnly):
@@ -99,8 +96,8 @@ class SessionMemory(AsyncRunsOnly):
         super().__init__()
         self._memory = memory
         self._options = options
-        self._unsettled: dict[tuple[str, str | None], Unsettled] = {}
-        memory.before_closing(self)
+        self._unsettled = UnsettledTurns()
+        memory.before_closing(self._unsettled)
 
     @property
     def open_runs(self) -> int:
@@ -117,11 +114,11 @@ class SessionMemory(AsyncRunsOnly):
         if not question:
             return await self._answered_already(session, messages)
         turn = self._turn(session, question, config)
-        await self._settle_what_is_over(turn)
+        await self._unsettled.settle_what_is_over(turn)
         await turn.begin(run_id_of(config), metadata_of(config))
         if turn.answered is not None:
             return {"messages": [turn.answered], "jump_to": "end"}
-        self._enter(turn).begun_by(runtime)
+        self._unsettled.enter(turn).begun_by(runtime)
         return None
 
     async def awrap_model_call(
@@ -143,7 +140,7 @@ class SessionMemory(AsyncRunsOnly):
         try:
             response = await handler(told)
         except asyncio.CancelledError:
-            await self._end(unsettled, partial.text, "interrupted")
+            await self._unsettled.end(unsettled, partial.text, "interrupted")
             raise
         except GraphBubbleUp:
             turn.contexts.keep()
@@ -151,17 +148,21 @@ class SessionMemory(AsyncRunsOnly):
         except Exception as error:
             turn.contexts.keep()
             self._tell_model_failure(turn, error)
-            self._hold(unsettled, partial.text, "failed", request.runtime)
+            self._unsettled.hold(unsettled, partial.text, "failed", request.runtime)
             raise
         finally:
             var_child_runnable_config.reset(token)
+        self._hear(unsettled, response, request.runtime)
+        return response
+
+    def _hear(self, unsettled: Unsettled, response: ModelResponse[Any], runtime: Runtime[Any]) -> None:
+        """Keep what a model said; only what calls no tools may be the answer."""
         final = response.result[-1] if response.result else None
-        turn.contexts.report(final if isinstance(final, AIMessage) else None)
+        unsettled.turn.contexts.report(final if isinstance(final, AIMessage) else None)
         if isinstance(final, AIMessage) and not final.tool_calls:
-            self._hold(unsettled, final, "interrupted", request.runtime)
+            self._unsettled.hold(unsettled, final, "interrupted", runtime)
         else:
             unsettled.let_go()
-        return response
 
     async def awrap_tool_call(
         self,
@@ -170,14 +171,14 @@ class SessionMemory(AsyncRunsOnly):
     ) -> ToolMessage | Command[Any]:
         """When a run is cancelled in a tool, what the assistant had said before it is kept as interrupted."""
         messages = request.state["messages"]
-        if known := self._known(messages, session_for(self._memory, self._options, get_config())):
+        if known := self._unsettled.known(messages, session_for(self._memory, self._options, get_config())):
             known.stop_waiting()
         try:
             result = await handler(request)
         except asyncio.CancelledError:
             said = next((m for m in reversed(messages) if isinstance(m, AIMessage)), None)
             unsettled = await self._turn_of(messages, get_config())
-            await self._end(unsettled, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
+            await self._unsettled.end(unsettled, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
             raise
         if request.tool is not None and request.tool.return_direct:
             (await self._turn_of(messages, get_config())).direct_calls.add(str(request.tool_call["id"]))
@@ -187,42 +188,22 @@ class SessionMemory(AsyncRunsOnly):
         """Store the final answer; not what another middleware says in the place of a model that failed."""
         unsettled = await self._turn_of(state["messages"], get_config())
         if unsettled.status == "failed":
-            await self._settle(unsettled)
+            await self._unsettled.settle(unsettled)
         else:
-            await self._end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
+            await self._unsettled.end(unsettled, _final_answer(state, unsettled.direct_calls) or "", "complete")
         return None
 
     async def _turn_of(self, messages: list[Any], config: RunnableConfig) -> Unsettled:
         """The turn that a hook belongs to; one that began in another process (or before an interrupt) is taken up."""
         session = session_for(self._memory, self._options, config)
-        if known := self._known(messages, session):
+        if known := self._unsettled.known(messages, session):
             return known
         turn = self._turn(session, question_before(messages), config)
         await turn.go_on()
-        return self._enter(turn)
+        return self._unsettled.enter(turn)
 
     def _turn(self, session: Session, question: Sequence[BaseMessage], config: RunnableConfig) -> OpenTurn:
         return OpenTurn(self._memory, session, self._options, question, place_in(self._options, config))
-
-    def _known(self, messages: list[Any], session: Session) -> Unsettled | None:
-        for message in reversed(messages) if question_before(messages) else ():
-            # Not simply the newest: a tool may have put a human message (an image, say) after the question.
-            known = self._unsettled.get((session.session_id, id_of(message)))
-            if message.type == "human" and known and known.turn.session.user_id == session.user_id:
-                return known
-        return None
-
-    def _enter(self, turn: OpenTurn) -> Unsettled:
-        """Remember the turn of a run. A question that is asked again takes the place of its run that failed."""
-        key = (turn.session.session_id, turn.question_id)
-        unsettled = self._unsettled.pop(key, None) or Unsettled(turn)
-        unsettled.turn = turn
-        if unsettled.status == "failed":
-            unsettled.let_go()
-        self._unsettled[key] = unsettled
-        if len(self._unsettled) > _MOST_RUNS:
-            del self._unsettled[next(iter(self._unsettled))]
-        return unsettled
 
     async def _answered_already(self, session: Session, messages: list[Any]) -> dict[str, Any] | None:
         """With a checkpointer, a repeated question is merged into its old place: the run ends with its answer."""
@@ -232,65 +213,6 @@ class SessionMemory(AsyncRunsOnly):
         if isinstance(last, AIMessage) and not last.tool_calls:
             return {"jump_to": "end"} if turn.answered or await turn.is_stored(last) else None
         return {"messages": [turn.answered], "jump_to": "end"} if turn.answered else None
-
-    def _hold(self, unsettled: Unsettled, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Remember what was said until the run ends; a run that is never heard of again has it stored by the timer."""
-        unsettled.hold(said, status, runtime)
-        unsettled.wait(lambda: self._settle_abandoned(unsettled))
-
-    async def _settle_what_is_over(self, new: OpenTurn) -> None:
-        """Store what was said by runs of a session that were cut off, before its next turn; a run that may live stays.
-
-        What the same question was answered is left to its second try.
-        """
-        for (session_id, question_id), unsettled in list(self._unsettled.items()):
-            if session_id == new.session.session_id and question_id != new.question_id and unsettled.is_over:
-                await self._settle(unsettled)
-
-    async def _settle_abandoned(self, unsettled: Unsettled) -> None:
-        """Store what was said by a run that is not heard of.
-
-        Nobody can tell for certain that it is over: if it ends well all the same, its answer must not be taken for one
-        that is there already. So what is stored now has an id of its own. Then both are in the transcript, one of them
-        marked; without it a question would stand there as never answered, and be answered anew when it is repeated.
-        """
-        said = unsettled.text
-        if not unsettled.is_over and isinstance(said, AIMessage):
-            said = text_of(said)
-        await self._end(unsettled, said, unsettled.status)
-
-    async def _settle(self, unsettled: Unsettled) -> None:
-        await self._end(unsettled, unsettled.text, unsettled.status)
-
-    async def _end(self, unsettled: Unsettled, said: BaseMessage | str, status: Status) -> None:
-        """The run is over for this turn."""
-        unsettled.stop_waiting()
-        key = (unsettled.turn.session.session_id, unsettled.turn.question_id)
-        if self._unsettled.get(key) is unsettled:
-            del self._unsettled[key]
-        await unsettled.turn.close(said, status)
-
-    async def settle_all(self) -> None:
-        """Store what was said by runs that did not end; the memory asks for it when it closes."""
-        errors: list[Exception] = []
-        for unsettled in list(self._unsettled.values()):
-            try:
-                await self._settle(unsettled)
-            except Exception as error:  # noqa: BLE001 - one turn's trouble keeps no other from being stored
-                errors.append(error)
-        for first in errors:
-            raise first
-
-    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store what a run had said that is over for certain; forget it where the run goes on elsewhere."""
-        for key, unsettled in list(self._unsettled.items()):
-            if unsettled.turn.run_id != run_id:
-                continue
-            if elsewhere:
-                unsettled.let_go()
-                del self._unsettled[key]
-            else:
-                await self._settle(unsettled)
 
     def _tell_model_failure(self, turn: OpenTurn, error: Exception) -> None:
         self._memory.observers.notify(
