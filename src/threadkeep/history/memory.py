@@ -13,25 +13,17 @@ from weakref import WeakSet
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.remembered import RememberedCounts
-from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import InvalidInput, StoreError, WrongUser
-from threadkeep.history.compressor import Compressor
-from threadkeep.history.graph_conversations import GraphConversations, folder_of
-from threadkeep.history.learned_factors import LearnedFactors
-from threadkeep.history.manifests import Manifests
+from threadkeep.history.graph_conversations import folder_of
+from threadkeep.history.memory_parts import MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
-from threadkeep.history.retention import Pruner
-from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
-from threadkeep.observe import Observers
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
-from threadkeep.store.archive import ArchivedPart, Restored, Restoring
-from threadkeep.store.context_tables import ContextTables
+from threadkeep.store.archive import ArchivedPart, Restored
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.runs import Runs
 from threadkeep.store.search import Search
 from threadkeep.store.spool import spool_files
 from threadkeep.store.transcripts import SessionQuery, Transcripts
@@ -56,48 +48,31 @@ class LastWords(Protocol):
 class Memory:
     """The sessions of one database. Made by `threadkeep.open_memory`, which also closes it."""
 
-    def __init__(
-        self,
-        transcripts: Transcripts,
-        *,
-        index: Search,
-        archive: Restoring,
-        runs: Runs,
-        tables: ContextTables,
-        manifests: Manifests,
-        pending: PendingTurns,
-        retention: Pruner,
-        run_retention: RunPruner,
-        compressor: Compressor,
-        learned_factors: LearnedFactors,
-        counter: TokenCounter,
-        observers: Observers,
-        clock: Callable[[], datetime],
-        conversations: GraphConversations,
-    ) -> None:
+    def __init__(self, parts: MemoryParts) -> None:
+        tables, transcripts, observers = parts.tables, parts.transcripts, parts.observers
         self._transcripts = transcripts
-        self._searching = Searching(index, observers)
-        self._archive = archive
-        self.runs = runs
+        self._searching = Searching(parts.index, observers)
+        self._archive = parts.archive
+        self._conversations = parts.conversations
+        self.runs = parts.runs
         self.contexts = tables.contexts
-        self.manifests = manifests
-        manifests.origin = self
+        self.manifests = parts.manifests
+        self.manifests.origin = self
         self.summaries = tables.summaries
         self.token_factors = tables.token_factors
-        self.learned_factors = learned_factors
-        self.counter = counter
+        self.learned_factors = parts.learned_factors
+        self.counter = parts.counter
         self.remembered_counts = RememberedCounts()
         self.embeddings = tables.embeddings
         self.older_turns = OlderTurns(transcripts, tables.embeddings, observers)
-        self.pending = pending
-        self.retention = retention
-        self.run_retention = run_retention
-        self.compressor = compressor
+        self.pending = parts.pending
+        self.retention = parts.retention
+        self.run_retention = parts.run_retention
+        self.compressor = parts.compressor
         self.observers = observers
-        self.clock = clock
+        self.clock = parts.clock
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
-        self._conversations = conversations
         self._nowhere: Memory | None = None
         self._others: dict[tuple[object, GraphLayout], Memory] = {}
         self._opening = asyncio.Lock()

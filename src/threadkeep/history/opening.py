@@ -16,6 +16,7 @@ from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
+from threadkeep.history.memory_parts import MemoryParts
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
@@ -98,8 +99,8 @@ def _assembled(
     for part in (manifests, pending, compressor, learned_factors):
         stack.push_async_callback(part.close)
     runs = Runs(driver, clock=clock, stale_seconds=options.run_stale_seconds, trace_limits=options.run_trace_limits)
-    return Memory(
-        transcripts,
+    parts = MemoryParts(
+        transcripts=transcripts,
         index=kept.search,
         archive=kept.archive,
         runs=runs,
@@ -115,6 +116,7 @@ def _assembled(
         clock=clock,
         conversations=conversations,
     )
+    return Memory(parts)
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
