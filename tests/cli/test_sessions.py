@@ -190,7 +190,7 @@ def test_a_search_that_could_not_look_at_all_says_so(cli: CommandLine, monkeypat
     assert cli("sessions", "search", "refund", "--json").json == {"hits": [], "unindexed": 3}
     told = cli("sessions", "search", "refund", "--user", "u1").err
     assert told.splitlines()[1].startswith(
-        "Not all was searched: 2 messages not in the index yet. `threadkeep migrate`"
+        "Not all was searched: the index still lacks 2 messages. `threadkeep migrate`"
     )
 
 

@@ -157,9 +157,7 @@ def _search(condition: Condition) -> list[Finding]:
         return []
     if condition.unindexed >= MUCH_UNINDEXED:
         cure = "Run: threadkeep migrate (it fills the index); a running service does so by itself."
-        return [
-            Finding("search", "warn", f"{counted(condition.unindexed, 'message')} not in the search index yet.", cure)
-        ]
+        return [Finding("search", "warn", f"The index still lacks {counted(condition.unindexed, 'message')}.", cure)]
     return [Finding("search", "ok", f"{counted(condition.unindexed, 'message')} to be indexed.")]
 
 

@@ -133,8 +133,8 @@ def _tell(terminal: Terminal, schema: _Schema) -> None:
         terminal.say(f"{counted(schema.indexed, 'message')} went into the search index.")
     if schema.unindexed:
         terminal.say(
-            f"{counted(schema.unindexed, 'message')} not in the search index yet, so no search finds them; "
-            "`threadkeep migrate` or a running service fills it."
+            f"The search index still lacks {counted(schema.unindexed, 'message')}; "
+            "`threadkeep migrate` fills it, and so does a running service."
         )
     if (condition := schema.condition) is not None and condition.much_is_free:
         terminal.say(

@@ -126,7 +126,7 @@ def search_messages(
         terminal.table(["session", "seq", "role", "message", "when"], rows, right=["seq"])
     if result.unindexed:
         missing = counted(result.unindexed, "message")
-        terminal.note(f"Not all was searched: {missing} not in the index yet. `threadkeep migrate` fills it.")
+        terminal.note(f"Not all was searched: the index still lacks {missing}. `threadkeep migrate` fills it.")
 
 
 @commands.command("reset")
