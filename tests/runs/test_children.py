@@ -92,6 +92,8 @@ async def test_a_child_that_fails_is_told_of_as_such(desk: RunDesk, status: str)
     async with desk.open(CHILD, PARENT % limit) as service:
         result = await carried_out(service, replace(ASKED, message_id="m2"))
         assert (result.status, result.run.error) == ("failed", "ChildFailed")
+        [ended] = [one for one in await service.trace(result.run.run_id) if one.kind == "child_finished"]
+        assert (ended.data["error"] == "DeadlinePassed") == (status == "deadline")
         failure[:] = ["at last"]
         await service.retry(result.run.run_id)
         assert (await service.result(result.run.run_id)).text == "at last"

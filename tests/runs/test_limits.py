@@ -14,7 +14,7 @@ from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
 from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out
-from threadkeep.errors import RunNotFound
+from threadkeep.errors import InvalidInput, RunNotFound
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.resources import RunContext
@@ -97,6 +97,13 @@ async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget
         [usage] = await service.usage(result.run.run_id)
     assert (result.status, result.run.error) == (("done", None) if calls == 2 else ("failed", "BudgetSpent"))
     assert (len(every_desk.model.calls), usage.tokens, usage.cost) == (calls, 100 * calls, 1.2 * calls)
+
+
+async def test_a_cost_is_limited_only_where_something_has_a_price(desk: RunDesk) -> None:
+    """Otherwise the limit would hold nothing back."""
+    async with desk.open(STEPS % ("costly", "", "model")) as service:
+        with pytest.raises(InvalidInput, match="THREADKEEP_PRICES"):
+            await service.submit(RunRequest(workflow="costly", text="go", budget=RunBudget(max_cost=1)))
 
 
 async def test_a_child_spends_what_its_parent_has(desk: RunDesk) -> None:

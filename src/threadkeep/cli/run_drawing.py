@@ -153,7 +153,8 @@ def _short(event: RunEvent) -> str:
     if event.kind == "message":
         return _words(event.data.get("text"))
     told = {name: value for name, value in event.data.items() if name not in ("call", "message_id")}
-    return _words(next(iter(told.values()))) if len(told) == 1 else " ".join(_pairs(told))
+    alone = next(iter(told.values())) if len(told) == 1 else None
+    return " ".join(_pairs(told)) if alone is None or isinstance(alone, bool) else _words(alone)
 
 
 def _pairs(values: Mapping[str, Json]) -> Iterator[str]:

@@ -53,7 +53,9 @@ async def leave_to_others(terminal: Terminal, service: RunService, run_id: str, 
         return
     terminal.say(run_id)
     if not run.over:
-        terminal.note(f"It is {run.status}: `threadkeep serve` or `threadkeep worker` on this database carries it out.")
+        # A child waits on until its parent hands the answer down.
+        stands = "It has its answer" if run.status == "waiting" else f"It is {run.status}"
+        terminal.note(f"{stands}: `threadkeep serve` or `threadkeep worker` on this database carries it out.")
     terminal.note(f"How it stands: threadkeep runs show {run_id}")
 
 

@@ -47,6 +47,8 @@ async def _work(settings: Settings, terminal: Terminal) -> None:
                 terminal.say(up)
                 sys.stdout.flush()
             await told.wait()
+            seconds = f"{settings.shutdown_timeout:g} seconds"
+            terminal.note(f"It stops: runs at work get {seconds} to end, then others go on with them.")
 
 
 @contextmanager

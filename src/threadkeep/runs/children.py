@@ -53,7 +53,9 @@ class RunChildren:
         run, begins = await self._there(request, workflow, parent)
         while not run.over:
             run, begins = await self._go_on(run, begins=begins), False
-        parent.tracer.note("child_finished", request.node_id, {"run_id": run.run_id, "status": run.status})
+        ended: dict[str, Json] = {"run_id": run.run_id, "status": run.status, "error": run.error}
+        told = {name: value for name, value in ended.items() if value is not None}
+        parent.tracer.note("child_finished", request.node_id, told)
         if run.error == "BudgetSpent" and parent.ledger is not None:
             await parent.ledger.check()
         return _result_of(run)

@@ -32,8 +32,9 @@ class RunIntake:
         Raises:
             SessionBusy: the workflow takes no message while another turn of the session goes on.
             WrongUser: the session is another user's.
-            InvalidInput: the built-in chat was given no message.
+            InvalidInput: the built-in chat was given no message, or a cost is limited where nothing has a price.
         """
+        self.check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat answers messages: give it one in `message`.")
         new = await self._new(request, workflow)
@@ -48,6 +49,15 @@ class RunIntake:
                 live.renew()
             over = not await self._try_again(run, request, here=here) and over
         return Submitted(run.run_id, run.session_id, added.outcome, live, over=over)
+
+    def check_budget(self, asked: RunBudget) -> None:
+        """Refuse a limit that nothing would ever reach.
+
+        Raises:
+            InvalidInput: a cost is limited where nothing has a price.
+        """
+        if asked.max_cost is not None and not self._runner.means.options.prices:
+            raise InvalidInput("max_cost holds nothing back without prices: set THREADKEEP_PRICES, or leave it out.")
 
     async def go_on(self, run_id: str, *, here: bool) -> None:
         """Have a run carried out that is queued."""

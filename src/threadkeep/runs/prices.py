@@ -34,6 +34,10 @@ class Prices:
     def __init__(self, table: Mapping[str, Price]) -> None:
         self._table = {name.strip().lower(): price for name, price in table.items()}
 
+    def __bool__(self) -> bool:
+        """Whether any model has a price."""
+        return bool(self._table)
+
     def of(self, model: str) -> Price | None:
         """The price of a model; None where the table has none."""
         names = names_of(model)

@@ -131,8 +131,9 @@ class RunService:
 
         Raises:
             RunNotFound: there is none that the user may see.
-            InvalidInput: it is not such a one, or a child.
+            InvalidInput: it is not such a one, or a child, or a cost is limited where nothing has a price.
         """
+        self._intake.check_budget(budget)
         run = await self._following.run(run_id, user_id)
         if run.parent_run_id is not None:
             raise InvalidInput(f"Run {run_id!r} is a child; retry the run at the top, {run.root_run_id!r}.")
