@@ -22,6 +22,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.observe import MessagesPruned, PendingWrites, WriteDeferred, WriteFailed
 from threadkeep.records import Json, Retention, RetentionLimits
 from threadkeep.runs.requests import RunRequest
+from threadkeep.store.keeping import Keeping
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import ScriptedModel, SettableClock
 
@@ -170,6 +171,21 @@ async def test_what_is_erased_is_gone_from_every_table(
         assert "telegram:b:7" not in str(rows)
 
 
+@pytest.mark.parametrize("keeping", ["tables", "graph_store"])
+async def test_runs_in_no_session_go_with_the_session_that_they_spoke_in(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, keeping: Keeping
+) -> None:
+    """A conversation that is a session where all are in the store; a bot's news in a session of the tables."""
+    news = "schema: 1\nname: bot\nnodes:\n  tell: {kind: append_message, text: '{{text}}', session: room, next: end}"
+    async with open_memory(shared_url, options=replace(memory_options, transcripts=keeping)) as memory:
+        desk = RunDesk(memory, numbered(2), events, store=await memory.graph_store())
+        async with desk.open(BOT % "" if keeping == "graph_store" else news) as service:
+            await carried_out(service, asked("CANARY news"))
+        assert await AllSessions(memory).erase(KEY if keeping == "graph_store" else "room")
+    for table in ("chat_runs", "chat_run_events", "chat_run_traces", "chat_run_manifests", "chat_run_texts"):
+        assert query(shared_url, f"SELECT * FROM {table}") == []
+
+
 async def test_what_is_beyond_the_rules_goes_with_its_runs(
     shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, clock: SettableClock
 ) -> None:
@@ -196,8 +212,8 @@ async def test_what_is_beyond_the_rules_goes_with_its_runs(
         assert [message.seq for message in await session.tail(9)] == [5, 6]
         assert await listed(memory) == [(KEY, ("agent_chat_history",))]
         assert len(await memory.manifests.of_run(kept.run.run_id)) == 1
-    for table in ("store", "chat_runs", "chat_run_events", "chat_run_manifests", "chat_run_texts"):
-        assert "CANARY" not in str(query(shared_url, f"SELECT * FROM {table}"))
+    assert query(shared_url, "SELECT run_id FROM chat_runs") == [(kept.run.run_id,)]
+    assert "CANARY" not in str(query(shared_url, "SELECT * FROM store"))
 
 
 async def test_a_turn_that_a_dead_process_left_is_written_at_the_next_start(
