@@ -31,19 +31,19 @@ def talk(cli: CommandLine, *texts: str, more: str = "", chat_id: int = 7) -> lis
     return cli.remember(talking)
 
 
-def test_what_the_model_saw_is_shown_as_of_a_session(any_cli: CommandLine) -> None:
+def test_what_the_model_saw_is_shown_as_of_a_session(cli: CommandLine) -> None:
     """The last call, an earlier one, what changed; the built-in chat's next call is not there, and said so."""
-    runs = talk(any_cli, "first", "second", "third")
+    runs = talk(cli, "first", "second", "third")
     show = ("context", "show", "--session", KEY)
-    last = any_cli(*show, "--json").json
+    last = cli(*show, "--json").json
     assert (last["run_id"], last["conversation"]["key"]) == (runs[2], KEY)
-    assert any_cli(*show, "--call", "3", "--json").json["run_id"] == runs[0]
-    assert "--call takes 1, the newest, to 3" in any_cli(*show, "--call", "4").err
-    difference = any_cli(*show, "--diff").out
+    assert cli(*show, "--call", "3", "--json").json["run_id"] == runs[0]
+    assert "--call takes 1, the newest, to 3" in cli(*show, "--call", "4").err
+    difference = cli(*show, "--diff").out
     assert "third" in difference
     assert "first" not in difference
-    assert "agent keeps" in any_cli(*show, "--next").err
-    assert any_cli(*show, "--user", "bob").exit_code == 1
+    assert "agent keeps" in cli(*show, "--next").err
+    assert cli(*show, "--user", "bob").exit_code == 1
 
 
 def test_they_leave_and_enter_with_sessions(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
