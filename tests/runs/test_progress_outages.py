@@ -89,6 +89,21 @@ async def test_checkpoints_that_stay_away_hold_no_run_for_ever(
         assert (await service.result(run.run_id)).status == "done"
 
 
+async def test_a_run_that_waits_for_its_checkpoints_can_be_cancelled(every_desk: RunDesk, saver: CountingSaver) -> None:
+    """It goes on when they are back; whoever does not want to wait for that need not."""
+    saver.failure = StoreUnavailable("away")
+    every_desk.model = ScriptedModel([ConnectionError(), "never"])
+    async with every_desk.open(STEPS, options=replace(LATE, keep_progress_seconds=0.0)) as service:
+        run = await service.submit(GO)
+
+        async def looked_for() -> bool:
+            return "read" in saver.asked
+
+        await eventually(looked_for)
+        await service.cancel(run.run_id)
+        assert (await service.result(run.run_id)).status == "cancelled"
+
+
 async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEvents) -> None:
     """While runs go on, not at their ends alone; and that it can be kept again, whichever run finds that out."""
     saver, keeping = CountingSaver(), ProgressKeeping(events)
