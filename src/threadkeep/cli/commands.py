@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -30,6 +31,8 @@ from threadkeep.cli.problems import problem_of, show_problem
 from threadkeep.version import __version__
 
 _CTRL_C = 130
+# Whoever calls `main` again in one process does not wait for all commands to be made again.
+_made_once = cache(get_command)
 
 application = typer.Typer(
     name="threadkeep",
@@ -80,7 +83,7 @@ def _root(
 def run(arguments: Sequence[str]) -> int:
     """Run one command; every error becomes a sentence (or a JSON object) on stderr and an exit code."""
     try:
-        code = get_command(application).main(
+        code = _made_once(application).main(
             context.with_whole_options(arguments), prog_name="threadkeep", standalone_mode=False
         )
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last door: a person gets a sentence, never a traceback
