@@ -11,6 +11,8 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
+# Nearly all that records hold. To ask each of them whether it is a mapping takes longer than to write it.
+_WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
@@ -56,7 +58,9 @@ def _check_keys(value: Any) -> None:
         for key, inner in value.items():
             if not isinstance(key, str):
                 raise InvalidMessage(f"JSON keys are text, not {type(key).__name__}.")
-            _check_keys(inner)
+            if type(inner) not in _WITHOUT_KEYS:
+                _check_keys(inner)
     elif isinstance(value, list | tuple):
         for inner in value:
-            _check_keys(inner)
+            if type(inner) not in _WITHOUT_KEYS:
+                _check_keys(inner)
