@@ -15,6 +15,7 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.memory_folder import memory_folder
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.history.pending import PendingOptions
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 # There is no garbage before the first test, but much that would be searched for it.
 gc.disable()
+
+# Folders of tests are in memory, and gone after those that pass: most of a commit to a file is waiting for the disk.
+if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
 
 # What nobody names a folder for, such as pending writes, is kept here and not beside what a person keeps.
 # The PostgreSQL package warns at its import where the machine names no runtime folder.

