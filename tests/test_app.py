@@ -12,7 +12,7 @@ from langchain_core.language_models import BaseChatModel
 from tests.web.services import settings_for
 from threadkeep.app import App, open_app
 from threadkeep.context.manifest import ContextManifest
-from threadkeep.errors import InvalidSettings
+from threadkeep.errors import InvalidSettings, InvalidWorkflow
 from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.testing import ScriptedModel
 
@@ -102,3 +102,15 @@ async def test_what_cannot_work_stops_the_start(tmp_path: Path, overrides: dict[
             pass
     assert refused.value.variable == variable
     assert not database.exists()
+
+
+async def test_a_node_without_room_for_a_prompt_stops_the_start(tmp_path: Path) -> None:
+    """At its line: the file alone cannot tell, since the window is that of the service's model."""
+    path = tmp_path / "bot.yaml"
+    path.write_text(
+        "schema: 1\nname: bot\nnodes:\n  say:\n    kind: model\n    max_output_tokens: 900000\n    next: end\n"
+    )
+    with pytest.raises(InvalidWorkflow, match="900000 for the reply") as refused:
+        async with open_app(settings_for(tmp_path, workflows=[str(path)])):
+            pass
+    assert [problem.line for problem in refused.value.problems] == [6]

@@ -63,12 +63,15 @@ async def open_app(
         InvalidWorkflow: a workflow that the settings name cannot be used.
         StoreUnavailable: the database does not answer.
     """
+    from threadkeep.workflow.model_facts import facts_of
     from threadkeep.workflow.models import make_model
 
     model = make_model(settings.model)
     options = chat_options(settings)
     options.check_room(model)
     workflows = load_workflows(settings)
+    facts = facts_of(model, options.context_window)
+    workflows.check_room(facts.name, facts.window)
     options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
     metrics = _metrics(settings, workflows)
     told = Observers(*([metrics] if metrics is not None else []), *observers)

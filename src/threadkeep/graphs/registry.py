@@ -6,12 +6,14 @@ import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from threadkeep.errors import InvalidWorkflow, WorkflowNotFound, WorkflowProblem
+from threadkeep.context.budget import input_budget
+from threadkeep.errors import BudgetTooSmall, InvalidWorkflow, WorkflowNotFound, WorkflowProblem
 from threadkeep.graphs.built_in import chat_workflow
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.graphs.nesting import Way, circles, deepest_ways, drawn
 from threadkeep.graphs.nodes import SubworkflowNode
+from threadkeep.graphs.nodes.speaking import SpeakingNode
 from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.graphs.yaml_source import Path as ValuePath
 
@@ -100,6 +102,24 @@ class Workflows:
                     )
                     problems.append(_told(workflow, sentence, _call_of(workflow, child)))
         return problems
+
+    def check_room(self, model_name: str | None, window: int) -> None:
+        """Refuse replies that leave no room for a prompt, of nodes that call the service's own model.
+
+        Raises:
+            InvalidWorkflow: names the three numbers, where they stand.
+        """
+        problems: list[WorkflowProblem] = []
+        for workflow in self.all():
+            for name, node in workflow.nodes.items():
+                if isinstance(node, SpeakingNode) and node.model is None and node.max_output_tokens is not None:
+                    try:
+                        input_budget(model_name, node.max_output_tokens, window)
+                    except BudgetTooSmall as error:
+                        sentence = f"Node {name!r} cannot be used: {error}"
+                        problems.append(_told(workflow, sentence, ("nodes", name, "max_output_tokens")))
+        if problems:
+            raise InvalidWorkflow(problems)
 
     def _check_nesting(self) -> None:
         children = {workflow.name: workflow.children for workflow in self.all()}
