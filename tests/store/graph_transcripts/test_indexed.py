@@ -19,6 +19,7 @@ from threadkeep.observe import WriteFailed
 from threadkeep.records import Retention, RetentionLimits
 from threadkeep.store.address import parse_address
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.graph_transcripts.writing import ConversationWriter
 from threadkeep.testing import SettableClock
 
 HISTORY = ("agent_chat_history",)
@@ -81,6 +82,23 @@ async def test_what_is_deleted_is_gone_everywhere(shared_url: str) -> None:
     for table in ("chat_sessions", "chat_messages", "chat_summaries", "chat_anchors"):
         assert query(shared_url, f"SELECT 1 FROM {table} WHERE session_id = '{ROOM}'") == []
     assert query(shared_url, f"SELECT key FROM store WHERE key LIKE '{ROOM}%' OR prefix LIKE '%{ROOM}'") == []
+
+
+async def test_a_deletion_that_fails_can_be_done_again(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows, among them the run that deletes, are there for as long as the conversation is."""
+
+    async def fails(writer: ConversationWriter, session_id: str, **_: object) -> bool:
+        raise StoreError("The store is away.")
+
+    async with opened(shared_url) as memory:
+        await say(memory, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(ConversationWriter, "delete", fails)
+            with pytest.raises(StoreError):
+                await memory.session(ROOM).delete()
+        assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(3,)]
+        assert await memory.session(ROOM).delete()
+    assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(0,)]
 
 
 async def test_a_search_finds_all_words_of_whoever_asks(shared_url: str) -> None:

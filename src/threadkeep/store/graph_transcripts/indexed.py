@@ -96,8 +96,9 @@ class IndexedTranscripts:
 
     async def delete(self, session_id: str) -> bool:
         """Delete a session, its messages and all that was derived from them."""
-        rows = await self._index.delete(session_id)
+        # The rows last: the run that deletes is among them, and goes on with it when its process dies in between.
         there = await self._conversations.delete(session_id)
+        rows = await self._index.delete(session_id)
         # Somebody may have written to it in between, and its rows been made again.
         await self._index.follow(session_id)
         return there or rows
