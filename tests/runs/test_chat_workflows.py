@@ -26,7 +26,10 @@ from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import TurnFinished
+from threadkeep.records.runs import Run
 from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.following import RunFollowing
+from threadkeep.runs.runner import Runner
 from threadkeep.testing import Gate, ScriptedModel
 
 POLITE = read_workflow(
@@ -143,3 +146,27 @@ async def test_a_session_is_deleted_between_turns(memory: Memory, make_chat: Cha
         await memory.session(ROOM).info()
     assert (await chat.ask(ChatRequest("two", session_id=ROOM))).response == "second"
     assert await kept(memory, ROOM) == [("user", "two"), ("assistant", "second")]
+
+
+async def test_an_answer_is_had_though_its_session_is_deleted_right_after_it(
+    sqlite_memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who waits looks at the run when nothing of it is there any more, and was told meanwhile how it ended."""
+    deleted = asyncio.Event()
+    look = RunFollowing.run
+
+    async def look_late(following: RunFollowing, run_id: str, user_id: str | None) -> Run:
+        if run_id == turn.run_id:
+            await deleted.wait()
+        return await look(following, run_id, user_id)
+
+    chat = make_chat(sqlite_memory, ScriptedModel(["first"]))
+    monkeypatch.setattr(RunFollowing, "run", look_late)
+    monkeypatch.setattr(Runner, "has", lambda *_: False)
+    turn = chat.begin(ChatRequest("one", session_id=ROOM))
+    answer = asyncio.create_task(turn.answer())
+    while ("assistant", "first") not in await kept(sqlite_memory, ROOM):  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    await chat.delete(ROOM)
+    deleted.set()
+    assert (await answer).response == "first"

@@ -215,11 +215,11 @@ class Chat:
             ending.cancel()
 
     async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
-        """How a run ended that was carried out here; where that cannot be recorded in time, what came out of it."""
+        """How a run ended that was carried out here; without a record of that (yet, or any more), what came out."""
         try:
             async with self._memory.session(turn.session_id).patience():
                 return await asyncio.shield(ending)
-        except (StoreError, TimeoutError):
+        except (RunNotFound, StoreError, TimeoutError):
             return outcome
 
     async def _answer_unstored(self, turn: ChatTurn) -> ChatAnswer:

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import RunNotFound, StoreError
 from threadkeep.graphs.registry import Workflows
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, TokenUsage
@@ -32,7 +32,8 @@ class ChatAnswers:
         """
         usage: Sequence[TokenUsage] = ()
         if ended.status == "done":
-            with contextlib.suppress(StoreError, TimeoutError):
+            # The session may be deleted right after it: then what it took is no longer known.
+            with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
                 async with self._memory.session(turn.session_id).patience():
                     if isinstance(ended, Run):
                         ended = await with_own_answer(self._memory, ended, turn.message_id)
