@@ -21,7 +21,7 @@ from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 from threadkeep.graphs.resources import Resources
 from threadkeep.observe import Observers
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import Mode, RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
@@ -37,7 +37,7 @@ PRELOADED = (
     "langgraph.checkpoint.sqlite.aio",
     "langgraph.store.postgres.aio",
     "langgraph.store.sqlite.aio",
-    "threadkeep.runs.dbos_engine",
+    "threadkeep.runs.engine.dbos_engine",
     "threadkeep.runs.service",
     "threadkeep.store.postgres",
     "threadkeep.store.sqlite",

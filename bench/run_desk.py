@@ -28,7 +28,7 @@ from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import WorkflowState, initial_state
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions

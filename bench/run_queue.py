@@ -21,7 +21,7 @@ from bench.langgraph_saver import GraphContender, open_postgres_saver, open_sqli
 from bench.run_desk import RunDesk, open_desk
 from threadkeep.graphs.built_in import CHAT
 from threadkeep.records.runs import RunQuery
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 
 AT_ONCE = 16

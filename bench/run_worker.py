@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 
-import threadkeep.runs.dbos_engine  # noqa: F401 - importing it takes seconds, which are not a run's
+import threadkeep.runs.engine.dbos_engine  # noqa: F401 - importing it takes seconds, which are not a run's
 from bench.run_desk import open_desk
 
 

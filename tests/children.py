@@ -25,7 +25,7 @@ PROCESSES.set_forkserver_preload(
         "threadkeep.app",
         "threadkeep.cli.commands",
         "threadkeep.history.opening",
-        "threadkeep.runs.dbos_engine",
+        "threadkeep.runs.engine.dbos_engine",
         "threadkeep.runs.service",
         "threadkeep.settings",
         "threadkeep.store.postgres",

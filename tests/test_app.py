@@ -13,7 +13,7 @@ from tests.web.services import settings_for
 from threadkeep.app import App, open_app
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import InvalidSettings, InvalidWorkflow
-from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.chat.turns import ChatRequest
 from threadkeep.testing import ScriptedModel
 
 type NamedModels = Callable[..., None]

@@ -19,7 +19,7 @@ from threadkeep import (
     Settings,
     load_settings,
 )
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.settings import default_database
 from threadkeep.store.runs.trace import TraceLimits

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from threadkeep.history.compression import Compression
     from threadkeep.history.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
-    from threadkeep.runs.chat import Chat
+    from threadkeep.runs.chat.chat import Chat
     from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.settings import Settings
     from threadkeep.workflow.chat_options import ChatOptions
@@ -105,8 +105,8 @@ def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
     """The chat over runs, which answers also where none can be recorded."""
-    from threadkeep.runs.chat import Chat
-    from threadkeep.runs.unstored import UnstoredRuns
+    from threadkeep.runs.chat.chat import Chat
+    from threadkeep.runs.chat.unstored import UnstoredRuns
 
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
     return Chat(memory, workflows, runs, UnstoredRuns(memory, workflows, resources, options))

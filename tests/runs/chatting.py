@@ -17,13 +17,13 @@ from threadkeep.app import resources_of
 from threadkeep.graphs.built_in import chat_workflow
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.registry import Workflows
-from threadkeep.runs.chat import Chat
-from threadkeep.runs.chat_turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat.chat import Chat
+from threadkeep.runs.chat.turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat.unstored import UnstoredRuns
 from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.unrecorded import UnrecordedTurns
-from threadkeep.runs.unstored import UnstoredRuns
 from threadkeep.workflow.chat_options import ChatOptions
 
 ROOM = "room:1"

@@ -25,7 +25,7 @@ from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.records.runs import RunEvent
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest, RunResult
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions

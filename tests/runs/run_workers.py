@@ -23,7 +23,7 @@ from threadkeep.graphs.registry import Workflows
 from threadkeep.graphs.resources import Resources, RunContext
 from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.observe import Observers
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions

@@ -25,7 +25,7 @@ from threadkeep import (
 )
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
-from threadkeep.runs.chat_turns import ChatContext, ChatRequest, ChatStarted, ChatUsage
+from threadkeep.runs.chat.turns import ChatContext, ChatRequest, ChatStarted, ChatUsage
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflow.chat_options import ChatOptions
 

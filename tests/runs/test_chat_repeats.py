@@ -17,9 +17,9 @@ from tests.workflow.talking import kept, kept_with_status
 from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, open_memory
 from threadkeep.errors import Interrupted
 from threadkeep.records.runs import NewRun
-from threadkeep.runs.chat import Chat
-from threadkeep.runs.engine import CarryOut, Engine, EngineOptions, Listener
-from threadkeep.runs.opening import open_engine
+from threadkeep.runs.chat.chat import Chat
+from threadkeep.runs.engine.engine import CarryOut, Engine, EngineOptions, Listener
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import Gate, ScriptedModel, SettableClock

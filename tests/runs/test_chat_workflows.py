@@ -27,7 +27,7 @@ from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import Run
-from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.chat.turns import ChatRequest
 from threadkeep.runs.following import RunFollowing
 from threadkeep.runs.runner import Runner
 from threadkeep.testing import Gate, ScriptedModel

@@ -19,8 +19,8 @@ from threadkeep.graphs.loading import read_workflow
 from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.durability import beside_of, durability_of, keeps_each_step
+from threadkeep.runs.progress.checkpoints import thread_of
+from threadkeep.runs.progress.durability import beside_of, durability_of, keeps_each_step
 from threadkeep.runs.requests import RunRequest
 
 _GREETING = """\

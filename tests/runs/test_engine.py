@@ -16,8 +16,8 @@ import pytest
 from tests.databases import execute, query
 from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
-from threadkeep.runs.engine import Engine, EngineOptions, Stop
-from threadkeep.runs.opening import open_engine
+from threadkeep.runs.engine.engine import Engine, EngineOptions, Stop
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
 QUICK = EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0)

@@ -17,8 +17,8 @@ import pytest
 from tests.children import PROCESSES, Child
 from tests.runs.workers import Job, Notes, faults, work
 from tests.servers import Postgres
-from threadkeep.runs.engine import Engine, EngineOptions
-from threadkeep.runs.opening import open_engine
+from threadkeep.runs.engine.engine import Engine, EngineOptions
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
 pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]

@@ -20,8 +20,8 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
-from threadkeep.runs.chat_turns import ChatTurn
-from threadkeep.runs.listening import listen
+from threadkeep.runs.chat.listening import listen
+from threadkeep.runs.chat.turns import ChatTurn
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.unrecorded import UnrecordedTurns
@@ -202,7 +202,7 @@ async def test_a_person_waits_for_the_try_that_goes_on(
             again.set()
         await listen(turn, live, work)
 
-    monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
+    monkeypatch.setattr("threadkeep.runs.chat.chat.listen", hear)
     monkeypatch.setattr(Session, "patience", until_it_goes_on)
     monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])

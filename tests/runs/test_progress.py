@@ -20,8 +20,8 @@ from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.observe import RunTrouble
-from threadkeep.runs.progress import ProgressKeeping, RunProgress
-from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer

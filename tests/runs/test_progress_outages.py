@@ -15,8 +15,8 @@ from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, call
 from tests.runs.desk import QUICK, RunDesk, eventually
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTrouble, RunWorkRecovered
-from threadkeep.runs.progress import ProgressKeeping, RunProgress
-from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.testing import Gate, ScriptedModel

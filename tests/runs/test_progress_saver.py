@@ -15,9 +15,9 @@ from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import Observers
-from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.progress import ProgressKeeping, RunProgress
-from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.progress.checkpoints import thread_of
+from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest, RunResult
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address

@@ -16,9 +16,9 @@ from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
-from threadkeep.runs.engine import Engine
+from threadkeep.runs.engine.engine import Engine
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.live import changed
-from threadkeep.runs.opening import open_engine
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import ScriptedModel, SettableClock
 

@@ -11,8 +11,8 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import NamedTuple
 
-from threadkeep.runs.engine import Engine, EngineOptions
-from threadkeep.runs.opening import open_engine
+from threadkeep.runs.engine.engine import Engine, EngineOptions
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
 

@@ -22,7 +22,7 @@ from tests.web.services import (
     streamed,
     until,
 )
-from threadkeep.runs.chat_turns import ChatEvent, ChatStarted, ChatTurn
+from threadkeep.runs.chat.turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflow.demo import DemoModel
 

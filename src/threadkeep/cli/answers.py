@@ -11,7 +11,7 @@ from threadkeep.cli.problems import Problem
 from threadkeep.cli.terminal import Terminal, harmless
 
 if TYPE_CHECKING:
-    from threadkeep.runs.chat_turns import ChatAnswer
+    from threadkeep.runs.chat.turns import ChatAnswer
 
 
 class Answers(Protocol):

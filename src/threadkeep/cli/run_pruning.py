@@ -91,7 +91,7 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
     from threadkeep.app import create_checkpointer
-    from threadkeep.runs.checkpoints import RunCheckpoints
+    from threadkeep.runs.progress.checkpoints import RunCheckpoints
     from threadkeep.settings import load_settings
 
     async with create_checkpointer(load_settings()) as saver:

@@ -188,7 +188,7 @@ async def _begin_what_waited(memory: Memory, stopped: Sequence[str]) -> None:
     following = [await memory.runs.order.next_of(session_id) for session_id in sessions]
     if waiting := [run_id for run_id in following if run_id is not None]:
         from threadkeep.errors import InvalidInput
-        from threadkeep.runs.waking import wake
+        from threadkeep.runs.engine.waking import wake
         from threadkeep.settings import load_settings
 
         with contextlib.suppress(InvalidInput):  # without an engine here, others see to them in half a minute

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from threadkeep.records.runs import Run
-from threadkeep.runs.engine import Stop
+from threadkeep.runs.engine.engine import Stop
 from threadkeep.runs.ledger import RunLedger
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.progress.progress import RunProgress
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.workflow.holding import RunHold
 

@@ -22,8 +22,6 @@ from threadkeep.graphs.state import answer_of
 from threadkeep.observe import RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
-from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.durability import durability_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
 from threadkeep.runs.kept_answers import with_unanswered
 from threadkeep.runs.last_contexts import LastContexts
@@ -31,7 +29,9 @@ from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
 from threadkeep.runs.outages import Outages
 from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.progress.checkpoints import thread_of
+from threadkeep.runs.progress.durability import durability_of
+from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from threadkeep.errors import StoreUnavailable
-from threadkeep.runs.checkpoints import thread_of
 from threadkeep.runs.failures import kind_of
 from threadkeep.runs.insisting import insist
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.progress.checkpoints import thread_of
 from threadkeep.store.runs import Runs
 
 _MOST_LATE = 3

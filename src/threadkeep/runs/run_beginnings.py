@@ -9,11 +9,11 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from threadkeep.graphs.definition import Workflow
 from threadkeep.records.runs import Run
 from threadkeep.runs.carried import Carried, CarriedRuns
-from threadkeep.runs.checkpoints import thread_of
-from threadkeep.runs.durability import beside_of
 from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.insisting import insist
 from threadkeep.runs.ledger import RunLedger
+from threadkeep.runs.progress.checkpoints import thread_of
+from threadkeep.runs.progress.durability import beside_of
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.runs.runs import Runs
 

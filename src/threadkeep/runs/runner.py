@@ -15,14 +15,14 @@ from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import STATUS, Begun, Over, Run
 from threadkeep.runs.carried import Carried, CarriedRuns, RunStop
-from threadkeep.runs.checkpoints import RunCheckpoints
-from threadkeep.runs.engine import Engine
+from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.insisting import insist, undisturbed
 from threadkeep.runs.live import LiveRun, LiveRuns
 from threadkeep.runs.orphans import end_orphans
 from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.progress.checkpoints import RunCheckpoints
+from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.run_beginnings import RunBeginnings
 from threadkeep.runs.run_endings import RunEndings
 from threadkeep.runs.telling import tell_run, tell_turn

@@ -17,15 +17,15 @@ from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, TokenUsage
-from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.children import RunChildren
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
 from threadkeep.runs.intake import RunIntake
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.once_only import OnceOnly
-from threadkeep.runs.opening import open_engine
-from threadkeep.runs.progress_saver import ProgressSaver
+from threadkeep.runs.progress.checkpoints import RunCheckpoints
+from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.runs.requests import RunRequest, RunResult, Submitted
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.prices import Prices
 
 

@@ -9,7 +9,7 @@ from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.history.run_retention import RunRetention
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.prices import read_prices
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.runs.trace import TraceLimits

@@ -12,8 +12,8 @@ from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTrouble, RunWork
 from threadkeep.records.runs import Run
-from threadkeep.runs.checkpoints import RunCheckpoints
 from threadkeep.runs.orphans import end_orphan
+from threadkeep.runs.progress.checkpoints import RunCheckpoints
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
 

@@ -10,7 +10,7 @@ from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
 from threadkeep.graphs.built_in import CHAT
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat.turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
 from threadkeep.web.problems import ProblemRaised, documented
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage

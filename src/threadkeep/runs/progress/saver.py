@@ -17,8 +17,8 @@ from langgraph.checkpoint.base import (
     DeltaChannelHistory,
 )
 
-from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
-from threadkeep.runs.threaded_saver import ThreadedSaver
+from threadkeep.runs.progress.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
+from threadkeep.runs.progress.threaded_saver import ThreadedSaver
 
 
 class ProgressSaver(ThreadedSaver):

@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine import CarryOut, Engine, EngineOptions, Listener
-from threadkeep.runs.in_process import InProcessEngine
+from threadkeep.runs.engine.engine import CarryOut, Engine, EngineOptions, Listener
+from threadkeep.runs.engine.in_process import InProcessEngine
 from threadkeep.store.address import DatabaseAddress
 
 
@@ -43,7 +43,7 @@ async def _open_durable(
     address: DatabaseAddress, carry_out: CarryOut, options: EngineOptions, listener: Listener
 ) -> Engine:
     try:
-        from threadkeep.runs.dbos_engine import DbosEngine
+        from threadkeep.runs.engine.dbos_engine import DbosEngine
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"Runs need the package {error.name}; install it with: pip install 'threadkeep[engine]'"

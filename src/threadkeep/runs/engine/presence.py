@@ -12,7 +12,7 @@ from typing import Protocol
 
 import sqlalchemy
 
-from threadkeep.runs.dbos_database import SCHEMA, Connections
+from threadkeep.runs.engine.dbos_database import SCHEMA, Connections
 
 _LOCK_NUMBER = 7310865114
 

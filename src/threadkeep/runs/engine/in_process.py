@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Coroutine
 
 from threadkeep.errors import StoreClosed
-from threadkeep.runs.carrying import Carrying
-from threadkeep.runs.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
+from threadkeep.runs.engine.carrying import Carrying
+from threadkeep.runs.engine.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
 
 
 class InProcessEngine:

@@ -10,8 +10,8 @@ from threadkeep.errors import RunNotFound, StoreError
 from threadkeep.graphs.registry import Workflows
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, TokenUsage
-from threadkeep.runs.chat_failures import error_of
-from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatTurn, ChatUsage
+from threadkeep.runs.chat.failures import error_of
+from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatTurn, ChatUsage
 from threadkeep.runs.kept_answers import with_own_answer
 from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.service import RunService

@@ -14,12 +14,12 @@ from uuid import uuid4
 
 from sqlalchemy.exc import SQLAlchemyError
 
-from threadkeep.runs.attempts import Attempt, number_of, run_of
-from threadkeep.runs.carrying import Ending
-from threadkeep.runs.dbos_database import Connections, engine_path, translated
-from threadkeep.runs.dbos_process import ACTIVE, DbosProcess, next_number
-from threadkeep.runs.engine import LETTING_GO_SECONDS, EngineOptions
-from threadkeep.runs.presence import Heartbeats, LockedFiles, Presence
+from threadkeep.runs.engine.attempts import Attempt, number_of, run_of
+from threadkeep.runs.engine.carrying import Ending
+from threadkeep.runs.engine.dbos_database import Connections, engine_path, translated
+from threadkeep.runs.engine.dbos_process import ACTIVE, DbosProcess, next_number
+from threadkeep.runs.engine.engine import LETTING_GO_SECONDS, EngineOptions
+from threadkeep.runs.engine.presence import Heartbeats, LockedFiles, Presence
 from threadkeep.store.address import DatabaseAddress
 
 _WATCH_SECONDS = 0.25

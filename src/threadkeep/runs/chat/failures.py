@@ -15,7 +15,7 @@ from threadkeep.errors import (
 )
 from threadkeep.graphs.definition import Workflow
 from threadkeep.records.runs import Run
-from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.chat.turns import ChatTurn
 from threadkeep.runs.failures import RUN_ERRORS
 from threadkeep.runs.outcome import Outcome
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from threadkeep.runs.engine import EngineOptions
-from threadkeep.runs.opening import open_engine
+from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import DatabaseAddress
 
 

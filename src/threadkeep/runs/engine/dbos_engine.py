@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from typing import Final
 
 from threadkeep.errors import StoreClosed, ThreadkeepError
-from threadkeep.runs.carrying import Carrying, Ending
-from threadkeep.runs.early import EarlyRuns
-from threadkeep.runs.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
-from threadkeep.runs.executor import Executor
+from threadkeep.runs.engine.carrying import Carrying, Ending
+from threadkeep.runs.engine.early import EarlyRuns
+from threadkeep.runs.engine.engine import CLOSED, LETTING_GO_SECONDS, CarryOut, EngineOptions, Listener, Stop
+from threadkeep.runs.engine.executor import Executor
 from threadkeep.store.address import DatabaseAddress
 
 _PAUSE_SECONDS = 0.5

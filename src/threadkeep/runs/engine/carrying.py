@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 from typing import Literal
 
-from threadkeep.runs.engine import CarryOut, Stop
+from threadkeep.runs.engine.engine import CarryOut, Stop
 
 type Ending = Literal["done", "failed", "left", "lost"]
 """How an attempt ended: `left` is what a closing engine leaves to others, `lost` what others have already."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from threadkeep.runs.carrying import Carrying, Ending
-from threadkeep.runs.engine import Listener
+from threadkeep.runs.engine.carrying import Carrying, Ending
+from threadkeep.runs.engine.engine import Listener
 
 type Record = Callable[[str], Awaitable[None]]
 

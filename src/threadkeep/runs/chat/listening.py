@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from threadkeep.runs.chat_turns import ChatTurn
+from threadkeep.runs.chat.turns import ChatTurn
 from threadkeep.runs.live import LiveRun
 
 

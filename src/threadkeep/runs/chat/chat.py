@@ -28,16 +28,16 @@ from threadkeep.graphs.session_workflows import DELETE, RESET
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records.runs import Run, TokenUsage
-from threadkeep.runs.chat_answers import ChatAnswers
-from threadkeep.runs.chat_failures import STOPPED
-from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatTurn
-from threadkeep.runs.listening import listen
+from threadkeep.runs.chat.answers import ChatAnswers
+from threadkeep.runs.chat.failures import STOPPED
+from threadkeep.runs.chat.listening import listen
+from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatTurn
+from threadkeep.runs.chat.unstored import UnstoredLedger, UnstoredRuns
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
-from threadkeep.runs.unstored import UnstoredLedger, UnstoredRuns
 
 _SUBMIT_SECONDS = 15.0
 """How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""

@@ -32,7 +32,7 @@ def keeps_each_step(workflow: Workflow) -> bool:
 
 
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
-    """Whether the progress of a place in a run is stored beside its next step, by `threadkeep.runs.progress`.
+    """Whether the progress of a place in a run is stored beside its next step, by `threadkeep.runs.progress.progress`.
 
     Before a marked tool is called all of it is stored, by `threadkeep.runs.once_only`. Where each step of the workflow
     is stored before the next, those inside our own nodes need not be.

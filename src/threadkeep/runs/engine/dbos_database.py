@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy
 
 from threadkeep.errors import StoreClosed, StoreUnavailable
-from threadkeep.runs.engine import CLOSED
+from threadkeep.runs.engine.engine import CLOSED
 from threadkeep.store.address import DatabaseAddress
 
 if TYPE_CHECKING:

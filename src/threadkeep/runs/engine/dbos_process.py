@@ -18,9 +18,9 @@ from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetEnqueueOptions
 from dbos import error as dbos_error
 
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.attempts import Attempt, number_of, run_of
-from threadkeep.runs.dbos_database import SCHEMA, Connections
-from threadkeep.runs.engine import EngineOptions
+from threadkeep.runs.engine.attempts import Attempt, number_of, run_of
+from threadkeep.runs.engine.dbos_database import SCHEMA, Connections
+from threadkeep.runs.engine.engine import EngineOptions
 
 type AttemptStatus = Literal["PENDING", "ENQUEUED", "DELAYED", "SUCCESS", "ERROR", "CANCELLED"]
 
