@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.retrievers import BaseRetriever
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command
 
@@ -182,6 +183,22 @@ async def test_a_retriever_is_asked_with_the_turns_before(desk: Desk) -> None:
     await desk.run("knowing", "I sent a parcel to Oslo.", session_id="room:1")
     await desk.run("knowing", "How long does it take?", session_id="room:1")
     assert tools.ASKED[-1] == "I sent a parcel to Oslo.\nreply 1\nHow long does it take?"
+
+
+async def test_a_retriever_is_made_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that reads a large index does so when its workflow is read, and not for each run."""
+    made: list[BaseRetriever] = []
+
+    def make() -> BaseRetriever:
+        made.append(tools.shelf)
+        return tools.shelf
+
+    monkeypatch.setattr(tools, "make_shelf", make)
+    desk.use(RETRIEVE)
+    read = len(made)
+    await desk.run("knowing", "I sent a parcel to Oslo.", session_id="room:1")
+    await desk.run("knowing", "How long does it take?", session_id="room:1")
+    assert (read, len(made)) == (1, 1)
 
 
 async def test_a_retriever_that_fails_costs_no_answer(desk: Desk) -> None:

@@ -143,7 +143,7 @@ def _import_errors(entry: Entry) -> Iterator[tuple[Path, InvalidInput]]:
             yield ("tools", place), error
     if isinstance(entry, RetrieveNode):
         try:
-            entry.retriever_object()
+            _ = entry.made_retriever
         except InvalidInput as error:
             yield ("retriever",), error
         except Exception as error:  # noqa: BLE001 - whatever a function raises that makes a retriever

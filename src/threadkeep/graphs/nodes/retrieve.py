@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 from langchain_core.documents import Document
@@ -63,7 +64,7 @@ class RetrieveNode(Node):
         query = await self._query(step, state)
         try:
             async with asyncio.timeout(self.timeout_seconds):
-                documents = await self.retriever_object().ainvoke(query) if query else []
+                documents = await self.made_retriever.ainvoke(query) if query else []
         except Exception as error:  # noqa: BLE001 - whatever a retriever does, the run goes on
             step.context.resources.observer.notify(
                 ExtraNotFound(section="snippets", error=type(error).__name__, session_id=step.context.session_id)
@@ -73,8 +74,9 @@ class RetrieveNode(Node):
         text = "\n\n".join(str(passage["text"]) for passage in passages)
         return found(step, text, {"passages": passages, "text": text, "count": len(passages)})
 
-    def retriever_object(self) -> BaseRetriever:
-        """The retriever.
+    @cached_property
+    def made_retriever(self) -> BaseRetriever:
+        """The retriever; a function that makes one is called once for the node.
 
         Raises:
             InvalidInput: it cannot be imported, or is none.
