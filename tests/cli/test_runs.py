@@ -65,6 +65,7 @@ def test_runs_are_listed_and_chosen(filled: CommandLine) -> None:
     filled.remember(give_up)
     assert "see their logs, then retry it" in filled("runs", "show", "r-queued").out
     assert [one["run_id"] for one in filled("runs", "list", "--set-aside", "--json").json["runs"]] == ["r-queued"]
+    assert "failed (GaveUp)" in filled("runs", "list", "--set-aside").out
     page = filled("runs", "list", "--limit", "2", "--json").json
     rest = filled("runs", "list", "--cursor", page["next_cursor"], "--json").json
     assert len(page["runs"] + rest["runs"]) == 5

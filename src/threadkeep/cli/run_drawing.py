@@ -33,12 +33,12 @@ _LEAST_WORDS = 20
 
 
 def show_runs(terminal: Terminal, runs: Sequence[Run], now: datetime) -> None:
-    """A row for each run."""
+    """A row for each run; behind its status the kind of error it ended with."""
     rows = [
         (
             run.run_id,
             harmless(run.workflow),
-            _status(run),
+            _status(run).append(f" ({harmless(run.error)})" if run.error else ""),
             harmless(run.session_id or ""),
             harmless(run.user_id or ""),
             relative(run.created_at, now),
