@@ -5,16 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from langchain.agents.middleware import AgentMiddleware
 from langgraph.graph import START, StateGraph
 
 from tests.runs.desk import LEAVING, RunDesk, carried_out
+from threadkeep.errors import RunNotFound
 from threadkeep.graphs.definition import Workflow, python_workflow
 from threadkeep.graphs.nodes import AgentNode
 from threadkeep.graphs.options import RunOptions
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
-from threadkeep.records.runs import NewRun
+from threadkeep.records.runs import DELETE, NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate
 
@@ -77,6 +79,19 @@ async def test_of_messages_that_wait_only_the_newest_is_answered(desk: RunDesk) 
     assert (stopped.status, stopped.cancel_reason) == ("cancelled", "interrupted_by_message")
     said = [("user", "my name is Ann"), ("user", "who am I?"), ("assistant", "reply 1")]
     assert await desk.transcript("room") == said
+
+
+async def test_a_newer_message_ends_no_deletion_that_waits_before_it(desk: RunDesk) -> None:
+    """It is no turn: whoever asked for it has it done, after the turn that was at work."""
+    order = desk.memory.runs.order
+    elsewhere = NewRun(run_id="r1", workflow="slow", input={"text": "wait"}, session_id="room")
+    await order.add(elsewhere, owner="another process")
+    async with desk.open(AGENT) as service:
+        deletion = await service.submit(RunRequest(workflow=DELETE, session_id="room"))
+        await service.submit(SECOND)
+        assert await desk.memory.runs.finish("r1", "another process", "cancelled")
+        with pytest.raises(RunNotFound):  # it went with its session
+            await service.result(deletion.run_id)
 
 
 async def test_a_message_is_there_though_its_time_was_over(desk: RunDesk) -> None:

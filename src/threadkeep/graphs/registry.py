@@ -14,8 +14,8 @@ from threadkeep.graphs.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.graphs.nesting import Way, circles, deepest_ways, drawn
 from threadkeep.graphs.nodes import SubworkflowNode
 from threadkeep.graphs.nodes.speaking import SpeakingNode
-from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.graphs.yaml_source import Path as ValuePath
+from threadkeep.records.runs import OWN_NAMES
 
 
 class Workflows:

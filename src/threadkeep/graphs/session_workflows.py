@@ -11,10 +11,7 @@ from threadkeep.graphs.definition import Graph, Workflow
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.history.session import Session
-
-RESET = "session-reset"
-DELETE = "session-delete"
-OWN_NAMES = frozenset({RESET, DELETE})
+from threadkeep.records.runs import DELETE, RESET
 
 _VERSION = "1"
 

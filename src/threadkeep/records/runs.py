@@ -18,6 +18,11 @@ type DoubleTexting = Literal["enqueue", "interrupt", "reject", "coalesce"]
 RUN_STATUSES: tuple[RunStatus, ...] = ("queued", "running", "waiting", "done", "failed", "cancelled", "interrupted")
 RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 
+RESET: Final = "session-reset"
+DELETE: Final = "session-delete"
+OWN_NAMES: Final = frozenset({RESET, DELETE})
+"""Workflows of Threadkeep's own: what is done to a session between its turns, and is none of them."""
+
 _MOST_TOKENS = 2**53
 
 

@@ -9,9 +9,8 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.errors import InvalidInput, WrongUser
 from threadkeep.graphs.definition import Workflow
 from threadkeep.graphs.options import RunOptions
-from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.history.memory import Memory
-from threadkeep.records.runs import NewRun, Run, RunBudget
+from threadkeep.records.runs import OWN_NAMES, NewRun, Run, RunBudget
 from threadkeep.runs.insisting import undisturbed
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.runner import Runner

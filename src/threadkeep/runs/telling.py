@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from threadkeep.graphs.session_workflows import OWN_NAMES
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import Observer, RunFinished, TurnFinished, TurnStatus
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import OWN_NAMES, Run
 from threadkeep.runs.metering import Account
 from threadkeep.runs.outcome import Outcome
 

@@ -24,10 +24,9 @@ from threadkeep.errors import (
     WrongUser,
 )
 from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.session_workflows import DELETE, RESET
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records.runs import Run, TokenUsage
+from threadkeep.records.runs import DELETE, RESET, Run, TokenUsage
 from threadkeep.runs.chat.answers import ChatAnswers
 from threadkeep.runs.chat.failures import STOPPED
 from threadkeep.runs.chat.listening import listen

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import NamedTuple, assert_never
 
 from threadkeep.errors import SessionBusy
-from threadkeep.records.runs import DoubleTexting, NewRun, RunInput
+from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, RunInput
 from threadkeep.store.driver import Backend, Connection
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.rows import compact_inputs, inputs_of
@@ -53,13 +53,13 @@ class Policies:
                     raise SessionBusy(new.session_id, turns[0].run_id)
                 return None
             case "interrupt":
-                await self._interrupt(connection, new, turns)
+                await self._interrupt(connection, [turn for turn in turns if turn.workflow not in OWN_NAMES])
                 return None
             case "coalesce":
                 return await self._coalesce(connection, new, turns)
         assert_never(policy)
 
-    async def _interrupt(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> None:
+    async def _interrupt(self, connection: Connection, turns: Sequence[OpenRun]) -> None:
         """Stop what is at work with all below it, and have what is queued stop as it begins."""
         running = [turn for turn in turns if turn.status == "running"]
         for root_run_id in sorted({turn.root_run_id for turn in running}):
@@ -68,8 +68,9 @@ class Policies:
         for turn in running:
             await self._locks.hold_below(connection, turn.run_id)
             await connection.fetch(self._sql["cancel"], {"run_id": turn.run_id, **reason})
-        if len(turns) > len(running):
-            await connection.execute(self._sql["stop_as_they_begin"], {"session_id": new.session_id, **reason})
+        for turn in turns:
+            if turn.status == "queued" and turn.root_run_id == turn.run_id and not turn.is_to_stop:
+                await connection.execute(self._sql["stop_as_it_begins"], {"run_id": turn.run_id, **reason})
 
     async def _coalesce(self, connection: Connection, new: NewRun, turns: Sequence[OpenRun]) -> str | None:
         """Into the newest turn, if it has not begun and is such a one: nothing may overtake what is between."""

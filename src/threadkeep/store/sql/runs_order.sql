@@ -34,11 +34,11 @@ SELECT run_id, workflow, status, user_id, started_at, root_run_id, cancel_reques
 WHERE session_id = :session_id AND arrival IS NOT NULL AND status IN ('queued', 'running')
 ORDER BY arrival
 
--- name: stop_as_they_begin
--- The turns of a session that are queued: whoever begins one ends it, and keeps what it was asked in the transcript.
+-- name: stop_as_it_begins
+-- A turn that is queued: whoever begins it ends it, and keeps what it was asked in the transcript.
 UPDATE chat_runs SET
     cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
-WHERE session_id = :session_id AND arrival IS NOT NULL AND status = 'queued' AND parent_run_id IS NULL
+WHERE run_id = :run_id AND status = 'queued'
 
 -- name: insert
 INSERT INTO chat_runs (
