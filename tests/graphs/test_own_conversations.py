@@ -24,7 +24,7 @@ from threadkeep.records import Json, Retention, RetentionLimits
 from threadkeep.runs.requests import RunRequest
 from threadkeep.store.keeping import Keeping
 from threadkeep.store.transcripts import SessionQuery
-from threadkeep.testing import ScriptedModel, SettableClock
+from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 KEY = "telegram:b:7"
 CHAT: Mapping[str, Json] = telegram(bot_id="b", chat_id=7)
@@ -214,6 +214,27 @@ async def test_what_is_beyond_the_rules_goes_with_its_runs(
         assert len(await memory.manifests.of_run(kept.run.run_id)) == 1
     assert query(shared_url, "SELECT run_id FROM chat_runs") == [(kept.run.run_id,)]
     assert "CANARY" not in str(query(shared_url, "SELECT * FROM store"))
+
+
+async def test_a_conversation_waits_until_a_run_that_spoke_in_it_is_over(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """Others may have spoken there since, so that what it said is beyond the limit: its run goes on, and goes later."""
+    gate = Gate()
+    model = ScriptedModel(["reply 1", [gate, "a sum"], *["reply", "a sum"] * 2])
+    steps = "}\n  sum: {kind: model, input: 'Sum up {{text}}', next: end"
+    async with open_memory(shared_url, options=memory_options) as memory:
+        desk = RunDesk(memory, model, events, store=await memory.graph_store())
+        async with desk.open((BOT % steps).replace("next: end}\n", "next: sum}\n")) as service:
+            first = await service.submit(asked("one"))
+            await gate.reached()
+            for text in ("two", "three"):
+                await carried_out(service, asked(text))
+            rules = Retention(delete=RetentionLimits(max_messages=2))
+            assert (await AllRetention(memory).prune(rules)).busy == 1
+            gate.open()
+            assert (await service.result(first.run_id)).run.status == "done"
+            assert (await AllRetention(memory).prune(rules)).deleted.messages == 4
 
 
 async def test_a_turn_that_a_dead_process_left_is_written_at_the_next_start(

@@ -205,3 +205,21 @@ async def test_requests_of_before_are_runs(
     assert (run.status, run.result, run.message_id, run.root_run_id) == ("done", {"response": "yes"}, "m1", "r1")
     assert (run.inputs, run.arrival, run.budget, run.attempts) == ((), None, RunBudget(), 1)
     assert run.created_at == run.started_at == datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize("erased", [True, False])
+async def test_a_run_goes_with_what_it_said_whatever_is_above_it(memory: Memory, *, erased: bool) -> None:
+    """Also below one in a session of its own, which stays; from the top only through those in no session."""
+    order = memory.runs.order
+    await order.add(asked("top", session=None), owner="a")
+    child = replace(asked("c1", session=None), parent_run_id="top", trigger="child")
+    await order.add(replace(child, session_id="child:c1"), owner="a")
+    for run_id, parent in (("speaks", "c1"), ("below", "speaks"), ("beside", "top"), ("other", "c1")):
+        await order.add(replace(child, run_id=run_id, parent_run_id=parent), owner="a")
+    said = Message(role="assistant", content="CANARY", run_id="speaks")
+    await memory.session("news").append([said])
+    if erased:
+        assert await memory.session("news").delete()
+    else:
+        await memory.runs.records.forget_runs(["speaks"])
+    assert {run.run_id for run in (await memory.runs.records.runs(RunQuery()))[0]} == {"c1", "other"}

@@ -105,7 +105,7 @@ class Memory:
                 await pending.start()
                 other = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
                 other._archive = self._conversations.archive(transcripts)  # noqa: SLF001 - it is a copy
-                rows = self._conversations.retention(transcripts, self.runs.records.forget_runs)
+                rows = self._conversations.retention(transcripts, self.runs.records.forget_runs_at_rest)
                 other.retention = self.retention.beside(rows, pending)
                 self._others[key] = other
             return self._others[key]

@@ -20,7 +20,8 @@ class ConversationRetention:
 
     Nothing is archived in them, since a conversation has one border: what is before it is gone. They have no limits of
     their own, and the id of a message that was deleted is not known any more. `forget_runs` is given the runs that
-    spoke in what goes; they go first, so that nothing outlives what it was made of.
+    spoke in what goes; they go first, so that nothing outlives what it was made of. Where one of them is at work it
+    raises `RowLocked`, and the conversation waits for the next round.
     """
 
     archives = False
@@ -71,7 +72,7 @@ class ConversationRetention:
         """Take the next messages of a removal; None when it is over, or the conversation is not as it was.
 
         Raises:
-            RowLocked: somebody else keeps changing it.
+            RowLocked: somebody else keeps changing it, or a run that spoke in it is at work.
         """
         upto = min(removal.upto_seq, removal.after_seq + messages)
         beginning = Beginning(removal.after_seq, upto, removal.idle_before)

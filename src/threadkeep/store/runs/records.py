@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import batched
 
 from threadkeep.records.runs import Run, RunCursor, RunQuery
-from threadkeep.store.driver import Driver, Parameters
+from threadkeep.store.driver import Connection, Driver, Parameters, RowLocked
 from threadkeep.store.runs.rows import fetch_run, fetch_runs
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.times import time_text
@@ -80,11 +81,25 @@ class RunRecords:
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
         """Delete those of some runs that are in no session, with all of their trees that are in none either."""
-        gone = 0
         async with self._driver.writing() as connection:
-            for start in range(0, len(run_ids), _RUNS_AT_ONCE):
-                rows = [{"run_id": run_id} for run_id in run_ids[start : start + _RUNS_AT_ONCE]]
-                gone += await connection.execute(for_rows(self._sql["delete_alone"], len(rows)), row_parameters(rows))
+            return await self._forget(connection, run_ids)
+
+    async def forget_runs_at_rest(self, run_ids: Sequence[str]) -> int:
+        """The same, if nothing of these trees is queued or at work.
+
+        Raises:
+            RowLocked: something is; nothing was deleted.
+        """
+        async with self._driver.writing() as connection:
+            for some in batched(run_ids, _RUNS_AT_ONCE):
+                if await connection.fetch(for_rows(self._sql["alone_at_work"], len(some)), _rows(some)):
+                    raise RowLocked("A run that spoke there is queued or at work; try again when it is over.")
+            return await self._forget(connection, run_ids)
+
+    async def _forget(self, connection: Connection, run_ids: Sequence[str]) -> int:
+        gone = 0
+        for some in batched(run_ids, _RUNS_AT_ONCE):
+            gone += await connection.execute(for_rows(self._sql["delete_alone"], len(some)), _rows(some))
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
@@ -106,6 +121,10 @@ class RunRecords:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
             return await fetch_runs(connection, [run_id for (run_id,) in rows])
+
+
+def _rows(run_ids: Sequence[str]) -> Parameters:
+    return row_parameters([{"run_id": run_id} for run_id in run_ids])
 
 
 def _statement_for(query: RunQuery) -> str:

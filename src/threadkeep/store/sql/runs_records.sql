@@ -92,18 +92,33 @@ WHERE user_id = :user_id
     AND NOT EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = chat_answered_messages.session_id)
 
 -- name: delete_alone
--- Those of some runs that are in no session: from the top of their trees, if that is in none, with all below.
+-- Those of some runs that are in no session, and the tops of their trees, if those are in none; each with all below it.
 WITH RECURSIVE wanted (run_id) AS (
 VALUES (:run_id)
 ),
 gone (run_id) AS (
-    SELECT CASE WHEN t.session_id IS NULL THEN t.run_id ELSE r.run_id END
-    FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id JOIN chat_runs t ON t.run_id = r.root_run_id
-    WHERE r.session_id IS NULL
+    SELECT t.run_id
+    FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id JOIN chat_runs t ON t.run_id IN (r.run_id, r.root_run_id)
+    WHERE r.session_id IS NULL AND t.session_id IS NULL
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+
+-- name: alone_at_work
+-- Whether something is queued or at work in the trees of those of some runs that are in no session.
+WITH wanted (run_id) AS (
+VALUES (:run_id)
+)
+SELECT 1 FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
+WHERE r.session_id IS NULL AND (
+    EXISTS (SELECT 1 FROM chat_runs t WHERE t.run_id IN (r.run_id, r.root_run_id) AND t.status IN ('queued', 'running'))
+    OR EXISTS (
+        SELECT 1 FROM chat_runs c
+        WHERE c.root_run_id = r.root_run_id AND c.parent_run_id IS NOT NULL AND c.status IN ('queued', 'running')
+    )
+)
+LIMIT 1
 
 -- name: forget_sessions_of_user
 DELETE FROM chat_active_sessions WHERE user_id = :user_id
