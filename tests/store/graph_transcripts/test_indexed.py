@@ -101,6 +101,22 @@ async def test_a_deletion_that_fails_can_be_done_again(shared_url: str, monkeypa
     assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(0,)]
 
 
+async def test_what_a_deletion_leaves_goes_by_itself(sqlite_url: str) -> None:
+    """The conversation is gone and its rows could not follow: what was made of it goes as soon as that can be."""
+    async with opened(sqlite_url) as memory:
+        await say(memory, 3, user_id="u1")
+        await memory.summaries.add(summary(1, 2))
+        await memory.search("text")
+        execute(sqlite_url, "CREATE TRIGGER stop BEFORE DELETE ON chat_sessions BEGIN SELECT raise(ABORT, 'no'); END")
+        with pytest.raises(StoreError):
+            await memory.session(ROOM, user_id="u1").delete()
+        execute(sqlite_url, "DROP TRIGGER stop")
+        assert not await memory.session(ROOM, user_id="u1").delete()
+        await memory.search("text")
+        assert [info.session_id async for info in memory.sessions()] == []
+    assert query(sqlite_url, "SELECT * FROM chat_summaries") == []
+
+
 async def test_a_search_finds_all_words_of_whoever_asks(shared_url: str) -> None:
     """Of one user, of one session, after a place; in any script; best first."""
     async with opened(shared_url) as memory:

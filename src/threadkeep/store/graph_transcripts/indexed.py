@@ -18,8 +18,7 @@ class IndexedTranscripts:
     """The transcript's contract: conversations are the graph store's, lists of them come from the tables.
 
     What is stored is stored when the graph store has it. Rows that could not follow it are brought up by `catch_up`,
-    and `failed` is told of the session and why. What takes something away begins with the rows: nothing that was
-    derived outlives what it was derived from.
+    and `failed` is told of the session and why. Those of one that is gone go so, with all that hangs on them.
     """
 
     def __init__(
@@ -98,9 +97,12 @@ class IndexedTranscripts:
         """Delete a session, its messages and all that was derived from them."""
         # The rows last: the run that deletes is among them, and goes on with it when its process dies in between.
         there = await self._conversations.delete(session_id)
+        # Who asks again may hear that there is no such conversation: what fails from here on is done without them.
+        self._behind.add(session_id)
         rows = await self._index.delete(session_id)
         # Somebody may have written to it in between, and its rows been made again.
         await self._index.follow(session_id)
+        self._behind.discard(session_id)
         return there or rows
 
     async def catch_up(self) -> None:
