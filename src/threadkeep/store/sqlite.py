@@ -79,7 +79,7 @@ class SqliteDriver:
             try:
                 await _begin(connection, for_ever=lock_timeout_seconds == 0)
                 yield connection
-                await connection.execute("COMMIT", {})
+                await connection.fetch("COMMIT", {})
             except BaseException:
                 await self._roll_back(connection)
                 raise
@@ -208,7 +208,7 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
     """Take the file's lock, also after more than one timeout if it shall be waited for `for_ever`."""
     while True:
         try:
-            await connection.execute("BEGIN IMMEDIATE", {})
+            await connection.fetch("BEGIN IMMEDIATE", {})
             return
         except StoreUnavailable as error:
             code = getattr(error.__cause__, "sqlite_errorcode", 0) & _KIND_OF_ERROR
