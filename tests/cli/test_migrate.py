@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -14,6 +15,8 @@ from tests.cli.running import CommandLine
 from tests.conftest import url_of
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store import migrations
+from threadkeep.store.condition import Condition, read_condition
+from threadkeep.store.driver import Driver
 from threadkeep.store.search import SearchIndex
 
 
@@ -94,6 +97,20 @@ def test_filling_that_is_broken_off_goes_on_the_next_time(cli: CommandLine, monk
     assert outcome.exit_code == 1
     assert "Broken off: 2 of 4 messages are in the search index. Migrate again to go on" in outcome.err
     assert cli("migrate", "--json").json["indexed"] == 2
+
+
+def test_what_is_said_after_the_filling_is_nothing_that_it_left(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A service may be at work: the exit code says what is wrong, and that is not."""
+    cli.store("a", "one")
+
+    async def later(driver: Driver) -> Condition:
+        return replace(await read_condition(driver), unindexed=1)
+
+    monkeypatch.setattr("threadkeep.store.condition.read_condition", later)
+    outcome = cli("migrate", "--json")
+    assert (outcome.exit_code, outcome.json["indexed"], outcome.json["unindexed"]) == (0, 1, 0)
 
 
 def test_what_others_keep_locked_is_left_out(

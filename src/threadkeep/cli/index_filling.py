@@ -18,10 +18,11 @@ _SLICE_SECONDS = 0.25
 _PATIENCE = 20
 
 
-async def fill_index(terminal: Terminal, driver: Driver) -> int:
-    """Index what is not indexed, together with whoever else is at it; answers how many messages that were.
+async def fill_index(terminal: Terminal, driver: Driver) -> tuple[int, int]:
+    """Index what is not indexed, together with whoever else is at it; answers how many messages went in, and are left.
 
-    Sessions that others have locked for long are left out. Broken off, it goes on from there the next time.
+    Sessions that others have locked for long are left. Broken off, it goes on from there the next time. What is said
+    after the index has caught up is none of what is left.
     """
     from threadkeep.store.search import SearchIndex
 
@@ -31,12 +32,12 @@ async def fill_index(terminal: Terminal, driver: Driver) -> int:
     with progress(terminal, "Filling the search index", total) as reach:
         try:
             while left and idle < _PATIENCE:
-                await index.catch_up(seconds=_SLICE_SECONDS)
-                before, left = left, await index.unindexed()
+                complete = await index.catch_up(seconds=_SLICE_SECONDS)
+                before, left = left, 0 if complete else await index.unindexed()
                 idle = 0 if left < before else idle + 1
                 reach(max(total - left, 0), f"{max(total - left, 0):,} of {counted(total, 'message')}")
         except (StoreError, asyncio.CancelledError):
             done = f"{max(total - left, 0):,} of {counted(total, 'message')}"
             terminal.note(f"Broken off: {done} are in the search index. Migrate again to go on; nothing is half done.")
             raise
-    return max(total - left, 0)
+    return max(total - left, 0), left

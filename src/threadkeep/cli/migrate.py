@@ -30,6 +30,7 @@ class _Schema:
     newest: int
     applied: tuple[int, ...] = ()
     indexed: int = 0
+    left: int | None = None
     condition: Condition | None = None
 
     @property
@@ -38,7 +39,12 @@ class _Schema:
 
     @property
     def unindexed(self) -> int | None:
-        """Messages that no search finds; None where that cannot be told, before the migrations."""
+        """Messages that no search finds; None where that cannot be told, before the migrations.
+
+        After a filling those that it left: what was said since is for the searches that come.
+        """
+        if self.left is not None:
+            return self.left
         return self.condition.unindexed if self.condition and self.condition.schema == self.newest else None
 
     @property
@@ -91,8 +97,8 @@ async def _migrate(terminal: Terminal, *, apply: bool, fill: bool) -> _Schema:
         if found > newest:
             raise SchemaTooNew(found=found, known=newest)
         applied = await _apply(terminal, driver, found) if apply and found < newest else []
-        indexed = await fill_index(terminal, driver) if fill else 0
-        return _Schema(str(address), found, newest, tuple(applied), indexed, await read_condition(driver))
+        indexed, left = await fill_index(terminal, driver) if fill else (0, None)
+        return _Schema(str(address), found, newest, tuple(applied), indexed, left, await read_condition(driver))
 
 
 async def _apply(terminal: Terminal, driver: Driver, found: int) -> list[int]:
