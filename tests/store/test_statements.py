@@ -75,3 +75,10 @@ def test_migrations_are_numbered_from_1_without_a_gap(backend: str) -> None:
     for _, name in known:
         assert re.fullmatch(r"\d{4}_[a-z_]+\.sql", name)
         assert load_script(f"{backend}/{name}")
+
+
+def test_what_goes_with_a_session_is_what_is_locked_before() -> None:
+    """Whoever deletes more rows than were locked in their order may wait for somebody in a circle."""
+    held, head = load_statements("postgres/runs.sql")["hold_runs"], "\nSELECT 1 FROM chat_runs"
+    gone, tail = load_statements("transcripts.sql")["delete_runs"], "\nDELETE FROM chat_runs"
+    assert held.partition(head)[0] == gone.partition(tail)[0] != gone

@@ -44,9 +44,9 @@ RETURNING run_id
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE session_id = :session_id
     UNION
-    SELECT CASE WHEN t.session_id IS NULL THEN t.run_id ELSE r.run_id END
-    FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id JOIN chat_runs t ON t.run_id = r.root_run_id
-    WHERE m.session_id = :session_id AND r.session_id IS NULL
+    SELECT t.run_id
+    FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id JOIN chat_runs t ON t.run_id IN (r.run_id, r.root_run_id)
+    WHERE m.session_id = :session_id AND r.session_id IS NULL AND t.session_id IS NULL
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
