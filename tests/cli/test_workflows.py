@@ -55,6 +55,20 @@ def test_files_are_validated(cli: CommandLine, flow: Path, tmp_path: Path) -> No
     assert "no_such" not in cli("workflows", "validate", "--no-imports", str(bad)).err
 
 
+def test_modules_lie_where_the_command_is_given(
+    cli: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool is named by its import string, and nothing has to be installed or set for that."""
+    (tmp_path / "corner_shop.py").write_text(
+        "from langchain_core.tools import tool\n"
+        "@tool\ndef open_until() -> str:\n    'Say when it closes.'\n    return 'ten'\n"
+    )
+    (tmp_path / "bot.yaml").write_text(FLOW.replace("kind: agent", 'tools: ["corner_shop:open_until"], kind: agent'))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    assert cli("workflows", "validate", "bot.yaml").out == "All is well: bot.\n"
+
+
 def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> None:
     """As text on stdout, as pictures into files."""
     assert "class answer agent" in cli("workflows", "graph", "bot").out

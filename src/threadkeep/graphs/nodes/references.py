@@ -32,7 +32,7 @@ def import_named(reference: str) -> object:
     except ModuleNotFoundError as error:
         raise InvalidInput(
             f"{reference!r} cannot be imported: there is no module {error.name!r}. "
-            "Install its package, or run where it lies (its folder in PYTHONPATH)."
+            "Install its package, run where it lies, or put its folder into PYTHONPATH."
         ) from error
     # SystemExit, too: a script that ends its process is no module.
     except (Exception, SystemExit) as error:
