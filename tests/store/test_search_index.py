@@ -132,6 +132,31 @@ async def test_a_session_that_is_deleted_while_it_is_indexed_leaves_nothing(data
         await transcripts.close()
 
 
+@pytest.mark.parametrize("deleted_at", [2, 3])
+@pytest.mark.parametrize("begun_at", [2, 3])
+async def test_a_session_that_begins_anew_while_it_is_indexed_is_found_whole(
+    database_url: str, deleted_at: int, begun_at: int
+) -> None:
+    """Before its texts are read (the second use of the database) or after: its places are not those of the old one."""
+    async with migrated_driver(database_url) as driver:
+        transcripts = TableTranscripts(driver, count=len, clock=SettableClock())
+        await transcripts.append(Turn("room", tuple(Message(role="user", content=f"old {n}") for n in range(10))))
+
+        async def meanwhile(use: int) -> None:
+            if use == deleted_at:
+                await transcripts.delete("room")
+            if use == begun_at:
+                await transcripts.append(Turn("room", (Message(role="user", content="new words"),)))
+
+        await SearchIndex(BeforeEach(driver, meanwhile)).catch_up()
+        await transcripts.append(Turn("room", (Message(role="user", content="more words"),)))
+        index = SearchIndex(driver)
+        await index.catch_up()
+        words = await transcripts.newest("room", limit=20)
+        assert len(await index.search("words", limit=5)) == sum("words" in one.content for one in words.messages)
+        await transcripts.close()
+
+
 async def test_a_session_that_begins_while_none_was_there_to_delete_stays(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -274,6 +299,27 @@ class BeforeWriting:
         if happens:
             await happens()
         async with self._driver.writing(lock_timeout_seconds=lock_timeout_seconds) as connection:
+            yield connection
+
+
+class BeforeEach(BeforeWriting):
+    """One that lets something happen before each use of the database, which are counted from 1."""
+
+    def __init__(self, driver: Driver, happens: Callable[[int], Awaitable[None]]) -> None:
+        async def next_one() -> None:
+            self._uses += 1
+            self._happens = next_one
+            await happens(self._uses)
+
+        super().__init__(driver, next_one)
+        self._uses = 0
+        self._next = next_one
+        self.reading = self._reading
+
+    @asynccontextmanager
+    async def _reading(self) -> AsyncIterator[Connection]:
+        await self._next()
+        async with self._driver.reading() as connection:
             yield connection
 
 

@@ -20,10 +20,11 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: advance
--- Only from where the index was, and only if the last message that was read (:seq, :id; none if there was none) is there.
+-- Only from where the index was, and only as far as the session goes, with the last message that was read (:seq, :id) still
+-- there; if there was none, with none.
 UPDATE chat_sessions SET indexed_seq = :upto
-WHERE session_id = :session_id AND indexed_seq = :after
-    AND (
-        CAST(:id AS TEXT) IS NULL
-        OR EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq AND m.id = :id)
-    )
+WHERE session_id = :session_id AND indexed_seq = :after AND last_seq >= :upto
+    AND CASE WHEN CAST(:id AS TEXT) IS NULL
+        THEN NOT EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto)
+        ELSE EXISTS (SELECT 1 FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq AND m.id = :id)
+    END
