@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -88,6 +89,20 @@ async def test_a_search_waits_for_what_is_missing_where_it_looks(
         monkeypatch.setattr("threadkeep.history.searching._PATIENCE_SECONDS", 60)
         everything = await memory.search_result("needle")
         assert (len(everything.hits), everything.unindexed) == (6, 0)
+
+
+async def test_a_database_that_takes_no_writes_is_searched(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """Somebody holds the file: what is in the index is found, and what is not is counted."""
+    store = replace(memory_options.store, lock_timeout_seconds=0.05)
+    async with open_memory(sqlite_url, options=replace(memory_options, store=store, background=False)) as memory:
+        await memory.session("a").append([Message(role="user", content="old words")])
+        assert await found(memory, "words") == {"a"}
+        await memory.session("b").append([Message(role="user", content="new words")])
+        with closing(sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            result = await memory.search_result("words")
+        assert ([hit.session_id for hit in result.hits], result.unindexed) == (["a"], 1)
+        assert await found(memory, "words") == {"a", "b"}
 
 
 async def test_that_an_index_is_far_behind_is_told_once(

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import time
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.observe import IndexingBegan, IndexingDone, Observer
 from threadkeep.records import SearchResult
 from threadkeep.store.search import MUCH_UNINDEXED, Search
@@ -30,7 +30,10 @@ class Searching:
         It waits for what is not indexed where it looks, and for nothing else: a session or a user is soon complete,
         however much of others waits.
         """
-        complete = await self._index.catch_up(seconds=_PATIENCE_SECONDS, user_id=user_id, session_id=session_id)
+        complete = False
+        # A database that takes no writes (its disk is full, somebody holds the file) can still be searched.
+        with contextlib.suppress(StoreUnavailable):
+            complete = await self._index.catch_up(seconds=_PATIENCE_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
         hits = await self._index.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
         return SearchResult(hits, unindexed)
