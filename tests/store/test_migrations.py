@@ -17,7 +17,7 @@ from tests.databases import driver_of, execute, query
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Parameters, StoreOptions
+from threadkeep.store.driver import Parameters, Row, StoreOptions
 from threadkeep.store.migrations import known_migrations, migrate, schema_version
 from threadkeep.store.sqlite import SqliteDriver
 from threadkeep.store.sqlite_connection import SqliteConnection
@@ -83,16 +83,16 @@ async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
 ) -> None:
     """On SQLite too: a big file takes longer to migrate than any turn may wait for a lock."""
     refused = asyncio.Event()
-    execute_there = SqliteConnection.execute
+    fetch_there = SqliteConnection.fetch
 
-    async def watched(connection: SqliteConnection, sql: str, parameters: Parameters) -> int:
+    async def watched(connection: SqliteConnection, sql: str, parameters: Parameters) -> list[Row]:
         try:
-            return await execute_there(connection, sql, parameters)
+            return await fetch_there(connection, sql, parameters)
         except StoreUnavailable:
             refused.set()
             raise
 
-    monkeypatch.setattr(SqliteConnection, "execute", watched)
+    monkeypatch.setattr(SqliteConnection, "fetch", watched)
     path = parse_address(sqlite_url).path
     assert path is not None
     driver = SqliteDriver(path, StoreOptions(lock_timeout_seconds=0.01))
