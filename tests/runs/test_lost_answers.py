@@ -20,6 +20,7 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.graphs.loading import read_workflow
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
+from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.chat.listening import listen
 from threadkeep.runs.chat.turns import ChatTurn
 from threadkeep.runs.live import LiveRun
@@ -110,6 +111,41 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
         assert (await asking).response == (await chat.ask(said("hi", "1"))).response == "hello"
     assert len(model.calls) == 1
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["hi", "hello"]
+
+
+async def test_a_person_who_was_answered_in_an_outage_is_not_answered_anew(
+    sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
+) -> None:
+    """The database goes away inside a model call; when it is back, what the person heard is what came of the run."""
+    runs = sqlite_memory.runs
+    look, away = runs.run, asyncio.Event()
+
+    async def look_when_it_is_there(run_id: str) -> Run | None:
+        if away.is_set():
+            raise StoreUnavailable("It is down.")
+        return await look(run_id)
+
+    monkeypatch.setattr(runs, "run", look_when_it_is_there)
+    broken, answering = Gate(), Gate()
+    model = ScriptedModel([[broken, StoreUnavailable("It is down.")], [answering, "hello"], "hello once more"])
+    chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(AGENT)])
+    async with asyncio.timeout(60):
+        asking = asyncio.create_task(chat.ask(replace(said("hi", "1"), workflow="desk")))
+        await broken.reached()
+        away.set()
+        broken.open()
+        await answering.reached()
+        answering.open()
+        heard = await asking
+        away.clear()
+        assert heard.response == "hello"
+        run = (await runs.records.runs(RunQuery(session_id=ROOM)))[0][0]
+        while not run.over:
+            await asyncio.sleep(0)
+            run = (await runs.records.runs(RunQuery(session_id=ROOM)))[0][0]
+        again = await chat.ask(replace(said("hi", "1"), workflow="desk"))
+    assert (run.status, (run.result or {}).get("text"), again.response) == ("done", "hello", "hello")
+    assert await kept(sqlite_memory, ROOM) == [("user", "hi"), ("assistant", "hello")]
 
 
 async def test_a_run_of_several_messages_waits_for_each(

@@ -23,7 +23,7 @@ from threadkeep.observe import RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
-from threadkeep.runs.kept_answers import with_unanswered
+from threadkeep.runs.kept_answers import said_without, with_unanswered
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.live import LiveRun, RunPiece
 from threadkeep.runs.metering import Account, Meter
@@ -110,6 +110,8 @@ class Execution:
                 for one in self._run.inputs:
                     await self._means.unrecorded.over(self._run.session_id, one.message_id)
                 self._run = await with_unanswered(self._means.resources.memory, self._run)
+                if (said := await self._said_meanwhile()) is not None:
+                    return Outcome("done", result=said)
                 await self._through(await self._given(again=again))
                 return await self._kept(self._outcome())
             except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
@@ -124,6 +126,15 @@ class Execution:
             await self._pause(tries)
             self._live.begin()
             self._begins, again = False, True
+
+    async def _said_meanwhile(self) -> Mapping[str, Json] | None:
+        """What people were answered without this run, while the database was away: they are not answered once more.
+
+        A run that begins finds it by itself; one that goes on is past the place where it would.
+        """
+        if self._begins or not self._means.unrecorded.has_answered(self._run):
+            return None
+        return await said_without(self._means.resources.memory, self._run)
 
     async def _kept(self, outcome: Outcome) -> Outcome:
         """What came out; who waits for a person goes on from here later, and fails where that cannot be stored."""

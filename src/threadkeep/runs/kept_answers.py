@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from threadkeep.history.memory import Memory
@@ -35,6 +36,13 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
     return replace(run, inputs=tuple(rest)) if rest else run
 
 
+async def said_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
+    """What the newest message of a run was answered without a record of it; None where nobody has stored that."""
+    message_id = run.inputs[-1].message_id if run.inputs else None
+    answer = None if message_id is None else await _answer(memory, run, message_id)
+    return None if answer is None or answer.status != "complete" else _said(answer)
+
+
 async def _answer_of_others(memory: Memory, run: Run, message_id: str) -> Message | None:
     answer = await _answer(memory, run, message_id)
     return None if answer is None or answer.run_id == run.run_id or answer.status != "complete" else answer
@@ -49,10 +57,14 @@ async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
 
 
 def _answering(run: Run, answer: Message) -> Run:
+    return replace(run, result=_said(answer))
+
+
+def _said(answer: Message) -> dict[str, Json]:
     said: dict[str, Json] = {
         "text": answer.content,
         "message_id": answer.id,
         "confidence": answer.confidence,
         "escalated": answer.escalated,
     }
-    return replace(run, result={name: value for name, value in said.items() if value is not None})
+    return {name: value for name, value in said.items() if value is not None}
