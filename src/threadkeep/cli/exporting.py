@@ -71,7 +71,8 @@ async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: st
     Raises:
         SessionNotFound: one of them has nothing, and none is given.
     """
-    found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(memory, session_id, user_id)]
+    places = await AllSessions(memory).places()
+    found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(places, session_id, user_id)]
     for each in found:
         yield each
 
@@ -106,9 +107,11 @@ async def count_messages(memory: Memory, session_ids: Sequence[str], user_id: st
     return sum([info.message_count for _, keeper in places async for info in keeper.sessions(user_id)])
 
 
-async def _named(memory: Memory, session_id: str, user_id: str | None) -> list[Exportable]:
+async def _named(
+    places: Sequence[tuple[GraphLayout | None, Memory]], session_id: str, user_id: str | None
+) -> list[Exportable]:
     found: list[Exportable] = []
-    for layout, keeper in await AllSessions(memory).places():
+    for layout, keeper in places:
         with contextlib.suppress(SessionNotFound):
             found.append(Exportable(await keeper.session(session_id, user_id=user_id).info(), keeper, layout))
     if not found:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -12,7 +11,7 @@ from threadkeep.graphs.nodes import AgentNode, AppendMessageNode, RetrieveNode, 
 from threadkeep.graphs.nodes.agent import check_tools
 from threadkeep.graphs.nodes.base import END_NAME
 from threadkeep.graphs.paths import Paths, targets_of
-from threadkeep.graphs.reading import in_order
+from threadkeep.graphs.reading import in_order, meant
 from threadkeep.graphs.templates import check_template, nodes_named
 from threadkeep.graphs.yaml_source import Path, YamlSource
 
@@ -131,8 +130,7 @@ class _Checks:
         )
 
     def _near(self, name: str) -> str:
-        near = difflib.get_close_matches(name, [*self.document.nodes, END_NAME], n=1)
-        return f" (did you mean {near[0]!r}?)" if near else ""
+        return meant(name, [*self.document.nodes, END_NAME])
 
 
 def _import_errors(entry: Entry) -> Iterator[tuple[Path, InvalidInput]]:
@@ -146,6 +144,3 @@ def _import_errors(entry: Entry) -> Iterator[tuple[Path, InvalidInput]]:
             _ = entry.made_retriever
         except InvalidInput as error:
             yield ("retriever",), error
-        except Exception as error:  # noqa: BLE001 - whatever a function raises that makes a retriever
-            sentence = f"{entry.retriever!r} raised {type(error).__name__} when it was called; call it to see why."
-            yield ("retriever",), InvalidInput(sentence)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
@@ -12,7 +12,7 @@ from threadkeep.graphs.checking import check_document
 from threadkeep.graphs.compiling import Compiler
 from threadkeep.graphs.definition import Workflow, digest_of, python_workflow
 from threadkeep.graphs.document import NAME, NAME_CURE
-from threadkeep.graphs.nodes.references import import_named
+from threadkeep.graphs.nodes.references import import_named, made_by
 from threadkeep.graphs.reading import document_of
 from threadkeep.graphs.yaml_source import MOST_CHARACTERS, YamlSource, read_yaml
 from threadkeep.records import Json
@@ -73,26 +73,16 @@ def load_python(name: str, reference: str) -> Workflow:
         raise InvalidWorkflow(f"{name!r}={reference} cannot be a workflow: {NAME_CURE}")
     try:
         thing = import_named(reference)
+        if callable(thing) and not isinstance(thing, Workflow) and not hasattr(thing, "builder"):
+            thing = made_by(thing, reference)
     except InvalidInput as error:
         raise InvalidWorkflow(f"Workflow {name!r}: {error}") from error
-    if callable(thing) and not isinstance(thing, Workflow) and not hasattr(thing, "builder"):
-        thing = _made(thing, name, reference)
     if isinstance(thing, Workflow) and thing.name != name:
         raise InvalidWorkflow(f"{reference!r} is the workflow {thing.name!r}; write {thing.name}={reference}.")
     workflow = thing if isinstance(thing, Workflow) else python_workflow(name, thing, origin=reference)
     # Now, and not at the first run: LangGraph looks at the edges when it compiles.
     Compiler(checkpointer=None, store=None).compiled(workflow)
     return workflow
-
-
-def _made(make: Callable[[], object], name: str, reference: str) -> object:
-    try:
-        return make()
-    except Exception as error:
-        raise InvalidWorkflow(
-            f"Workflow {name!r}: {reference!r} raised {type(error).__name__} when it was called without arguments; "
-            "call it to see why, or name the graph itself."
-        ) from error
 
 
 def _workflow_of(source: YamlSource, *, imports: bool) -> Workflow:

@@ -75,6 +75,12 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
     return sorted(problems, key=lambda one: (one.line or 0, one.column or 0))
 
 
+def meant(name: str, known: Iterable[str]) -> str:
+    """What follows a name that is unknown: the one that it is nearest to, if any is near."""
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {near[0]!r}?)" if near else ""
+
+
 def _problem_of(source: YamlSource, error: Mapping[str, Any]) -> tuple[Path, WorkflowProblem]:
     """What is wrong, and the place that it is told of once."""
     path, rest = _path_in(source.value, error["loc"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from threadkeep.graphs.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.graphs.nesting import Way, circles, deepest_ways, drawn
 from threadkeep.graphs.nodes import SubworkflowNode
 from threadkeep.graphs.nodes.speaking import SpeakingNode
+from threadkeep.graphs.reading import meant
 from threadkeep.graphs.yaml_source import Path as ValuePath
 from threadkeep.records.runs import OWN_NAMES
 
@@ -94,11 +94,9 @@ class Workflows:
         for workflow in self.all():
             for child in workflow.children:
                 if child not in self._workflows:
-                    near = difflib.get_close_matches(child, self._workflows, n=1)
-                    meant = f" (did you mean {near[0]!r}?)" if near else ""
                     sentence = (
-                        f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name{meant}, "
-                        "or name its file, too."
+                        f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name"
+                        f"{meant(child, self._workflows)}, or name its file, too."
                     )
                     problems.append(_told(workflow, sentence, _call_of(workflow, child)))
         return problems

@@ -180,10 +180,8 @@ class Pruner:
         """What is to go from a session: first what is deleted, then what is archived of the rest."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
-        if deletion is not None and (deletion.whole_session or not self._rows.archives):
-            return [deletion]
-        if not self._rows.archives:
-            return []
+        if not self._rows.archives or (deletion is not None and deletion.whole_session):
+            return [] if deletion is None else [deletion]
         rest = session
         if deletion is not None and deletion.upto_seq > session.archived_seq:
             rest = replace(session, archived_seq=deletion.upto_seq)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from importlib import import_module
 from typing import Annotated
 
@@ -45,3 +46,17 @@ def import_named(reference: str) -> object:
         except AttributeError:
             raise InvalidInput(f"{reference!r} cannot be imported: there is no {name!r}; correct the name.") from None
     return thing
+
+
+def made_by(make: Callable[[], object], reference: str) -> object:
+    """What a function gives that an import string names.
+
+    Raises:
+        InvalidInput: it raised something; the sentence says which kind.
+    """
+    try:
+        return make()
+    except Exception as error:
+        raise InvalidInput(
+            f"{reference!r} raised {type(error).__name__} when it was called without arguments; call it to see why."
+        ) from error

@@ -16,7 +16,7 @@ from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
 from threadkeep.graphs.nodes.base import Again, Node, NodeKind, Step, found, rendered
-from threadkeep.graphs.nodes.references import Reference, import_named
+from threadkeep.graphs.nodes.references import Reference, import_named, made_by
 from threadkeep.graphs.resources import RunContext
 from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import ExtraNotFound
@@ -79,16 +79,16 @@ class RetrieveNode(Node):
         """The retriever; a function that makes one is called once for the node.
 
         Raises:
-            InvalidInput: it cannot be imported, or is none.
+            InvalidInput: it cannot be imported or made, or is none.
         """
-        named: object = self.retriever
-        if isinstance(named, str):
-            named = import_named(named)
-            if not isinstance(named, BaseRetriever) and callable(named):
-                named = named()
-        if not isinstance(named, BaseRetriever):
+        given: object = self.retriever
+        if isinstance(self.retriever, str):
+            given = import_named(self.retriever)
+            if not isinstance(given, BaseRetriever) and callable(given):
+                given = made_by(given, self.retriever)
+        if not isinstance(given, BaseRetriever):
             raise InvalidInput(f"{self.retriever!r} is no LangChain retriever, nor a function that makes one.")
-        return named
+        return given
 
     async def _query(self, step: Step, state: WorkflowState) -> str:
         if self.query is not None:
