@@ -9,10 +9,10 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test lint type docs bench fmt lock with-server with-dev with-bench
+.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign with-server with-dev with-bench
 
 help:
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-6s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: with-dev ## make .venv ready to work in
 	@echo "$(VENV) is ready."
@@ -21,16 +21,28 @@ run: with-server ## start the service on this machine, with a demo model
 	@exec $(VENV)/bin/threadkeep serve
 
 # Processes of the tests keep what they compile, whatever the environment says: each would compile 2,000 modules anew.
-test: with-dev ## run all tests, on SQLite and on a PostgreSQL of their own
-	PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup $(ARGS)
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PYTHON_HERE) -m pytest -n 2 --dist loadgroup
 
-lint: with-dev ## check style, format, the walls between rooms, spelling, pyproject and lock
+test: with-dev ## run the tests, on SQLite and on a PostgreSQL of their own
+	$(PYTEST) $(ARGS)
+
+slow: with-dev ## run the tests that take long: processes that are killed, random HTTP requests
+	$(PYTEST) -m slow $(ARGS)
+
+chaos: with-dev ## run services beside faults for a minute on each database
+	$(PYTEST) -m chaos $(ARGS)
+
+fuzz: with-dev ## run the tests of properties on many random examples; every other verb takes the same few
+	HYPOTHESIS_PROFILE=fuzz $(PYTEST) -m hypothesis $(ARGS)
+
+lint: with-dev ## check style, format, layers, spelling, pyproject, lock and prose
 	$(PYTHON_HERE) -m ruff check .
 	$(PYTHON_HERE) -m ruff format --check .
 	$(VENV)/bin/lint-imports --no-logo
 	$(VENV)/bin/codespell
 	VALIDATE_PYPROJECT_NO_NETWORK=1 $(PYTHON_HERE) -m validate_pyproject pyproject.toml
 	$(PYTHON_HERE) scripts/check_lock.py
+	$(PYTHON_HERE) scripts/check_prose.py
 
 type: with-dev ## check types, tests included
 	$(PYTHON_HERE) -m mypy
@@ -48,6 +60,13 @@ fmt: with-dev ## put the code in format and mend what ruff can mend
 
 lock: with-dev ## compile requirements/ anew from pyproject.toml
 	@sh scripts/lock.sh $(if $(UPGRADE),--upgrade)
+
+# deepagents and Graphiti pin what does not resolve beside the set `dev`: each has a set and an environment of its own.
+# There are no wheels of Graphiti's database for every machine: where it cannot be set up, its tests are skipped and say so.
+foreign: with-dev ## test beside what needs an environment of its own (deepagents, a Graphiti server)
+	@VENV=.venv-deepagents sh scripts/setup.sh deepagents
+	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true
+	$(PYTHON_HERE) -m pytest -m foreign tests/foreign $(ARGS)
 
 with-server with-dev with-bench:
 	@sh scripts/setup.sh $(@:with-%=%)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import sys
 import time
 from collections.abc import Sequence
@@ -20,27 +21,24 @@ from bench.run import run
 from bench.tables import print_results
 
 _DOCS = Path(__file__).parent.parent / "docs"
+_PARTS = {
+    "tokens": ("bench.tokens", True),
+    "context": ("bench.context", True),
+    "runs": ("bench.runs", True),
+    "knowledge": ("bench.knowledge", True),
+    "chaos": ("bench.chaos", False),
+    "turn-cost": ("bench.turn_cost", False),
+}
+"""The benches that are commands of their own: their module, and whether it writes into the docs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the bench; answers the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments[:1] == ["tokens"]:
-        from bench.tokens import main as measure_tokens
-
-        return measure_tokens(arguments[1:], _DOCS)
-    if arguments[:1] == ["context"]:
-        from bench.context import main as measure_context
-
-        return measure_context(arguments[1:], _DOCS)
-    if arguments[:1] == ["chaos"]:
-        from bench.chaos import main as make_chaos
-
-        return make_chaos(arguments[1:])
-    if arguments[:1] == ["runs"]:
-        from bench.runs import main as measure_runs
-
-        return measure_runs(arguments[1:], _DOCS)
+    if arguments[:1] and arguments[0] in _PARTS:
+        module, writes_docs = _PARTS[arguments[0]]
+        measure = importlib.import_module(module).main
+        return int(measure(arguments[1:], _DOCS) if writes_docs else measure(arguments[1:]))
     given = _parser().parse_args(arguments)
     plan = _plan(given)
     results = _measure(plan)
@@ -64,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m bench",
         description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
         "`python -m bench context`: the contexts of model calls; `python -m bench runs`: runs of workflows; "
-        "`python -m bench chaos`: runs in processes that die.",
+        "`python -m bench knowledge`: Graphiti and recall of facts; "
+        "`python -m bench chaos`: runs in processes that die; `python -m bench turn-cost`: CPU of a chat turn.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")
     parser.add_argument(

@@ -1,4 +1,8 @@
-"""`python -m bench chaos`: people, processes that are killed, and every promise held against what is left."""
+"""`python -m bench chaos`: people, processes that are killed, and every promise held against what is left.
+
+`chaos turns` compares what callers were told with what is stored (`bench.turn_bench`). `chaos runs` checks the order
+and the trees of runs. `chaos` does both.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,7 @@ from bench.chaos_soak import Plan, soak
 from bench.chaos_storm import Storm, storms
 from bench.contenders import ENGINES, Engine
 from bench.postgres_server import PostgresServer, postgres_server
+from bench.turn_bench import main as make_turns
 
 _PART_SECONDS = 30.0
 _SHOWN = 20
@@ -31,7 +36,21 @@ _KILLS: Mapping[Engine, tuple[float, float]] = {"sqlite": (0.3, 1.5), "postgres"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run it; answers 1 where a promise was broken."""
+    """Run the turns, the runs, or both; return 1 if a promise was broken."""
+    match list(arguments):
+        case ["turns", *rest]:
+            return make_turns(rest)
+        case ["runs", *rest]:
+            return make_runs(rest)
+        case []:
+            return max(make_turns([]), make_runs([]))
+        case _:
+            # The form from before there were two kinds.
+            return make_runs(arguments)
+
+
+def make_runs(arguments: Sequence[str]) -> int:
+    """Run sessions and trees; return 1 if a promise was broken."""
     given = _parser().parse_args(arguments)
     PROCESSES.set_forkserver_preload(list(PRELOADED))
     seed = random.randrange(10**6) if given.seed is None else given.seed
@@ -138,7 +157,7 @@ async def _crash(server: PostgresServer, seconds: float) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench chaos",
+        prog="python -m bench chaos runs",
         description="Sessions, cancelled trees and killed processes; what is left is held against every promise.",
     )
     parser.add_argument("--seed", type=int, help="of the first part; another one each time by default")

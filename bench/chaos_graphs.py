@@ -21,13 +21,13 @@ from pydantic import ConfigDict
 
 from bench.chaos_notes import Notes
 from threadkeep import not_idempotent
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.nodes import AgentNode, RecordAnswerNode, RecordQuestionNode, SubworkflowNode
-from threadkeep.graphs.options import RunOptions
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.records.runs import DoubleTexting
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.nodes import AgentNode, RecordAnswerNode, RecordQuestionNode, SubworkflowNode
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState, last_text
 
 OUTPUT_TOKENS = 7
 """What each call of the model reports, so that one that is counted twice is seen."""

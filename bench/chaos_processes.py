@@ -17,17 +17,19 @@ from multiprocessing.context import ForkServerProcess
 from typing import Any, Literal
 
 from bench.chaos_graphs import Graphs
+from bench.endings import end_with_parent
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
-from threadkeep.graphs.resources import Resources
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import Mode, RunService, open_runs
+from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
+from threadkeep.workflows.resources import Resources
 
 type Verb = Literal["ready", "submit", "result", "cancel", "resume"]
 
@@ -166,6 +168,7 @@ class Worker:
 
 
 def _work(place: Place, pipe: Connection) -> None:
+    end_with_parent()
     asyncio.run(_worked(place, pipe))
 
 

@@ -25,9 +25,9 @@ from bench.lanes import Tell
 from bench.postgres_server import postgres_server
 from bench.texts import turns
 from threadkeep import Memory, MemoryOptions, Message, PendingOptions, TurnOptions, count_tokens, open_memory
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.turns import OpenTurn
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflow.call_measure import ModelUse
-from threadkeep.workflow.turns import OpenTurn
 
 MAX_TOKENS = 4_000
 NEWEST_20, ALL_THAT_FITS = "the newest 20 messages", f"all that fits in {MAX_TOKENS:,} tokens"

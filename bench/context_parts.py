@@ -12,14 +12,14 @@ from langchain_core.messages import HumanMessage, SystemMessage
 
 from bench.texts import turns
 from threadkeep import ContextPlan, MemoryOptions, Message, PendingOptions, TurnOptions, open_memory
+from threadkeep.agent.assembly import Assembler
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.model_call import Call
+from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.tokens import estimate
 from threadkeep.context.window import Limits
 from threadkeep.history.recollection import Past, Recollection
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflow.assembly import Assembler
-from threadkeep.workflow.call_measure import ModelUse
-from threadkeep.workflow.model_call import Call
-from threadkeep.workflow.turns import OpenTurn
 
 _ROUNDS = 100
 _SYSTEM = SystemMessage("You help the customers of a shop. Be brief.")

@@ -16,8 +16,8 @@ from langgraph.checkpoint.memory import InMemorySaver
 
 from bench.lanes import Tell
 from threadkeep import Compression, Memory, ModelSummarizer, RecalledTurns, SessionMemory, open_memory
+from threadkeep.agent.quoted_turns import SECTION_KEY
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflow.quoted_turns import SECTION_KEY
 
 MAX_TOKENS = 4_000
 type Kind = Literal["plain", "tools"]

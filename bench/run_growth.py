@@ -124,15 +124,22 @@ async def _settle(desk: RunDesk, place: Place) -> None:
 
 
 def _left(place: Place) -> int:
-    """The rows that are to go yet."""
+    """Return the number of rows that have not been removed yet."""
     if place.dsn is not None:
         with psycopg.connect(place.dsn) as connection:
             [(left,)] = connection.execute(_LEFT).fetchall()
-            [(attempts,)] = connection.execute(f"SELECT count(*) FROM {SCHEMA}.workflow_status").fetchall()
+            [(records,)] = connection.execute("SELECT to_regclass(%s)", [f"{SCHEMA}.workflow_status"]).fetchall()
+            # The engine makes its tables with the first run that it executes; a run that is waited for needs none.
+            statement = f"SELECT count(*) FROM {SCHEMA}.workflow_status" if records else "SELECT 0"
+            [(attempts,)] = connection.execute(statement.encode()).fetchall()
             return int(left) + int(attempts)
-    with closing(sqlite3.connect(place.file)) as file, closing(sqlite3.connect(engine_path(place.file))) as engine:
+    with closing(sqlite3.connect(place.file)) as file:
         [(left,)] = file.execute(_LEFT).fetchall()
-        [(attempts,)] = engine.execute("SELECT count(*) FROM workflow_status").fetchall()
+    if not engine_path(place.file).exists():
+        return int(left)
+    with closing(sqlite3.connect(engine_path(place.file))) as engine:
+        [(records,)] = engine.execute("SELECT count(*) FROM sqlite_master WHERE name = 'workflow_status'").fetchall()
+        [(attempts,)] = engine.execute("SELECT count(*) FROM workflow_status" if records else "SELECT 0").fetchall()
         return int(left) + int(attempts)
 
 

@@ -14,7 +14,7 @@ from uuid import uuid4
 from bench.chat_texts import chats
 from bench.lanes import Tell
 from bench.run_desk import OWN_STEPS, STEPS, TILL, open_desk
-from threadkeep.graphs.built_in import CHAT
+from threadkeep.workflows.built_in import CHAT
 
 _PAUSE_SECONDS = 0.02
 _SESSIONS = 8

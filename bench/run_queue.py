@@ -19,10 +19,10 @@ from bench.contenders import Place
 from bench.lanes import Tell
 from bench.langgraph_saver import GraphContender, open_postgres_saver, open_sqlite_saver
 from bench.run_desk import RunDesk, open_desk
-from threadkeep.graphs.built_in import CHAT
 from threadkeep.records.runs import RunQuery
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
+from threadkeep.workflows.built_in import CHAT
 
 AT_ONCE = 16
 """How many sessions are at work at one time."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from threadkeep.context import script_weights as weights
-from threadkeep.context.character_kinds import CAPITALS, KINDS, LETTERS, digit_groups, framed
-from threadkeep.context.patterns import Pattern, as_bytes
+from threadkeep.context.estimates import CAPITALS, KINDS, LETTERS, digit_groups, framed
+from threadkeep.context.script_weights import Pattern, as_bytes
 
 
 def all_patterns() -> list[Pattern]:

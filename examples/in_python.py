@@ -9,10 +9,10 @@ from typing import Any
 
 from langgraph.graph import END, START, StateGraph
 
-from threadkeep.graphs.building import add_node
-from threadkeep.graphs.nodes import ModelNode
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
+from threadkeep.workflows.building import add_node
+from threadkeep.workflows.nodes import ModelNode
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 
 async def count_words(state: WorkflowState) -> WorkflowState:

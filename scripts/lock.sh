@@ -24,5 +24,8 @@ compile bench "$@" pyproject.toml --extra server --group build --group dev --gro
 compile dev pyproject.toml --extra server --group build --group dev --constraint requirements/bench.txt
 compile server pyproject.toml --extra server --group build --constraint requirements/dev.txt
 compile base pyproject.toml --constraint requirements/server.txt
+compile deepagents "$@" pyproject.toml --group build --group deepagents
+# It asks for certificates of a day on which some indexes have none yet.
+echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -
 compile uv "$@" --group installer
 "$environment/bin/python" scripts/check_lock.py --write

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Brings the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to work on) or `bench`.
+# Brings the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to work on) or `bench`;
+# and another one (VENV) to `deepagents` or `graphiti`, which are sets of their own.
 #
 # Everything comes from requirements/, with hashes; nothing is installed outside the environment. A set holds the ones
 # before it, so an environment with a richer set is left as it is. When nothing changed this takes no time.
@@ -23,7 +24,9 @@ case $wanted in
 server) enough="server dev bench" ;;
 dev) enough="dev bench" ;;
 bench) enough="bench" ;;
-*) fail "there is no set '$wanted'; it is server, dev or bench." ;;
+deepagents) enough="deepagents" ;;
+graphiti) enough="graphiti" ;;
+*) fail "there is no set '$wanted'; it is server, dev, bench, deepagents or graphiti." ;;
 esac
 
 inputs() { # what the set is made from, as one text
@@ -46,7 +49,7 @@ is_ready() {
 }
 
 find_uv() { # sets uv to one that runs, or to nothing
-    for uv in "$(command -v uv)" "$environment/bin/uv" ""; do
+    for uv in "$(command -v uv)" "$environment/bin/uv" .venv/bin/uv ""; do
         [ -n "$uv" ] && "$uv" --version >/dev/null 2>&1 && return 0
     done
     return 1

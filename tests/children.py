@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
 from multiprocessing.synchronize import Barrier
 
-_PATIENCE_SECONDS = 60.0
+from bench.endings import end_with_parent
+from tests.limits import HANG_SECONDS
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
@@ -24,7 +25,7 @@ PROCESSES.set_forkserver_preload(
         "langgraph.store.sqlite.aio",
         "threadkeep.app",
         "threadkeep.cli.commands",
-        "threadkeep.history.opening",
+        "threadkeep.memory",
         "threadkeep.runs.engine.dbos_engine",
         "threadkeep.runs.service",
         "threadkeep.settings",
@@ -59,7 +60,7 @@ class Child[T]:
             AssertionError: it raised, was killed, or takes too long.
         """
         try:
-            assert wait([self._answer], _PATIENCE_SECONDS), "the process takes too long"
+            assert wait([self._answer], HANG_SECONDS), "the process takes too long"
             well, value = self._answer.recv()
         except EOFError:
             raise AssertionError("the process was killed") from None
@@ -89,9 +90,10 @@ def run_together[T](work: Callable[..., T], arguments: Sequence[tuple[object, ..
 def _run(
     answer: Connection, together: Barrier | None, work: Callable[..., object], arguments: Sequence[object]
 ) -> None:
+    end_with_parent()
     try:
         if together is not None:
-            together.wait(_PATIENCE_SECONDS)
+            together.wait(HANG_SECONDS)
         answer.send((True, work(*arguments)))
     except BaseException:  # noqa: BLE001 - the parent is told of everything
         answer.send((False, traceback.format_exc()))

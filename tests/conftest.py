@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import logging
+import multiprocessing
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -14,7 +16,9 @@ from typing import TYPE_CHECKING
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from hypothesis.database import DirectoryBasedExampleDatabase
 
+from tests.limits import HANG_SECONDS
 from tests.memory_folder import memory_folder
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
@@ -36,9 +40,11 @@ if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
+# As the command line has it.
+os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
 # The contract asserts too, and should say what it saw.
-for laws in ("append_laws", "reading_laws", "session_laws"):
+for laws in ("append_laws", "reading_laws", "session_laws", "superseding_guarantees"):
     pytest.register_assert_rewrite(f"threadkeep.testing.{laws}")
 
 # How long somebody is kept waiting at most for what can be done without. A machine with other work to do takes longer,
@@ -51,16 +57,35 @@ _PATIENCES = (
     "threadkeep.history.manifests._READER_SECONDS",
     "threadkeep.history.manifests._CLOSING_SECONDS",
 )
-_LONG_SECONDS = 60.0
 
 DATABASES = ("sqlite-file", "sqlite-memory", "postgres")
 
-# Fixtures of a test are shared by its examples, which is meant: databases are made once and sessions are new each time.
+# The same few examples each time: a landing is not stopped by what a random search happens to find.
+# Fixtures of a test are shared by its examples: databases are made once, and sessions are new each time.
 settings.register_profile(
-    "ci", max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    "ci",
+    max_examples=40,
+    derandomize=True,
+    database=None,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-settings.register_profile("thorough", settings.get_profile("ci"), max_examples=1000)
+settings.register_profile(
+    "fuzz",
+    settings.get_profile("ci"),
+    max_examples=1000,
+    derandomize=False,
+    database=DirectoryBasedExampleDatabase(Path(__file__).parents[1] / ".hypothesis" / "examples"),
+    print_blob=True,
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_configure() -> None:
+    """End tests that are told to stop as Ctrl-C does: fixtures stop what they started."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    # Shells start processes in the background with Ctrl-C ignored, which some tests are about.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_finish() -> None:
@@ -71,7 +96,10 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
-    """Undo what was done above: let go of what was collected, and take the folder away."""
+    """Undo what was done above, and end what an interrupted test has left."""
+    # At the exit of the process they are told to end and waited for; one that is paused is not told.
+    for child in multiprocessing.active_children():
+        child.kill()
     gc.unfreeze()
     shutil.rmtree(_FOLDER, ignore_errors=True)
 
@@ -81,7 +109,7 @@ def unhurried() -> Iterator[None]:
     """Nothing is left out because the machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
         for name in _PATIENCES:
-            patch.setattr(name, _LONG_SECONDS)
+            patch.setattr(name, HANG_SECONDS)
         yield
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from tests.limits import HANG_SECONDS
 from threadkeep.observe import Event
-
-_PATIENCE_SECONDS = 60.0
 
 
 class RecordedEvents:
@@ -32,7 +31,7 @@ class RecordedEvents:
         Raises:
             TimeoutError: it takes too long.
         """
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(HANG_SECONDS):
             while not condition():
                 self._told.clear()
                 await self._told.wait()

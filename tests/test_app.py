@@ -10,6 +10,7 @@ import pytest
 from langchain_core.language_models import BaseChatModel
 
 from tests.web.services import settings_for
+from threadkeep import Scope
 from threadkeep.app import App, open_app
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import InvalidSettings, InvalidWorkflow
@@ -24,7 +25,7 @@ def named_models(monkeypatch: pytest.MonkeyPatch) -> NamedModels:
     """Puts scripted models in the place of those that settings name."""
 
     def name(**models: BaseChatModel) -> None:
-        monkeypatch.setattr("threadkeep.workflow.models.make_model", lambda name, variable="": models[name])
+        monkeypatch.setattr("threadkeep.agent.models.make_model", lambda name, variable="": models[name])
 
     return name
 
@@ -53,7 +54,7 @@ async def test_the_budget_is_what_the_settings_leave(tmp_path: Path, named_model
     async with open_app(settings_for(tmp_path, history_window="sliding", history_max_messages=3)) as app:
         seen = await ask(app, [f"question {number}" for number in range(5)])
     assert seen.window == "sliding"
-    assert [entry.seq for entry in seen.entries] == [6, 7, 8, 9]
+    assert [entry.seq for entry in seen.entries if entry.seq is not None] == [6, 7, 8, 9]
 
 
 @pytest.mark.parametrize("name", ["", "small"])
@@ -80,6 +81,16 @@ async def test_older_turns_are_recalled_where_the_settings_say_so(tmp_path: Path
         named_models(demo=ScriptedModel(repeat("ok")))
         async with open_app(settings_for(tmp_path, recall=recall, history_max_messages=4)) as app:
             seen = await ask(app, [*texts, "What is the name of the lighthouse keeper?"])
+        assert set(seen.sections) == sections
+
+
+async def test_the_chat_knows_facts_where_the_settings_say_so(tmp_path: Path, named_models: NamedModels) -> None:
+    """Those of its session and of the workspace that is named, and none without the setting."""
+    for facts, sections in ((False, {"input"}), (True, {"facts", "input"})):
+        named_models(demo=ScriptedModel(repeat("ok")))
+        async with open_app(settings_for(tmp_path, facts=facts, workspace="shop")) as app:
+            await app.memory.knowledge.remember(Scope("workspace", "shop"), "refund_days", 30)
+            seen = await ask(app, ["How many days?"])
         assert set(seen.sections) == sections
 
 
@@ -114,3 +125,20 @@ async def test_a_node_without_room_for_a_prompt_stops_the_start(tmp_path: Path) 
         async with open_app(settings_for(tmp_path, workflows=[str(path)])):
             pass
     assert [problem.line for problem in refused.value.problems] == [6]
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [("    tokn: x", "channel 1, tokn"), ("    workflow: desk", "There is no workflow 'desk' here")],
+)
+async def test_a_bot_that_cannot_be_used_stops_the_start(tmp_path: Path, more: str, sentence: str) -> None:
+    """With the variable, the file and the place; a command that needs no bots does not read them."""
+    path = tmp_path / "channels.yaml"
+    path.write_text(f"channels:\n  - kind: telegram\n    name: one\n    token: '1:a'\n{more}\n")
+    settings = settings_for(tmp_path, channels=path)
+    with pytest.raises(InvalidSettings, match="THREADKEEP_CHANNELS cannot be used") as refused:
+        async with open_app(settings, bots=True):
+            pass
+    assert sentence in str(refused.value)
+    async with open_app(settings) as app:
+        assert app.channels is None

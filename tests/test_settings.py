@@ -11,7 +11,6 @@ from pydantic import SecretStr
 
 from threadkeep import (
     InvalidSettings,
-    MemoryOptions,
     Retention,
     RetentionLimits,
     RetentionOptions,
@@ -19,9 +18,11 @@ from threadkeep import (
     Settings,
     load_settings,
 )
+from threadkeep.environment import default_database, plain_database
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.settings import default_database
+from threadkeep.settings import unknown_variables
+from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
 
 SECRET = "s3cret-7f3a"
@@ -49,6 +50,21 @@ def refused(monkeypatch: pytest.MonkeyPatch, **variables: str) -> InvalidSetting
     return caught.value
 
 
+def test_a_short_command_finds_the_same_database(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without reading all settings, unless others of them apply to the database."""
+    assert plain_database() == load_settings().database
+    assert load_settings().store_options() == StoreOptions()
+    assert load_settings().transcripts == "tables"
+    monkeypatch.setenv("threadkeep_database_url", f"sqlite:///{tmp_path}/other.db")
+    assert plain_database() == load_settings().database
+    for name in ("THREADKEEP_TRANSCRIPTS", "THREADKEEP_LOCK_TIMEOUT", "THREADKEEP_POSTGRES_POOL_MAX_SIZE"):
+        with monkeypatch.context() as other:
+            other.setenv(name, "7")
+            assert plain_database() is None
+    (tmp_path / ".env").write_text("THREADKEEP_DATABASE_URL=sqlite://\n")
+    assert plain_database() is None
+
+
 def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
     """Without any variable: a file in the user's data directory, the demo model, loopback."""
     settings = load_settings()
@@ -65,7 +81,6 @@ def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
     assert settings.graph_store == settings.database
     runs = settings.run_options(works=True, close_seconds=10.0)
     assert runs == RunServiceOptions(prices=runs.prices)
-    assert settings.memory_options().run_stale_seconds == MemoryOptions().run_stale_seconds
 
 
 def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -81,6 +96,9 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "TRANSCRIPTS": ("Graph_Store", "graph_store"),
         "POSTGRES_DSN": ("postgresql://u@h/d", SecretStr("postgresql://u@h/d")),
         "HOST": ("::1", "::1"),
+        "LEARNING": ("true", True),
+        "LEARNING_ACCEPT_FROM": ("0.8", 0.8),
+        "DIRECTIVES": ("true", True),
         "PORT": ("9000", 9000),
         "MODEL": ("openai:gpt-5-mini", "openai:gpt-5-mini"),
         "MODEL_TIMEOUT_SECONDS": ("7", 7.0),
@@ -119,13 +137,39 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "SQLITE_SYNCHRONOUS": ("normal", "NORMAL"),
         "LOCK_TIMEOUT": ("1", 1.0),
         "BODY_LIMIT": ("2048", 2048),
+        "MAX_CONNECTIONS": ("5", 5),
+        "HEADER_TIMEOUT": ("2", 2.0),
+        "BODY_TIMEOUT": ("3", 3.0),
         "SHUTDOWN_TIMEOUT": ("0", 0.0),
         "PENDING_DIR": (f"{tmp_path}/pending", tmp_path / "pending"),
+        "CHANNELS": (f"{tmp_path}/channels.yaml", tmp_path / "channels.yaml"),
         "WRITE_TIMEOUT": ("2", 2.0),
         "LOG_LEVEL": ("debug", "DEBUG"),
         "LOG_JSON": ("1", True),
         "WORKFLOWS": ("flow.yaml, bot=shop:graph", ["flow.yaml", "bot=shop:graph"]),
         "RUN_CONCURRENCY": ("3", 3),
+        "DOUBLE_TEXTING": ("Rollback", "rollback"),
+        "FACTS": ("1", True),
+        "WORKSPACE": ("shop", "shop"),
+        "GRAPHITI_ENABLED": ("0", False),
+        "GRAPHITI_ENDPOINT": (" http://graph:8000/ ", "http://graph:8000"),
+        "GRAPHITI_API_KEY": (SECRET, SecretStr(SECRET)),
+        "GRAPHITI_TRANSPORT": ("MCP", "mcp"),
+        "GRAPHITI_TIMEOUT_MS": ("500", 500),
+        "GRAPHITI_MAX_BATCH": ("5", 5),
+        "GRAPHITI_MAX_QUEUE": ("50", 50),
+        "GRAPHITI_MAX_MESSAGE_CHARS": ("100", 100),
+        "GRAPHITI_SCOPES": ("user, session,user", ["user", "session"]),
+        "GRAPHITI_GROUP_ID_STRATEGY": ("Raw", "raw"),
+        "GRAPHITI_INCLUDE_SYSTEM": ("1", True),
+        "GRAPHITI_INCLUDE_GIT": ("1", True),
+        "GRAPHITI_GIT_FOLDER": (str(tmp_path), tmp_path),
+        "GRAPHITI_CONFIRM_SECONDS": ("30", 30.0),
+        "GRAPHITI_RECALL_ENABLED": ("1", True),
+        "GRAPHITI_RECALL_MAX_FACTS": ("3", 3),
+        "GRAPHITI_RECALL_TIMEOUT_MS": ("700", 700),
+        "GRAPHITI_RECALL_SCOPES": ("auto", ["auto"]),
+        "GRAPHITI_RECALL_EXTRA_GROUP_IDS": ("team, other-1", ["team", "other-1"]),
         "PRICES": ("gpt-5-mini=0.25/2, gpt-5=1.25/10", ["gpt-5-mini=0.25/2", "gpt-5=1.25/10"]),
     }
     assert {name.lower() for name in variables} == set(Settings.model_fields)
@@ -142,12 +186,12 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     limits = Retention(RetentionLimits(30, 1000, 60.5), RetentionLimits(365, 2000, 400))
     assert options.retention == RetentionOptions(limits, interval_seconds=1800)
     assert options.run_retention == RunRetention(7, 90.5)
-    assert (options.run_stale_seconds, options.run_trace_limits) == (30.0, TraceLimits(100, 1000))
+    assert options.run_trace_limits == TraceLimits(100, 1000)
     runs = settings.run_options(works=False, close_seconds=1.0)
     assert runs.engine == EngineOptions(
         works=False, concurrency=3, poll_seconds=0.5, dead_seconds=16.0, max_attempts=5, close_seconds=1.0
     )
-    assert (runs.heartbeat_seconds, runs.keep_checkpoints_seconds) == (10.0, 3600.0)
+    assert runs.keep_checkpoints_seconds == 3600.0
     assert (runs.pause_seconds, runs.longest_pause_seconds) == (2.0, 60.0)
     assert not settings.memory_options(background=False).background
 
@@ -337,3 +381,58 @@ def test_workflows_are_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
     assert load_settings().workflows == []
     monkeypatch.setenv("THREADKEEP_WORKFLOWS", "flows/support.yaml, /etc/flows,bot=shop.flows:graph,")
     assert load_settings().workflows == ["flows/support.yaml", "/etc/flows", "bot=shop.flows:graph"]
+
+
+def test_variables_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Those of the environment and of `.env`, with the one that was meant, and never with what they hold."""
+    assert unknown_variables() == []
+    monkeypatch.setenv("THREADKEEP_MODEL", "demo")
+    monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
+    monkeypatch.setenv("threadkeep_zzz", SECRET)
+    (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")
+    assert unknown_variables() == [
+        "THREADKEEP_API_KEY is no setting and does nothing; did you mean THREADKEEP_API_KEYS?",
+        "THREADKEEP_SYSTEM_PROMT is no setting and does nothing; did you mean THREADKEEP_SYSTEM_PROMPT?",
+        "THREADKEEP_ZZZ is no setting and does nothing; correct its name, or take it away.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"GRAPHITI_ENABLED": "1"}, "GRAPHITI_ENDPOINT"),
+        ({"GRAPHITI_ENDPOINT": "graph:8000"}, "GRAPHITI_ENDPOINT"),
+        ({"GRAPHITI_ENDPOINT": f"http://u:{SECRET}@graph"}, "GRAPHITI_ENDPOINT"),
+        ({"GRAPHITI_SCOPES": "everybody"}, "GRAPHITI_SCOPES"),
+        ({"GRAPHITI_SCOPES": " , "}, "GRAPHITI_SCOPES"),
+        ({"GRAPHITI_INCLUDE_GIT": "1"}, "GRAPHITI_GIT_FOLDER"),
+        ({"GRAPHITI_GIT_FOLDER": "here"}, "GRAPHITI_GIT_FOLDER"),
+        ({"GRAPHITI_RECALL_EXTRA_GROUP_IDS": "a.b"}, "GRAPHITI_RECALL_EXTRA_GROUP_IDS"),
+        (
+            {"GRAPHITI_ENABLED": "1", "GRAPHITI_ENDPOINT": "http://graph", "TRANSCRIPTS": "graph_store"},
+            "GRAPHITI_ENABLED",
+        ),
+    ],
+)
+def test_graphiti_says_what_it_cannot_use(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], named: str
+) -> None:
+    """With the variable and the cure."""
+    assert refused(monkeypatch, **variables).variable == f"THREADKEEP_{named}"
+
+
+def test_graphiti_is_off_unless_it_is_turned_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An address alone sends nothing; its key never shows."""
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_ENDPOINT", "http://graph:8000/")
+    assert load_settings().memory_options().graphiti is None
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "true")
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_API_KEY", SECRET)
+    monkeypatch.setenv("THREADKEEP_WORKSPACE", "shop")
+    options = load_settings().memory_options().graphiti
+    assert options is not None
+    assert (options.endpoint, options.workspace, options.scopes) == (
+        "http://graph:8000",
+        "shop",
+        ("session", "workspace"),
+    )
+    assert SECRET not in repr(options)

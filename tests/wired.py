@@ -9,8 +9,8 @@ from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 from langgraph.types import interrupt
 
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 BOTH = "stored True, remembered True, begun 1 times: yes"
 """What is said where the graph has its store and its thread."""

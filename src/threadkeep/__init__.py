@@ -14,6 +14,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from threadkeep.agent.candidates.graph import candidate_graph as candidate_graph
+    from threadkeep.agent.counting import count_tokens as count_tokens
+    from threadkeep.agent.fact_learning import FactLearning as FactLearning
+    from threadkeep.agent.knowledge_tools import knowledge_tools as knowledge_tools
+    from threadkeep.agent.known_facts import KnownFacts as KnownFacts
+    from threadkeep.agent.lookup_tools import history_tools as history_tools
+    from threadkeep.agent.middleware import SessionMemory as SessionMemory
+    from threadkeep.agent.nodes import memory_node as memory_node
+    from threadkeep.agent.nodes import session_turn as session_turn
+    from threadkeep.agent.prompt_template import PromptTemplate as PromptTemplate
+    from threadkeep.agent.prompt_template import flatten_messages as flatten_messages
+    from threadkeep.agent.rebuilding import rebuild as rebuild
+    from threadkeep.agent.recalled_turns import RecalledTurns as RecalledTurns
+    from threadkeep.agent.recorded import recorded as recorded
+    from threadkeep.agent.reducers import bounded_messages as bounded_messages
+    from threadkeep.agent.retrieved_snippets import RetrievedSnippets as RetrievedSnippets
+    from threadkeep.agent.summarizer import ModelSummarizer as ModelSummarizer
+    from threadkeep.agent.trimming import trim as trim
+    from threadkeep.agent.turn_options import TurnOptions as TurnOptions
     from threadkeep.app import create_checkpointer as create_checkpointer
     from threadkeep.app import create_graph_store as create_graph_store
     from threadkeep.context.budget import context_window as context_window
@@ -32,6 +51,10 @@ if TYPE_CHECKING:
     from threadkeep.errors import InvalidMessage as InvalidMessage
     from threadkeep.errors import InvalidSettings as InvalidSettings
     from threadkeep.errors import InvalidWorkflow as InvalidWorkflow
+    from threadkeep.errors import KnowledgeNotFound as KnowledgeNotFound
+    from threadkeep.errors import MessageNotFound as MessageNotFound
+    from threadkeep.errors import MessageSuperseded as MessageSuperseded
+    from threadkeep.errors import MiddlewareWarning as MiddlewareWarning
     from threadkeep.errors import ModelCallFailed as ModelCallFailed
     from threadkeep.errors import QuestionGone as QuestionGone
     from threadkeep.errors import SchemaTooNew as SchemaTooNew
@@ -42,20 +65,22 @@ if TYPE_CHECKING:
     from threadkeep.errors import ThreadkeepError as ThreadkeepError
     from threadkeep.errors import WorkflowNotFound as WorkflowNotFound
     from threadkeep.errors import WrongUser as WrongUser
-    from threadkeep.graphs.tool_marks import not_idempotent as not_idempotent
     from threadkeep.history.compression import Compression as Compression
     from threadkeep.history.keys import KeyResolution as KeyResolution
     from threadkeep.history.keys import check_key as check_key
     from threadkeep.history.keys import escape_key as escape_key
     from threadkeep.history.keys import resolve_key as resolve_key
     from threadkeep.history.keys import unescape_key as unescape_key
-    from threadkeep.history.memory import Memory as Memory
     from threadkeep.history.memory_options import MemoryOptions as MemoryOptions
-    from threadkeep.history.opening import open_memory as open_memory
     from threadkeep.history.pending import PendingOptions as PendingOptions
     from threadkeep.history.retention import RetentionOptions as RetentionOptions
     from threadkeep.history.run_retention import RunRetention as RunRetention
     from threadkeep.history.session import Session as Session
+    from threadkeep.memory import Memory as Memory
+    from threadkeep.memory import SyncMemory as SyncMemory
+    from threadkeep.memory import SyncSession as SyncSession
+    from threadkeep.memory import open_memory as open_memory
+    from threadkeep.memory import open_memory_sync as open_memory_sync
     from threadkeep.records import Message as Message
     from threadkeep.records import Page as Page
     from threadkeep.records import Receipt as Receipt
@@ -64,25 +89,16 @@ if TYPE_CHECKING:
     from threadkeep.records import SearchHit as SearchHit
     from threadkeep.records import SearchResult as SearchResult
     from threadkeep.records import SessionInfo as SessionInfo
+    from threadkeep.records.knowledge import Evidence as Evidence
+    from threadkeep.records.knowledge import Fact as Fact
+    from threadkeep.records.knowledge import Person as Person
+    from threadkeep.records.knowledge import Procedure as Procedure
+    from threadkeep.records.knowledge import Scope as Scope
     from threadkeep.settings import Settings as Settings
     from threadkeep.settings import load_settings as load_settings
     from threadkeep.store.driver import StoreOptions as StoreOptions
     from threadkeep.version import __version__ as __version__
-    from threadkeep.workflow.candidates.graph import candidate_graph as candidate_graph
-    from threadkeep.workflow.counting import count_tokens as count_tokens
-    from threadkeep.workflow.lookup_tools import history_tools as history_tools
-    from threadkeep.workflow.middleware import SessionMemory as SessionMemory
-    from threadkeep.workflow.nodes import memory_node as memory_node
-    from threadkeep.workflow.nodes import session_turn as session_turn
-    from threadkeep.workflow.prompt_template import PromptTemplate as PromptTemplate
-    from threadkeep.workflow.prompt_template import flatten_messages as flatten_messages
-    from threadkeep.workflow.rebuilding import rebuild as rebuild
-    from threadkeep.workflow.recalled_turns import RecalledTurns as RecalledTurns
-    from threadkeep.workflow.reducers import bounded_messages as bounded_messages
-    from threadkeep.workflow.retrieved_snippets import RetrievedSnippets as RetrievedSnippets
-    from threadkeep.workflow.summarizer import ModelSummarizer as ModelSummarizer
-    from threadkeep.workflow.trimming import trim as trim
-    from threadkeep.workflow.turn_options import TurnOptions as TurnOptions
+    from threadkeep.workflows.tool_marks import not_idempotent as not_idempotent
 
 _HOMES = {
     "threadkeep.app": (
@@ -112,6 +128,10 @@ _HOMES = {
         "InvalidMessage",
         "InvalidSettings",
         "InvalidWorkflow",
+        "KnowledgeNotFound",
+        "MessageNotFound",
+        "MessageSuperseded",
+        "MiddlewareWarning",
         "ModelCallFailed",
         "QuestionGone",
         "SchemaTooNew",
@@ -123,7 +143,7 @@ _HOMES = {
         "WorkflowNotFound",
         "WrongUser",
     ),
-    "threadkeep.graphs.tool_marks": ("not_idempotent",),
+    "threadkeep.workflows.tool_marks": ("not_idempotent",),
     "threadkeep.history.compression": ("Compression",),
     "threadkeep.history.keys": (
         "KeyResolution",
@@ -132,13 +152,18 @@ _HOMES = {
         "resolve_key",
         "unescape_key",
     ),
-    "threadkeep.history.memory": ("Memory",),
     "threadkeep.history.memory_options": ("MemoryOptions",),
-    "threadkeep.history.opening": ("open_memory",),
     "threadkeep.history.pending": ("PendingOptions",),
     "threadkeep.history.retention": ("RetentionOptions",),
     "threadkeep.history.run_retention": ("RunRetention",),
     "threadkeep.history.session": ("Session",),
+    "threadkeep.memory": (
+        "Memory",
+        "SyncMemory",
+        "SyncSession",
+        "open_memory",
+        "open_memory_sync",
+    ),
     "threadkeep.records": (
         "Message",
         "Page",
@@ -149,31 +174,42 @@ _HOMES = {
         "SearchResult",
         "SessionInfo",
     ),
+    "threadkeep.records.knowledge": (
+        "Evidence",
+        "Fact",
+        "Person",
+        "Procedure",
+        "Scope",
+    ),
     "threadkeep.settings": (
         "Settings",
         "load_settings",
     ),
     "threadkeep.store.driver": ("StoreOptions",),
     "threadkeep.version": ("__version__",),
-    "threadkeep.workflow.candidates.graph": ("candidate_graph",),
-    "threadkeep.workflow.lookup_tools": ("history_tools",),
-    "threadkeep.workflow.middleware": ("SessionMemory",),
-    "threadkeep.workflow.nodes": (
+    "threadkeep.agent.candidates.graph": ("candidate_graph",),
+    "threadkeep.agent.fact_learning": ("FactLearning",),
+    "threadkeep.agent.knowledge_tools": ("knowledge_tools",),
+    "threadkeep.agent.known_facts": ("KnownFacts",),
+    "threadkeep.agent.lookup_tools": ("history_tools",),
+    "threadkeep.agent.middleware": ("SessionMemory",),
+    "threadkeep.agent.nodes": (
         "memory_node",
         "session_turn",
     ),
-    "threadkeep.workflow.prompt_template": (
+    "threadkeep.agent.prompt_template": (
         "PromptTemplate",
         "flatten_messages",
     ),
-    "threadkeep.workflow.rebuilding": ("rebuild",),
-    "threadkeep.workflow.recalled_turns": ("RecalledTurns",),
-    "threadkeep.workflow.retrieved_snippets": ("RetrievedSnippets",),
-    "threadkeep.workflow.reducers": ("bounded_messages",),
-    "threadkeep.workflow.counting": ("count_tokens",),
-    "threadkeep.workflow.summarizer": ("ModelSummarizer",),
-    "threadkeep.workflow.trimming": ("trim",),
-    "threadkeep.workflow.turn_options": ("TurnOptions",),
+    "threadkeep.agent.rebuilding": ("rebuild",),
+    "threadkeep.agent.recorded": ("recorded",),
+    "threadkeep.agent.recalled_turns": ("RecalledTurns",),
+    "threadkeep.agent.retrieved_snippets": ("RetrievedSnippets",),
+    "threadkeep.agent.reducers": ("bounded_messages",),
+    "threadkeep.agent.counting": ("count_tokens",),
+    "threadkeep.agent.summarizer": ("ModelSummarizer",),
+    "threadkeep.agent.trimming": ("trim",),
+    "threadkeep.agent.turn_options": ("TurnOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,4 +1,4 @@
-"""`python -m threadkeep` is the command line."""
+"""The command line, as `python -m threadkeep`."""
 
 from __future__ import annotations
 

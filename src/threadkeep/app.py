@@ -1,38 +1,44 @@
-"""Opens what a face needs, as the settings say: who opens here also closes here."""
+"""Open the parts of the application as the settings say, and close them again."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from threadkeep.history.opening import open_memory
+from threadkeep.errors import InvalidInput, InvalidSettings, WorkflowNotFound
+from threadkeep.memory import open_memory
 from threadkeep.observe import Channel, FromChannel, Observer, Observers
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
     from langgraph.checkpoint.base import BaseCheckpointSaver
-    from langgraph.store.base import BaseStore
+    from langgraph.store.base import BaseStore, IndexConfig, TTLConfig
 
-    from threadkeep.graphs.registry import Workflows
-    from threadkeep.graphs.resources import Resources
+    from threadkeep.agent.chat_options import ChatOptions
+    from threadkeep.agent.extras import ExtraSource
+    from threadkeep.agent.fact_learning import FactLearning
+    from threadkeep.channels.configuration import ChannelsFile
+    from threadkeep.channels.service import ChannelService
     from threadkeep.history.compression import Compression
-    from threadkeep.history.memory import Memory
+    from threadkeep.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
     from threadkeep.runs.chat.chat import Chat
     from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.settings import Settings
-    from threadkeep.workflow.chat_options import ChatOptions
+    from threadkeep.workflows.registry import Workflows
+    from threadkeep.workflows.resources import Resources
 
 
 @dataclass(frozen=True)
 class App:
-    """Everything that a face needs: the settings, the memory, the chat on top, workflows and runs, what is measured."""
+    """The parts that every interface needs: settings, memory, chat, workflows, runs and metrics."""
 
     settings: Settings
     memory: Memory
@@ -40,9 +46,10 @@ class App:
     workflows: Workflows
     runs: RunsOnDemand
     metrics: PrometheusObserver | None
+    channels: ChannelService | None = None
 
     async def end_turns(self, seconds: float) -> None:
-        """Take no more turns, and let those that run finish within a limit; others go on with what is left of them."""
+        """Accept no more turns and let running turns finish within `seconds`; other workers resume the rest."""
         loop = asyncio.get_running_loop()
         until = loop.time() + seconds
         await self.chat.close(seconds)
@@ -51,21 +58,29 @@ class App:
 
 @asynccontextmanager
 async def open_app(
-    settings: Settings, *, observers: Sequence[Observer] = (), works: bool = True, channel: Channel = "http"
+    settings: Settings,
+    *,
+    observers: Sequence[Observer] = (),
+    works: bool = True,
+    bots: bool = False,
+    channel: Channel = "http",
 ) -> AsyncIterator[App]:
-    """Open the memory that the settings name, with a chat over the model that they name.
+    """Open the memory that the settings name, with a chat that uses their model.
 
-    Without `works` it takes no runs out of the queue. What its face does came by `channel`, where no session names one.
-    At the end running turns get `shutdown_timeout` seconds to finish; what later ones had said is stored.
+    Without `works` this process takes no runs from the queue. With `bots` it runs the bots of the settings.
+    `channel` is recorded for messages whose session names no channel. On exit, running turns get `shutdown_timeout`
+    seconds to finish; the messages of later turns stay stored.
 
     Raises:
-        InvalidSettings: a model cannot be made, or its context window has no room for a question.
-        InvalidWorkflow: a workflow that the settings name cannot be used.
-        StoreUnavailable: the database does not answer.
+        InvalidSettings: a model cannot be created, its context window is too small for a question, or a bot is invalid.
+        InvalidWorkflow: a workflow that the settings name is unusable.
+        StoreUnavailable: the database does not respond.
     """
-    from threadkeep.workflow.model_facts import facts_of
-    from threadkeep.workflow.models import make_model
+    from threadkeep.agent.model_facts import facts_of
+    from threadkeep.agent.models import make_model
+    from threadkeep.agent.tracing_threads import trace_without_threads
 
+    trace_without_threads()
     model = make_model(settings.model)
     options = chat_options(settings)
     options.check_room(model)
@@ -76,35 +91,89 @@ async def open_app(
     metrics = _metrics(settings, workflows)
     told = Observers(*([metrics] if metrics is not None else []), *observers)
     url = settings.database_url.get_secret_value()
+    channels = read_bots(settings, workflows) if bots else None
     async with open_memory(url, observers=[FromChannel(channel, told)], options=settings.memory_options()) as memory:
         resources = resources_of(memory, model, options)
         runs = runs_of(settings, memory, workflows, resources, works=works)
         chat = chat_of(settings, memory, workflows, resources, runs)
-        app = App(settings, memory, chat, workflows, runs, metrics)
-        try:
-            yield app
-        finally:
-            await app.end_turns(settings.shutdown_timeout)
+        async with AsyncExitStack() as stack:
+            service = await stack.enter_async_context(_channels(memory, runs, channels)) if channels else None
+            app = App(settings, memory, chat, workflows, runs, metrics, service)
+            try:
+                yield app
+            finally:
+                await app.end_turns(settings.shutdown_timeout)
+
+
+def read_bots(settings: Settings, workflows: Workflows) -> ChannelsFile | None:
+    """Return the bots of the file that the settings name; None if they name no file.
+
+    Raises:
+        InvalidSettings: names the file, the bot and the field.
+    """
+    if settings.channels is None:
+        return None
+    from threadkeep.channels.configuration import read_channels
+
+    variable = "THREADKEEP_CHANNELS"
+    try:
+        file = read_channels(settings.channels, os.environ)
+        for bot in file.channels:
+            workflows.get(bot.workflow)
+    except (InvalidInput, WorkflowNotFound) as error:
+        raise InvalidSettings(f"{variable} cannot be used: {error}", variable=variable) from None
+    return file
+
+
+def _channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) -> AbstractAsyncContextManager[ChannelService]:
+    from threadkeep.channels.opening import open_channels
+
+    return open_channels(memory, runs, file)
 
 
 def resources_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> Resources:
-    """What the nodes of workflows may use; `model` is what those call that name none."""
-    from threadkeep.graphs.resources import Resources
-    from threadkeep.workflow.models import make_model
-    from threadkeep.workflow.recalled_turns import RecalledTurns
+    """Return the resources for the nodes of workflows; nodes that name no model use `model`."""
+    from threadkeep.agent.known_facts import KnownFacts
+    from threadkeep.agent.models import make_model
+    from threadkeep.agent.recalled_turns import RecalledTurns
+    from threadkeep.workflows.resources import Resources
 
     named = cache(partial(make_model, variable="model"))
-    sources = () if options.recall == "off" else (RecalledTurns(memory, scope=options.recall),)
+    sources: list[ExtraSource] = []
+    if options.facts or options.directives or memory.graphiti.recalls:
+        sources.append(
+            KnownFacts(memory, workspace=options.workspace, own=options.facts, directives=options.directives)
+        )
+    if options.recall != "off":
+        sources.append(RecalledTurns(memory, scope=options.recall))
     return Resources(
         memory=memory,
         model=lambda name: model if name is None else named(name),
         observer=memory.observers,
-        turn_options=options.turn_options(sources),
+        turn_options=replace(options.turn_options(sources), learning=learning_of(memory, model, options)),
+        workspace=options.workspace,
+    )
+
+
+def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> FactLearning | None:
+    """Return how facts are learned from turns, with the model of the summarizer; None if they are not."""
+    if not options.learning and not options.directives:
+        return None
+    from threadkeep.agent.fact_learning import FactLearning
+    from threadkeep.agent.models import make_model
+
+    name = options.summary_model
+    return FactLearning(
+        memory,
+        model=make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else model,
+        proposes=options.learning,
+        accept_from=options.learning_accept_from,
+        directives=options.directives,
     )
 
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
-    """The chat over runs, which answers also where none can be recorded."""
+    """Return the chat that starts runs; it also answers if runs cannot be recorded."""
     from threadkeep.runs.chat.chat import Chat
     from threadkeep.runs.chat.unstored import UnstoredRuns
 
@@ -115,7 +184,7 @@ def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources:
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
-    """The runs of a memory's database, as the settings say."""
+    """Return the runs of a memory's database, configured by the settings."""
     from threadkeep.runs.on_demand import RunsOnDemand
     from threadkeep.runs.service import RunService, open_runs
     from threadkeep.runs.unrecorded import UnrecordedTurns
@@ -141,13 +210,13 @@ def runs_of(
 
 
 def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, imports: bool = True) -> Workflows:
-    """The built-in chat with the settings' options, and the workflows that the settings name (or that are named here).
+    """Return the built-in chat with its options, and the workflows in `names` or else in the settings.
 
     Raises:
-        InvalidWorkflow: with everything that is wrong with any of them.
+        InvalidWorkflow: lists every problem of every workflow.
     """
-    from threadkeep.graphs.built_in import chat_workflow
-    from threadkeep.graphs.registry import Workflows
+    from threadkeep.workflows.built_in import chat_workflow
+    from threadkeep.workflows.registry import Workflows
 
     chat = chat_workflow(chat_options(settings))
     named = settings.workflows if names is None else names
@@ -155,8 +224,8 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
 
 
 def chat_options(settings: Settings) -> ChatOptions:
-    """How the chat answers that the settings describe."""
-    from threadkeep.workflow.chat_options import ChatOptions
+    """Return the options of the chat."""
+    from threadkeep.agent.chat_options import ChatOptions
 
     return ChatOptions(
         system_prompt=settings.system_prompt,
@@ -168,15 +237,22 @@ def chat_options(settings: Settings) -> ChatOptions:
         max_output_tokens=settings.max_output_tokens,
         compression=settings.compression,
         recall=settings.recall,
+        facts=settings.facts,
+        directives=settings.directives,
+        learning=settings.learning,
+        learning_accept_from=settings.learning_accept_from,
+        summary_model=settings.summary_model,
+        workspace=settings.workspace or None,
+        double_texting=settings.double_texting,
     )
 
 
 def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> Compression | None:
-    """The compression of the options with who writes its summaries: the named model, or the chat's own."""
+    """Return the compression options with a summarizer: the named model, or the model of the chat."""
     if options.compression is None:
         return None
-    from threadkeep.workflow.models import make_model
-    from threadkeep.workflow.summarizer import ModelSummarizer
+    from threadkeep.agent.models import make_model
+    from threadkeep.agent.summarizer import ModelSummarizer
 
     other = make_model(name, variable="THREADKEEP_SUMMARY_MODEL") if name else None
     window = options.context_window if other is None else None
@@ -185,7 +261,7 @@ def _with_summarizer(options: ChatOptions, model: BaseChatModel, name: str) -> C
 
 
 def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | None:
-    """What counts and times the events, where the extra `metrics` is installed."""
+    """Return the metrics observer, or None if the extra `metrics` is not installed."""
     if find_spec("prometheus_client") is None:
         return None
     from threadkeep.observe.prometheus import PrometheusObserver
@@ -193,8 +269,12 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
     return PrometheusObserver(settings.database.backend, [workflow.name for workflow in workflows.all()])
 
 
-def create_graph_store(settings: Settings) -> AbstractAsyncContextManager[BaseStore]:
-    """A LangGraph store where the settings say, for `graph.compile(store=…)`; open it once, at the top.
+def create_graph_store(
+    settings: Settings, *, index: IndexConfig | None = None, ttl: TTLConfig | None = None
+) -> AbstractAsyncContextManager[BaseStore]:
+    """Return a LangGraph store in the configured database, for `graph.compile(store=…)`; open it once at startup.
+
+    `index` and `ttl` are the options of LangGraph's stores: semantic search, and expiry of items.
 
     ::
 
@@ -202,15 +282,16 @@ def create_graph_store(settings: Settings) -> AbstractAsyncContextManager[BaseSt
             graph = builder.compile(checkpointer=checkpointer, store=store)
 
     Raises:
-        StoreUnavailable: when it is entered and the database does not answer.
+        StoreUnavailable: on entering, if the database does not respond.
+        InvalidInput: on entering, if the database cannot have an index.
     """
-    return open_graph_store(settings.graph_store, settings.store_options())
+    return open_graph_store(settings.graph_store, settings.store_options(), index=index, ttl=ttl)
 
 
 def create_checkpointer(settings: Settings) -> AbstractAsyncContextManager[BaseCheckpointSaver[str]]:
-    """A LangGraph checkpointer in the settings' database, for `graph.compile(checkpointer=…)`; opened like the store.
+    """Return a LangGraph checkpointer in the configured database, for `graph.compile(checkpointer=…)`; open it once.
 
     Raises:
-        StoreUnavailable: when it is entered and the database does not answer.
+        StoreUnavailable: on entering, if the database does not respond.
     """
     return open_checkpointer(settings.database, settings.store_options())

@@ -1,4 +1,4 @@
-"""One tree of errors. Each is a sentence with the cure; the data it speaks of is on the instance.
+"""The tree of errors. Each message is a sentence with its cure; the data is on the instance.
 
 ::
 
@@ -11,8 +11,11 @@
     ├── BudgetTooSmall (ValueError)       nothing useful fits into the budget
     ├── SessionNotFound (LookupError)
     ├── WrongUser (PermissionError)       the session belongs to somebody else
+    ├── MessageNotFound (LookupError)     the session has no message with that id
+    ├── MessageSuperseded                 the message was taken back or replaced before
     ├── QuestionGone (LookupError)        what a turn answers was deleted, mostly with its session
     ├── RunNotFound (LookupError)
+    ├── KnowledgeNotFound (LookupError)   no such fact, procedure or person; .kind says which
     ├── SessionBusy                       another turn of the session is queued or at work, and none may wait
     ├── ContextGone (LookupError)         a model call's messages are not all there any more
     ├── WorkflowNotFound (LookupError)    no workflow of that name is registered
@@ -21,35 +24,48 @@
     ├── ModelCallFailed                   the model did not answer; the question is stored
     ├── RunFailed                         a workflow gave no answer; its run says why
     ├── RunWaits                          a workflow asks a person before it answers
+    ├── ChannelNotFound (LookupError)     no bot of that name is configured
+    ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
+    ├── GraphitiError (ConnectionError)   the Graphiti server did not do what was asked; .kind says how it failed
+    ├── GraphitiClosed (PermissionError)  nothing may go to Graphiti: .reason is off, no_consent or untrusted
     ├── Interrupted                       the service or the turn was stopped before the answer was complete
     └── StoreError
         ├── StoreUnavailable (ConnectionError)   down, locked, full or read-only: the same call may succeed later
+        │   ├── PendingFolderUnusable     the folder of the pending turns can keep nothing
+        │   └── TurnInMemoryOnly          neither the database nor that folder takes a turn; a crash would lose it
+        ├── SessionDamaged                an item of one session in a graph store cannot be read
         ├── SchemaTooNew                  the database was written by a newer Threadkeep
         └── StoreClosed                   used after its `async with` ended
 
-No error carries message text: errors are logged, and people's words are not.
+No error carries message text: errors are logged, and people's words are not. There is one warning, `MiddlewareWarning`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 
 class ThreadkeepError(Exception):
     """The root of all errors that Threadkeep raises itself."""
 
 
+class MiddlewareWarning(UserWarning):
+    """A warning about another middleware that duplicates the agent's memory, or that is in the wrong order with it."""
+
+
 class InvalidInput(ThreadkeepError, ValueError):
-    """What the caller passed cannot be used; nothing was stored."""
+    """An argument that cannot be used; nothing was stored."""
 
 
 class InvalidMessage(InvalidInput):
-    """A message has a field that cannot be stored; the sentence names the field."""
+    """A message with a field that cannot be stored; the sentence names the field."""
 
 
 class InvalidKey(InvalidInput):
-    """A session id is not a valid key.
+    """A session id or a key that cannot be used.
 
     `reason` is `empty`, `empty_part`, `unresolved_template`, `too_long` or `invalid_chars`.
     """
@@ -67,9 +83,12 @@ class InvalidSettings(InvalidInput):
         self.variable = variable
 
 
+type CallbackRefusal = Literal["signature_missing", "signature_wrong", "stale", "unreadable", "receiver_wrong"]
+
+
 @dataclass(frozen=True)
 class WorkflowProblem:
-    """One thing that is wrong with a workflow: a sentence with its cure, and where; None where it is in no file."""
+    """A problem of a workflow: a sentence with its cure, and its location; None if it is in no file."""
 
     sentence: str
     file: str | None = None
@@ -77,13 +96,13 @@ class WorkflowProblem:
     column: int | None = None
 
     def __str__(self) -> str:
-        """The place as compilers write it, then the sentence."""
+        """Return the location in the notation of compilers, then the sentence."""
         place = ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
         return f"{place}: {self.sentence}" if place else self.sentence
 
 
 class InvalidWorkflow(InvalidInput):
-    """A workflow cannot be built; `problems` has everything that is wrong with it, in the order of the file."""
+    """A workflow that cannot be built; `problems` lists everything wrong with it, in the order of the file."""
 
     def __init__(self, problems: Sequence[WorkflowProblem] | str) -> None:
         found = (WorkflowProblem(problems),) if isinstance(problems, str) else tuple(problems)
@@ -92,7 +111,7 @@ class InvalidWorkflow(InvalidInput):
 
 
 class WorkflowNotFound(ThreadkeepError, LookupError):
-    """No workflow of that name is registered; `available` are those that are."""
+    """No workflow of that name is registered; `available` lists the registered names."""
 
     def __init__(self, name: str, available: Sequence[str]) -> None:
         super().__init__(
@@ -104,9 +123,9 @@ class WorkflowNotFound(ThreadkeepError, LookupError):
 
 
 class ChildFailed(ThreadkeepError):
-    """A workflow that a node started gave no result; `status` says how it ended, such as `failed` or `deadline`.
+    """A workflow started by a node gave no result; `status` says how it ended, such as `failed` or `deadline`.
 
-    It is `refused` where it would nest too deeply or in a circle, and was not started.
+    The status is `refused` if the child was not started because it would nest too deeply or in a circle.
     """
 
     def __init__(self, sentence: str, *, workflow: str, status: str, run_id: str | None = None) -> None:
@@ -117,15 +136,15 @@ class ChildFailed(ThreadkeepError):
 
 
 class ContextGone(ThreadkeepError, LookupError):
-    """What a model call was sent cannot be rebuilt: some of it was deleted, or its record is older than its texts."""
+    """The messages of a model call cannot be rebuilt: some were deleted, or the record has no texts."""
 
 
 class BudgetTooSmall(ThreadkeepError, ValueError):
-    """A token budget leaves no room for what must be in a model call."""
+    """A token budget that is too small for the required parts of a model call."""
 
 
 class SessionNotFound(ThreadkeepError, LookupError):
-    """No such session, or not one that this user may see."""
+    """The session does not exist, or this user may not see it."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -142,8 +161,37 @@ class WrongUser(ThreadkeepError, PermissionError):
         self.session_id = session_id
 
 
+class MessageNotFound(ThreadkeepError, LookupError):
+    """The session has no message with that id, or no user message at all if the id is None; nothing was changed."""
+
+    def __init__(self, session_id: str, message_id: str | None) -> None:
+        wanted = "message of a user" if message_id is None else f"message {message_id!r}"
+        super().__init__(
+            f"Session {session_id!r} has no {wanted}; read its messages with "
+            f"`threadkeep sessions show {session_id} --json`."
+        )
+        self.session_id = session_id
+        self.message_id = message_id
+
+
+class MessageSuperseded(ThreadkeepError):
+    """The message was already taken back or replaced; nothing was changed.
+
+    `superseded_by` is the id of the message that replaces it, or None.
+    """
+
+    def __init__(self, session_id: str, message_id: str, superseded_by: str | None) -> None:
+        super().__init__(
+            f"Message {message_id!r} of session {session_id!r} was superseded before; read the session again, "
+            "and change a message that is active."
+        )
+        self.session_id = session_id
+        self.message_id = message_id
+        self.superseded_by = superseded_by
+
+
 class QuestionGone(ThreadkeepError, LookupError):
-    """The message that a turn answers is not there any more; nothing was stored, and no session begun."""
+    """The message that a turn answers no longer exists; nothing was stored and no session was created."""
 
     def __init__(self, session_id: str) -> None:
         super().__init__(
@@ -154,7 +202,7 @@ class QuestionGone(ThreadkeepError, LookupError):
 
 
 class RunNotFound(ThreadkeepError, LookupError):
-    """No such run, or not one that this user may see."""
+    """The run does not exist, or this user may not see it."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
@@ -163,15 +211,29 @@ class RunNotFound(ThreadkeepError, LookupError):
         self.run_id = run_id
 
 
-class SessionBusy(ThreadkeepError):
-    """Another turn of the session is queued or at work, and the workflow refuses messages then; nothing was stored.
+class KnowledgeNotFound(ThreadkeepError, LookupError):
+    """The thing does not exist or is hidden from this user; `kind` says which."""
 
-    `run_id` is the turn that is in the way.
+    def __init__(
+        self, kind: Literal["fact", "proposal", "procedure", "person", "scope", "delivery"], name: str
+    ) -> None:
+        several = "deliveries" if kind == "delivery" else f"{kind}s"
+        super().__init__(f"There is no {kind} {name!r} here, or not for this user; list the {several} there are.")
+        self.kind = kind
+        self.name = name
+
+
+class SessionBusy(ThreadkeepError):
+    """Another turn of the conversation is queued or running, and the workflow rejects messages until it ends.
+
+    Nothing was stored. `run_id` is the blocking turn. It may belong to another session than `session_id`, because
+    agents that store a conversation under their own key share it between sessions.
     """
 
-    def __init__(self, session_id: str, run_id: str) -> None:
+    def __init__(self, session_id: str | None, run_id: str) -> None:
+        where = "The conversation" if session_id is None else f"Session {session_id!r}"
         super().__init__(
-            f"Session {session_id!r} is still busy with run {run_id!r}, and its workflow takes no message meanwhile: "
+            f"{where} is still busy with run {run_id!r}, and its workflow takes no message meanwhile: "
             "send it again when that is over, cancel that run, or let the workflow enqueue (double_texting)."
         )
         self.session_id = session_id
@@ -179,26 +241,29 @@ class SessionBusy(ThreadkeepError):
 
 
 class BudgetSpent(ThreadkeepError):
-    """A run, or one that it belongs to, has used what it may; the call was not made.
+    """A run, or one of its parents, has used up its budget; the call was not made.
 
-    `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are in its unit.
+    `limit` is `max_tokens` or `max_cost`; `used` and `allowed` are in its unit. `estimated` is true if a provider
+    did not report all of its usage.
     """
 
-    def __init__(self, run_id: str, *, limit: str, used: float, allowed: float) -> None:
+    def __init__(self, run_id: str, *, limit: str, used: float, allowed: float, estimated: bool = False) -> None:
+        about = "about " if estimated else ""
         super().__init__(
-            f"Run {run_id!r} has used {used:g} of {allowed:g} ({limit}), and calls no model any more: "
+            f"Run {run_id!r} has used {about}{used:g} of {allowed:g} ({limit}), and calls no model any more: "
             f"retry the run with a larger {limit}."
         )
         self.run_id = run_id
         self.limit = limit
         self.used = used
         self.allowed = allowed
+        self.estimated = estimated
 
 
 class ModelCallFailed(ThreadkeepError):
-    """The model raised, or took too long; what the user said is stored, and nothing stands in for an answer.
+    """The model raised or timed out; the user's message is stored, and no answer is.
 
-    `kind` is the name of the error's class: its own sentence may quote what people said.
+    `kind` is the class name of the error, because its message may quote people.
     """
 
     def __init__(self, kind: str) -> None:
@@ -210,9 +275,9 @@ class ModelCallFailed(ThreadkeepError):
 
 
 class RunFailed(ThreadkeepError):
-    """A workflow gave no answer; what the user said is stored, and nothing stands in for an answer.
+    """A workflow gave no answer; the user's message is stored, and no answer is.
 
-    `kind` names the error: its own sentence may quote what people said.
+    `kind` names the error, because its message may quote people.
     """
 
     def __init__(self, run_id: str, kind: str, cure: str | None = None) -> None:
@@ -225,7 +290,7 @@ class RunFailed(ThreadkeepError):
 
 
 class RunWaits(ThreadkeepError):
-    """A workflow asks a person something before it answers; the run goes on with what it is told."""
+    """A workflow that waits for a person's reply; the run resumes with that reply."""
 
     def __init__(self, run_id: str) -> None:
         super().__init__(
@@ -236,18 +301,104 @@ class RunWaits(ThreadkeepError):
 
 
 class Interrupted(ThreadkeepError):
-    """The service stopped before the answer was complete; what there was of it is stored."""
+    """The service stopped before the answer was complete; the part that existed is stored."""
+
+
+class ChannelNotFound(ThreadkeepError, LookupError):
+    """No bot of that name is configured."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"There is no channel {name!r} here; THREADKEEP_CHANNELS names the file that lists them.")
+        self.name = name
+
+
+class CallbackRefused(ThreadkeepError, PermissionError):
+    """A callback that was rejected unread: it is not from the platform, or it is too old.
+
+    `reason` is `signature_missing`, `signature_wrong`, `stale`, `unreadable` or `receiver_wrong`.
+    """
+
+    def __init__(self, reason: CallbackRefusal) -> None:
+        super().__init__(
+            f"A callback was refused ({reason}); compare the channel's secrets with the platform's and set the clock."
+        )
+        self.reason = reason
+
+
+type GraphitiFailure = Literal[
+    "unreachable", "timeout", "broken", "server", "limited", "denied", "refused", "unreadable"
+]
+
+
+class GraphitiError(ThreadkeepError, ConnectionError):
+    """The Graphiti server did not do what was requested. No sentence quotes the request or the response.
+
+    `kind` says how it failed: unreachable, timeout, broken connection, server error (5xx), too many requests (408,
+    429), rejected key (401, 403), rejected request (other 4xx), or a response that Graphiti does not send. `status`
+    is the HTTP status, if there was a response. `retry_after` is the number of seconds that the server asks to wait.
+    `uncertain` means that the request may have been executed.
+    """
+
+    def __init__(
+        self,
+        kind: GraphitiFailure,
+        *,
+        status: int | None = None,
+        retry_after: float | None = None,
+        uncertain: bool = False,
+    ) -> None:
+        answered = "" if status is None else f" It answered with status {status}."
+        super().__init__(_GRAPHITI_FAILURES[kind].replace(". ", f".{answered} ", 1))
+        self.kind = kind
+        self.status = status
+        self.retry_after = retry_after
+        self.uncertain = uncertain
+
+    @property
+    def is_final(self) -> bool:
+        """Return True if the server would reject the same request again."""
+        return self.kind == "refused"
+
+
+_GRAPHITI_FAILURES: dict[GraphitiFailure, str] = {
+    "unreachable": "The Graphiti server cannot be reached. Start it, or correct THREADKEEP_GRAPHITI_ENDPOINT.",
+    "timeout": "The Graphiti server did not answer in time. See its log, or raise THREADKEEP_GRAPHITI_TIMEOUT_MS.",
+    "broken": "The connection to the Graphiti server broke. It is tried again; see the server's log if it goes on.",
+    "server": "The Graphiti server failed. See its log, and whether its database, model and embedder answer.",
+    "limited": "The Graphiti server takes no more requests for now. It is tried again; lower the load if it goes on.",
+    "denied": "The Graphiti server does not take the key. Correct THREADKEEP_GRAPHITI_API_KEY, or the proxy before it.",
+    "refused": "The Graphiti server refused a request. See what `threadkeep knowledge test` says of its version.",
+    "unreadable": "The answer is none of Graphiti's. See what is behind THREADKEEP_GRAPHITI_ENDPOINT.",
+}
+
+type GraphitiClosure = Literal["off", "no_consent", "untrusted"]
+
+
+class GraphitiClosed(ThreadkeepError, PermissionError):
+    """Nothing may be sent to Graphiti; `reason` says why."""
+
+    def __init__(self, reason: GraphitiClosure) -> None:
+        super().__init__(_GRAPHITI_CLOSURES[reason])
+        self.reason = reason
+
+
+_GRAPHITI_CLOSURES: dict[GraphitiClosure, str] = {
+    "off": "Graphiti is off. Set THREADKEEP_GRAPHITI_ENABLED=true and THREADKEEP_GRAPHITI_ENDPOINT.",
+    "no_consent": "Nobody allowed this data to go there. Allow it with: threadkeep knowledge consent --grant",
+    "untrusted": "The workspace is not trusted. Trust it with: threadkeep knowledge trust",
+}
 
 
 class StoreError(ThreadkeepError):
-    """The root of what can go wrong with the place where transcripts are kept."""
+    """The root of all errors of the transcript store."""
 
 
 class StoreUnavailable(StoreError, ConnectionError):
-    """The database is down, locked beyond its timeout, full or read-only; nothing of this call is stored for certain.
+    """The database is down, locked beyond its timeout, full or read-only; do not assume that anything was stored.
 
-    Trying the same call again is safe for messages that have an id: those that did arrive are recognised.
-    `interrupted` says that the connection broke in the middle, so that a second try on another one is worth it at once.
+    The same call can be repeated safely for messages with an id: messages that did arrive are recognised.
+    `interrupted` means that the connection broke during the call, so an immediate retry on another connection is
+    worthwhile.
     """
 
     def __init__(self, sentence: str, *, interrupted: bool = False) -> None:
@@ -255,8 +406,51 @@ class StoreUnavailable(StoreError, ConnectionError):
         self.interrupted = interrupted
 
 
+class PendingFolderUnusable(StoreUnavailable):
+    """The folder of the pending turns can keep nothing: a file is in its place, or it is not writable."""
+
+    def __init__(self, folder: Path, error: OSError) -> None:
+        super().__init__(
+            f"Turns cannot be kept in {error.filename or folder} ({error.strerror or type(error).__name__}). "
+            "Make the folder writable for this user, or name another one in THREADKEEP_PENDING_DIR."
+        )
+        self.folder = folder
+
+
+class TurnInMemoryOnly(StoreUnavailable):
+    """A turn is on no disk: neither the database nor the folder of the pending turns takes it.
+
+    It is retried as long as this process lives; a crash would lose it. Do not send it again without its message ids.
+    """
+
+    def __init__(self, session_id: str) -> None:
+        super().__init__(
+            "The turn is in memory only, because neither the database nor the folder of the pending turns takes it. "
+            "Keep this process running, and repair one of the two: `threadkeep doctor` says what is wrong."
+        )
+        self.session_id = session_id
+
+
+class SessionDamaged(StoreError):
+    """An item of a session in a graph store cannot be read; no other session is affected.
+
+    `item` names it within the session: `metadata` or `chunk:000021`. `problem` says what is wrong with it. `user_id`
+    is the owner of the session, if known.
+    """
+
+    def __init__(self, session_id: str, item: str, problem: str, *, user_id: str | None = None) -> None:
+        super().__init__(
+            f"Session {session_id!r} is damaged: its item {item!r} in the graph store {problem}. "
+            "Repair the item, or delete the session."
+        )
+        self.session_id = session_id
+        self.item = item
+        self.problem = problem
+        self.user_id = user_id
+
+
 class SchemaTooNew(StoreError):
-    """The database has migrations that this version of Threadkeep does not know."""
+    """A database with migrations that this version of Threadkeep does not know."""
 
     def __init__(self, *, found: int, known: int) -> None:
         super().__init__(
@@ -268,4 +462,4 @@ class SchemaTooNew(StoreError):
 
 
 class StoreClosed(StoreError):
-    """The memory was used after its `async with open_memory(...)` block had ended."""
+    """The memory was used after its `async with open_memory(...)` block ended."""

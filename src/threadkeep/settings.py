@@ -1,38 +1,40 @@
-"""The environment, read once: `THREADKEEP_*` variables, also from a `.env` file in the working folder."""
+"""Settings from the environment, read once: `THREADKEEP_*` variables, also from `.env` in the working directory."""
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import NoDecode, SettingsConfigDict
 
+from threadkeep.environment import PREFIX, default_database
 from threadkeep.errors import InvalidInput, InvalidSettings
-from threadkeep.history.compression import Compression, read_size
-from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.pending import PendingOptions
-from threadkeep.history.retention import RetentionOptions
-from threadkeep.records import Retention, RetentionLimits
+from threadkeep.knowledge.graphiti.settings import GraphitiSettings
 from threadkeep.runs.settings import RunSettings, split_list
-from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.address import DatabaseAddress, Keeping, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
-from threadkeep.store.keeping import Keeping
 
-PREFIX = "THREADKEEP_"
+# Imported on use: a command that only reads the database needs none of these packages.
+if TYPE_CHECKING:
+    from threadkeep.history.compression import Compression
+    from threadkeep.history.memory_options import MemoryOptions
+    from threadkeep.history.retention import RetentionOptions
 
 _SUMMARY_KEEP = "messages:20"
 
 
-def default_database() -> Path:
-    """The SQLite file that is used when no database is named."""
-    return user_data_path("threadkeep") / "threadkeep.db"
+def default_channels() -> Path:
+    """Return the file that lists the bots if no file is named; `threadkeep channels add` creates it."""
+    return user_data_path("threadkeep") / "channels.yaml"
 
 
-class Settings(RunSettings):
-    """Every setting of the service and the command line. Made by `load_settings`, whose errors are sentences."""
+class Settings(RunSettings, GraphitiSettings):
+    """All settings of the service and the command line. Create them with `load_settings`, which explains its errors."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_file=".env", extra="ignore", frozen=True, hide_input_in_errors=True, allow_inf_nan=False
@@ -62,6 +64,9 @@ class Settings(RunSettings):
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
     )
     body_limit: int = Field(2_097_152, ge=1024, description="Bytes that a request's body may have.")
+    max_connections: int = Field(1000, ge=1, description="Open connections; one more gets 503. Streams count.")
+    header_timeout: float = Field(10.0, gt=0, description="Seconds for the headers of a request to arrive.")
+    body_timeout: float = Field(30.0, gt=0, description="Seconds for the body of a request to arrive.")
     shutdown_timeout: float = Field(20.0, ge=0, description="Seconds that running turns get to finish at a shutdown.")
 
     model: str = Field("demo", min_length=1, description="demo, or any name that LangChain's init_chat_model takes.")
@@ -70,6 +75,11 @@ class Settings(RunSettings):
     workflows: Annotated[list[str], NoDecode] = Field(
         default_factory=list,
         description="Comma-separated: a YAML file, a folder of them, or name=package.module:graph.",
+    )
+
+    channels: Path | None = Field(
+        default_factory=lambda: path if (path := default_channels()).exists() else None,
+        description="Absolute path of the YAML file that lists the bots of channels; else the one in the data folder.",
     )
 
     history_enabled: bool = Field(True, description="Whether chats see earlier turns.")
@@ -95,6 +105,17 @@ class Settings(RunSettings):
     summary_model: str = Field("", description="The model that writes summaries, as in MODEL; empty is the chat's own.")
     recall: Literal["off", "session", "user"] = Field(
         "off", description="Where older turns that matter are looked for: in the session, or in all of its user's."
+    )
+    facts: bool = Field(False, description="Whether chats see what is known of their session, workspace and user.")
+    learning: bool = Field(False, description="Whether facts are proposed from what people say in chats, by a model.")
+    learning_accept_from: float | None = Field(
+        None, ge=0, le=1, description="Confidence that lets a proposed fact in; empty leaves each to a person."
+    )
+    directives: bool = Field(
+        False, description="Whether lines such as `preference (user): Keep diffs small.` in messages are remembered."
+    )
+    workspace: str | None = Field(
+        None, max_length=512, description="The workspace of runs that name none: facts about it are found by this name."
     )
     memory_max_messages: int = Field(8, description="Messages that the in-run reducer keeps; below 1 counts as 1.")
     memory_max_chars: int = Field(8000, ge=0, description="Characters that the in-run reducer keeps; 0 means no limit.")
@@ -148,7 +169,9 @@ class Settings(RunSettings):
     @field_validator("summary_trigger", "summary_keep")
     @classmethod
     def _check_size(cls, value: str) -> str:
-        if value:
+        if value not in ("", _SUMMARY_KEEP):
+            from threadkeep.history.compression import read_size
+
             read_size(value)
         return value
 
@@ -162,7 +185,7 @@ class Settings(RunSettings):
     def _any_case_upper(cls, value: object) -> object:
         return value.upper() if isinstance(value, str) else value
 
-    @field_validator("graph_store_sqlite_path", "pending_dir")
+    @field_validator("graph_store_sqlite_path", "pending_dir", "channels")
     @classmethod
     def _absolute(cls, value: Path | None) -> Path | None:
         if value is not None and not value.is_absolute():
@@ -199,6 +222,11 @@ class Settings(RunSettings):
                 f"{PREFIX}GRAPH_STORE_BACKEND is postgres, so {PREFIX}POSTGRES_DSN must say which: postgresql://user@host/db.",
                 variable=f"{PREFIX}POSTGRES_DSN",
             )
+        if self.graphiti_enabled and self.transcripts == "graph_store":
+            raise InvalidSettings(
+                f"{PREFIX}GRAPHITI_ENABLED needs turns in tables: set {PREFIX}TRANSCRIPTS=tables, or turn it off.",
+                variable=f"{PREFIX}GRAPHITI_ENABLED",
+            )
         try:
             _ = self.compression
         except InvalidInput as error:
@@ -215,12 +243,12 @@ class Settings(RunSettings):
 
     @property
     def database(self) -> DatabaseAddress:
-        """The database that `database_url` names."""
+        """Return the database that `database_url` names."""
         return parse_address(self.database_url.get_secret_value())
 
     @property
     def graph_store(self) -> DatabaseAddress:
-        """The database of LangGraph's store: the transcripts' own unless its settings name another."""
+        """The database of LangGraph's store: the same as that of the transcripts unless the settings name another."""
         if self.postgres_dsn is not None and self.graph_store_backend in (None, "postgres"):
             return parse_address(self.postgres_dsn.get_secret_value(), variable=f"{PREFIX}POSTGRES_DSN")
         if self.graph_store_sqlite_path is not None and self.graph_store_backend in (None, "sqlite"):
@@ -231,14 +259,19 @@ class Settings(RunSettings):
 
     @property
     def compression(self) -> Compression | None:
-        """When older messages of the chat become a summary, if they do."""
+        """Return when older chat messages are replaced with a summary; None if never."""
         if not self.summary_trigger:
             return None
+        from threadkeep.history.compression import Compression, read_size
+
         return Compression(trigger=read_size(self.summary_trigger), keep=read_size(self.summary_keep or _SUMMARY_KEEP))
 
     @property
     def retention(self) -> RetentionOptions:
-        """How long messages are kept."""
+        """Return the retention periods of messages."""
+        from threadkeep.history.retention import RetentionOptions
+        from threadkeep.records import Retention, RetentionLimits
+
         archive = RetentionLimits(
             self.retention_archive_max_age_days,
             self.retention_archive_max_messages,
@@ -252,7 +285,7 @@ class Settings(RunSettings):
         return RetentionOptions(Retention(archive, delete), self.retention_interval_hours * 3600)
 
     def store_options(self) -> StoreOptions:
-        """How databases are opened."""
+        """Return the options for opening databases."""
         return StoreOptions(
             synchronous=self.sqlite_synchronous,
             lock_timeout_seconds=self.lock_timeout,
@@ -263,23 +296,26 @@ class Settings(RunSettings):
         )
 
     def memory_options(self, *, background: bool = True) -> MemoryOptions:
-        """What `open_memory` is given."""
+        """Return the options for `open_memory`."""
+        from threadkeep.history.memory_options import MemoryOptions
+        from threadkeep.history.pending import PendingOptions
+
         return MemoryOptions(
             store=self.store_options(),
             pending=PendingOptions(folder=self.pending_dir, write_timeout_seconds=self.write_timeout),
             manifest_retention_days=self.manifest_retention_days,
             retention=self.retention,
             run_retention=self.run_retention,
-            run_stale_seconds=self.run_stale_seconds,
             run_trace_limits=self.run_trace_limits,
             background=background,
             transcripts=self.transcripts,
             graph_store=self.graph_store,
+            graphiti=self.graphiti_options(self.workspace or None),
         )
 
 
 def load_settings(**overrides: object) -> Settings:
-    """The settings of the environment; an override stands above its variable.
+    """Return the settings of the environment; an override takes precedence over its variable.
 
     Raises:
         InvalidSettings: names the variable and the cure, never its value.
@@ -290,8 +326,22 @@ def load_settings(**overrides: object) -> Settings:
         raise _sentence(error) from None
 
 
+def unknown_variables() -> list[str]:
+    """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
+    from dotenv import dotenv_values
+
+    known = [PREFIX + name.upper() for name in Settings.model_fields]
+    given = {name.upper() for name in (*os.environ, *dotenv_values(".env"))}
+    sentences = []
+    for name in sorted(name for name in given if name.startswith(PREFIX) and name not in known):
+        close = get_close_matches(name, known, n=1, cutoff=0.8)
+        advice = f"did you mean {close[0]}?" if close else "correct its name, or take it away."
+        sentences.append(f"{name} is no setting and does nothing; {advice}")
+    return sentences
+
+
 def _sentence(error: ValidationError) -> InvalidSettings:
-    """The first thing that is wrong, as a person would say it."""
+    """Return the first validation error as a sentence."""
     first = error.errors(include_input=False, include_url=False)[0]
     ours = first.get("ctx", {}).get("error")
     if isinstance(ours, InvalidSettings):
@@ -304,7 +354,7 @@ def _sentence(error: ValidationError) -> InvalidSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address can be reached from this machine only."""
+    """Return True if an address can only be reached from this machine."""
     if host == "localhost":
         return True
     try:

@@ -33,8 +33,7 @@ def plan(seconds: float) -> Plan:
 
 
 @pytest.mark.process
-@pytest.mark.soak
-@pytest.mark.xdist_group("processes")
+@pytest.mark.slow
 async def test_people_and_processes_that_die(place: Place) -> None:
     """Every message has its turn, once and in order; nothing overlaps, is paid twice, counted twice or left at work."""
     little = plan(1.5)
@@ -45,8 +44,7 @@ async def test_people_and_processes_that_die(place: Place) -> None:
 
 
 @pytest.mark.process
-@pytest.mark.soak
-@pytest.mark.xdist_group("processes")
+@pytest.mark.slow
 async def test_trees_and_processes_that_die(place: Place) -> None:
     """What is cancelled ends soon with all below it, and the session goes on."""
     little = plan(1.5)

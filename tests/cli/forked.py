@@ -13,11 +13,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Literal, Self, TextIO
 
+from bench.endings import end_with_parent
 from tests.children import PROCESSES
+from tests.limits import HANG_SECONDS
 
 type Program = Callable[[Sequence[str]], int]
 
-_PATIENCE_SECONDS = 60.0
 _MODES = ("r", "w", "w")
 
 
@@ -36,6 +37,7 @@ def fork(
 def _run(
     program: Program, arguments: Sequence[str], ends: Sequence[Connection], environment: Mapping[str, str], folder: Path
 ) -> None:
+    end_with_parent()
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
@@ -72,7 +74,7 @@ class ForkedCommand:
 
     def wait(self) -> int:
         """The exit status, when it has ended."""
-        self._process.join(_PATIENCE_SECONDS)
+        self._process.join(HANG_SECONDS)
         assert self.returncode is not None, "the command takes too long"
         return self.returncode
 

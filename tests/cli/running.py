@@ -17,10 +17,10 @@ import pytest
 
 from tests.cli.forked import ForkedCommand
 from threadkeep.cli import main
-from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.opening import open_memory
+from threadkeep.memory import Memory, open_memory
 from threadkeep.records import Message, SessionInfo
+from threadkeep.store.keeping import Keeping
 
 type Work[T] = Callable[[Memory], Awaitable[T]]
 
@@ -105,14 +105,15 @@ class CommandLine:
 
         self.remember(storing)
 
-    def remember[T](self, work: Work[T]) -> T:
+    def remember[T](self, work: Work[T], *, transcripts: Keeping = "tables") -> T:
         """Do something with the memory of this database."""
+        return asyncio.run(self.remembering(work, transcripts=transcripts))
 
-        async def working() -> T:
-            async with open_memory(self.url, options=MemoryOptions(background=False)) as memory:
-                return await work(memory)
-
-        return asyncio.run(working())
+    async def remembering[T](self, work: Work[T], *, transcripts: Keeping = "tables") -> T:
+        """Do something with the memory of this database, inside an event loop."""
+        options = MemoryOptions(background=False, transcripts=transcripts)
+        async with open_memory(self.url, options=options) as memory:
+            return await work(memory)
 
     def info(self, session_id: str) -> SessionInfo:
         """What is known of a session."""

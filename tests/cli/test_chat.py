@@ -18,14 +18,13 @@ import pytest
 
 from tests.cli.forked import ForkedCommand, Program, fork
 from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
+from threadkeep.agent import models
 from threadkeep.cli import main
 from threadkeep.history.memory import Memory
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow import models
 
 pytestmark = pytest.mark.process
-
-_PATIENCE_SECONDS = 60.0
 
 
 def scripted_chat(_: Sequence[str] = ()) -> int:
@@ -54,7 +53,7 @@ class Screen:
 
     def wait_for(self, text: str) -> str:
         """What is shown up to a text; the next call looks behind it."""
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+        deadline = time.monotonic() + HANG_SECONDS
         while text.encode() not in self._shown:
             ready, _, _ = select.select([self._terminal], [], [], max(deadline - time.monotonic(), 0))
             assert ready, f"{text!r} was never shown, but {self._shown!r}"
@@ -70,7 +69,7 @@ class Screen:
         with contextlib.suppress(OSError):
             while os.read(self._terminal, 65_536):
                 pass
-        self.process.join(_PATIENCE_SECONDS)
+        self.process.join(HANG_SECONDS)
         os.close(self._terminal)
         return self.process.exitcode
 
@@ -145,6 +144,17 @@ def test_a_pipe_gets_plain_answers_and_the_memory_stays(cli: CommandLine) -> Non
     assert answer["context"]["messages"] == 5
     assert "Ada" in answer["response"]
     assert (stats["messages"], stats["turns"]) == (6, 1)
+
+
+def test_the_model_and_the_system_message_can_be_given(cli: CommandLine) -> None:
+    """In place of those of the settings, for this chat."""
+    cli.set(THREADKEEP_MODEL="nobody:x", THREADKEEP_SYSTEM_PROMPT="Be a sailor.")
+    outcome = cli.process("chat", "--session", "a", "-m", "demo", "-s", "Be a pirate.", given="hello\n")
+    assert outcome.exit_code == 0, outcome.err
+    cli.set(THREADKEEP_MODEL="demo")
+    shown = cli("context", "show", "--session", "a", "--call", "1").out
+    assert "Be a pirate." in shown
+    assert "sailor" not in shown
 
 
 def test_sigterm_ends_a_chat_and_keeps_what_was_said(cli: CommandLine) -> None:

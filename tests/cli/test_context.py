@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.running import CommandLine
+from threadkeep.agent.sendable_messages import OPENING
 from threadkeep.context.tokens import estimate
 
 
@@ -18,7 +19,8 @@ def long_session(cli: CommandLine) -> CommandLine:
 def test_the_window_is_what_the_settings_allow(long_session: CommandLine) -> None:
     """Numbers 6 to 25 of 25, and the reason why 1 to 5 are out."""
     view = long_session("context", "show", "--session", "a", "--json").json
-    assert [message["seq"] for message in view["messages"]] == list(range(6, 26))
+    assert [message["seq"] for message in view["messages"]] == [None, *range(6, 26)]
+    assert view["messages"][0]["content"] == OPENING
     assert view["excluded"] == [{"first_seq": 1, "last_seq": 5, "reason": "over_limit"}]
     assert view["messages"][-1]["content"] == "Message number 25."
     assert view["tokens"] == sum(message["tokens"] for message in view["messages"])

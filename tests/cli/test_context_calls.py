@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -13,10 +14,10 @@ import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
+from tests.agent.talking import config_of, input_of, make_agent
 from tests.cli.running import CommandLine, Outcome
-from tests.workflow.talking import config_of, input_of, make_agent
 from threadkeep import Memory, SessionMemory
-from threadkeep.cli.context_reasons import in_words
+from threadkeep.cli.context_output import in_words
 from threadkeep.context.manifest import ContextManifest, ExclusionReason
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
@@ -61,12 +62,18 @@ def reporting(text: str, input_tokens: int, cached: int) -> AIMessage:
 
 
 def talk(
-    cli: CommandLine, model: ScriptedModel, texts: Sequence[str], *, max_messages: int = 20, max_tokens: int = 4000
+    cli: CommandLine,
+    model: ScriptedModel,
+    texts: Sequence[str],
+    *,
+    max_messages: int = 20,
+    max_tokens: int = 4000,
+    tool_memory: int = 1,
 ) -> None:
     """One turn of an agent for each text, in the session `a` of the user `ann`."""
 
     async def talking(memory: Memory) -> None:
-        middleware = SessionMemory(memory, max_messages=max_messages, max_tokens=max_tokens)
+        middleware = SessionMemory(memory, max_messages=max_messages, max_tokens=max_tokens, tool_memory=tool_memory)
         agent = make_agent(model, [middleware], [look_up], system_prompt="Be brief.")
         for text in texts:
             await agent.ainvoke(input_of(text), config_of("a", user_id="ann"))
@@ -99,7 +106,7 @@ def test_each_call_is_shown_with_its_texts(any_cli: CommandLine) -> None:
 
 def test_a_call_long_ago_is_found_page_by_page(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many came after it."""
-    monkeypatch.setattr("threadkeep.cli.call_choice._PAGE", 2)
+    monkeypatch.setattr("threadkeep.cli.context._PAGE", 2)
     talk(cli, ScriptedModel(["ok"] * 5), [f"question {number}" for number in range(5)])
     found = [cli(*SHOW, "--call", str(number), "--json").json["messages"][-1]["content"] for number in range(1, 6)]
     assert found == [f"question {number}" for number in reversed(range(5))]
@@ -198,6 +205,21 @@ def test_two_calls_are_compared(cli: CommandLine) -> None:
     assert "All that did not depend on the earlier input" in shown
 
 
+def test_steps_of_the_turn_before_are_a_section_of_their_own(cli: CommandLine) -> None:
+    """Drawn in their place, with what was cut of them."""
+    talk(cli, ScriptedModel([asking("atlas"), "one", "ok"]), ["question 0", "question 1"])
+    view = cli(*SHOW, "--json").json
+    assert [section["name"] for section in view["sections"]] == ["system", "window", "earlier_steps", "input"]
+    assert [(m["section"], m["role"]) for m in view["messages"]][1:4] == [
+        ("window", "user"), ("earlier_steps", "assistant"), ("earlier_steps", "tool"),
+    ]  # fmt: skip
+    shown = cli(*SHOW).out
+    assert re.search(r"^earlier_steps █+ +1,000 tokens +25 %$", shown, re.MULTILINE)
+    assert "(cut from 1,4" in shown
+    went = cli(*SHOW, "--diff", "--json").json["went"]
+    assert [message["reason"] for message in went] == ["changed"]
+
+
 def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: CommandLine) -> None:
     """Messages before a window that was cut back, and steps of a turn that is over."""
     talk(
@@ -205,6 +227,7 @@ def test_what_went_from_one_call_to_the_next_is_told_with_its_reason(cli: Comman
         ScriptedModel([asking("atlas"), "one", "ok", "ok", "ok", "ok"]),
         [f"question {n}" for n in range(5)],
         max_messages=6,
+        tool_memory=0,
     )
     went = cli(*SHOW, "--call", "4", "--diff", "--json").json["went"]
     assert {message["reason"] for message in went} == {"turn_over"}

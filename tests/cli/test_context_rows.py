@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 from rich.cells import cell_len
-from rich.console import Console
 
+from tests.agent.talking import config_of, input_of, make_agent
 from tests.cli.running import CommandLine
-from tests.workflow.talking import config_of, input_of, make_agent
-from threadkeep import Memory, Message, RecalledTurns, SessionMemory
-from threadkeep.cli.context_drawing import show_what_is_out
-from threadkeep.cli.terminal import Terminal
+from threadkeep import Evidence, KnownFacts, Memory, Message, RecalledTurns, Scope, SessionMemory
+from threadkeep.cli.context_output import show_excluded
+from threadkeep.cli.terminal import terminal
 from threadkeep.context.manifest import ContextManifest, LeftOut
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel
@@ -43,9 +43,36 @@ def asked(cli: CommandLine) -> CommandLine:
     return cli
 
 
+class Screen(io.StringIO):
+    """A stdout that is a terminal."""
+
+    def isatty(self) -> bool:
+        """True: it is one."""
+        return True
+
+
 def rows(shown: str, section: str) -> list[str]:
     """The rows of a section."""
     return [line for line in shown.splitlines() if f" {section} " in line[:16]]
+
+
+def test_it_is_said_where_facts_come_from(cli: CommandLine) -> None:
+    """How many there are of each scope, and the messages that say them."""
+
+    async def talking(memory: Memory) -> None:
+        ann, shop = Scope("user", "ann"), Scope("workspace", "shop")
+        for number in (1, 2, 4):
+            await memory.knowledge.remember(ann, f"key {number}", "x", evidence=Evidence("room:9", number))
+        await memory.knowledge.remember(shop, "days", 30)
+        agent = make_agent(ScriptedModel(["ok"]), [SessionMemory(memory, sources=[KnownFacts(memory)])])
+        await agent.ainvoke(input_of("Hi"), config_of("a", user_id="ann", workspace="shop"))
+
+    cli.remember(talking)
+    [facts] = rows(cli(*SHOW).out, "facts")
+    assert "4 facts (1 of the workspace; 3 of the user from 1–2, 4 of room:9):" in facts
+    [entry] = [one for one in cli(*SHOW, "--json").json["messages"] if one["section"] == "facts"]
+    assert [fact["scope"] for fact in entry["facts"]] == ["workspace", "user", "user", "user"]
+    assert entry["facts"][1]["evidence"] == [{"session_id": "room:9", "seq": 1}]
 
 
 def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine) -> None:
@@ -80,13 +107,14 @@ def test_a_message_is_one_line(asked: CommandLine, monkeypatch: pytest.MonkeyPat
         assert "\x1b" not in shown
 
 
-def test_what_is_longer_than_the_terminal_goes_on_beside_its_label() -> None:
+def test_what_is_longer_than_the_terminal_goes_on_beside_its_label(monkeypatch: pytest.MonkeyPatch) -> None:
     """In a column of its own, wrapped between words."""
-    terminal = Terminal()
-    written = io.StringIO()
-    terminal.out = Console(file=written, width=40, force_terminal=True)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setenv("TERM", "xterm")
     terminal.labelled("window   ", "anchored, at most 20 earlier messages, begins at message 19")
-    assert written.getvalue().splitlines() == [
+    assert screen.getvalue().splitlines() == [
         "window   anchored, at most 20 earlier",
         "         messages, begins at message 19",
     ]
@@ -96,7 +124,7 @@ def test_what_was_left_out_of_a_run_is_said_by_stretches(capsys: pytest.CaptureF
     """A line for each, however many messages it has."""
     left_out = (LeftOut("m1", "over_budget", "m900", 900), LeftOut(None, "empty"), LeftOut("m907", "duplicate"))
     manifest = ContextManifest(session_id="a", run_id="r", counter="estimate", budget=4000, left_out=left_out)
-    show_what_is_out(Terminal(), manifest)
+    show_excluded(manifest)
     assert capsys.readouterr().out.splitlines() == [
         "out: 900 messages of the run, m1 to m900, over the budget of 4,000 tokens",
         "out: 1 message of the run, nothing is in it that could be sent",

@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 
 from tests.runs.chatting import Chats
-from threadkeep.cli.answers import Answers, JsonAnswers, PlainAnswers
-from threadkeep.cli.call_choice import CallChoice
-from threadkeep.cli.context_view import ContextLook
+from threadkeep.agent.chat_options import ChatOptions
+from threadkeep.agent.context_view import ContextLook
+from threadkeep.cli.context import CallChoice
 from threadkeep.cli.conversation import Conversation, Notices
-from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.terminal import json_chosen
 from threadkeep.errors import StoreUnavailable
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.opening import open_memory
+from threadkeep.memory import open_memory
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.runs.chat.chat import Chat
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.chat_options import ChatOptions
 
 type Stored = tuple[str, str, str]
 
@@ -66,10 +65,8 @@ async def _talk(
 
 
 def _conversation(memory: Memory, chat: Chat, *, as_json: bool = False) -> Conversation:
-    terminal = Terminal(as_json=as_json)
-    answers: Answers = JsonAnswers(terminal) if as_json else PlainAnswers(terminal)
-    choice = CallChoice("a")
-    return Conversation(chat, memory, choice, look=_LOOK, terminal=terminal, answers=answers, notices=Notices())
+    json_chosen.set(as_json)
+    return Conversation(chat, memory, CallChoice("a"), look=_LOOK, notices=Notices())
 
 
 async def test_each_line_is_a_turn(capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,18 +185,10 @@ async def test_trouble_with_the_memory_is_said_at_the_end_of_the_turn(
         memory.observers.add(notices)
         chats = Chats()
         chat = chats(memory, ScriptedModel(["Here I am."]))
-        terminal = Terminal()
-        conversation = Conversation(
-            chat,
-            memory,
-            CallChoice("a"),
-            look=_LOOK,
-            terminal=terminal,
-            answers=PlainAnswers(terminal),
-            notices=notices,
-        )
+        conversation = Conversation(chat, memory, CallChoice("a"), look=_LOOK, notices=notices)
         with monkeypatch.context() as patch:
             patch.setattr("threadkeep.store.tables.TableTranscripts.append", fail)
+            patch.setattr("threadkeep.store.tables.TableTranscripts.append_joined", fail)
             patch.setattr("threadkeep.store.tables.TableTranscripts.recent", fail)
             assert await conversation.run(TypedLines(["hi"]), keep_on=False)
         await chats.close()

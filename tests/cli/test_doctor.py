@@ -13,9 +13,9 @@ import pytest
 from tests.cli.running import CommandLine, Outcome
 from tests.cli.test_pending import keep
 from tests.databases import execute
+from threadkeep.agent.demo import DemoModel
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import NewRun
-from threadkeep.workflow.demo import DemoModel
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
@@ -54,6 +54,17 @@ def test_every_finding_that_is_not_ok_has_a_cure(cli: CommandLine) -> None:
         assert finding["level"] == level
         assert finding["cure"]
     assert "→ Set THREADKEEP_HISTORY_ENABLED=true" in cli("doctor").out
+
+
+def test_a_variable_that_is_no_setting_is_found(cli: CommandLine) -> None:
+    """Also where another cannot be used: it may be why."""
+    cli.set(THREADKEEP_MODLE="demo")
+    for port, exit_code in (("8700", 0), ("high", 1)):
+        cli.set(THREADKEEP_PORT=port)
+        outcome = cli("doctor", "--json")
+        assert outcome.exit_code == exit_code
+        told = [finding["detail"] for finding in outcome.json["findings"] if finding["level"] == "warn"]
+        assert told == ["THREADKEEP_MODLE is no setting and does nothing; did you mean THREADKEEP_MODEL?"]
 
 
 def test_a_system_prompt_that_leaves_no_room_is_found(cli: CommandLine) -> None:
@@ -115,6 +126,76 @@ def test_a_broken_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
     finding = _finding(outcome, "database")
     assert "not an SQLite database" in finding["detail"]
     assert "backup" in finding["cure"]
+
+
+def test_damage_in_a_file_is_found(cli: CommandLine, tmp_path: Path) -> None:
+    """Pages that the other checks do not read; the cure names what can still be saved."""
+    cli.store("a", *[f"number {n} " * 50 for n in range(200)])
+    file = tmp_path / "threadkeep.db"
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        [[page]] = connection.execute("SELECT rootpage FROM sqlite_master WHERE name = 'idx_chat_messages_id'")
+        [[size]] = connection.execute("PRAGMA page_size")
+    data = bytearray(file.read_bytes())
+    data[(page - 1) * size + 100 : page * size] = bytes(size - 100)
+    file.write_bytes(data)
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    finding = _finding(outcome, "integrity")
+    assert finding["level"] == "fail"
+    assert "damaged" in finding["detail"]
+    assert "number" not in finding["detail"]
+    assert "backup" in finding["cure"]
+
+
+def test_messages_that_are_missing_are_found(any_cli: CommandLine) -> None:
+    """Each session that has other messages than it says is named, with how many."""
+    any_cli.store("a", "one", "two", "three")
+    any_cli.store("b", "one")
+    assert _finding(any_cli("doctor", "--json"), "integrity")["level"] == "ok"
+    execute(any_cli.url, "DELETE FROM chat_messages WHERE session_id = 'a' AND seq = 2")
+    outcome = any_cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    assert "1 session" in _finding(outcome, "integrity")["detail"]
+    assert "a (2 of 3)" in _finding(outcome, "integrity")["detail"]
+
+
+def test_what_postgres_knows_to_be_wrong_is_found(cli: CommandLine, postgres_url: str) -> None:
+    """An index that was never finished, and with amcheck one that is damaged."""
+    cli.set(THREADKEEP_DATABASE_URL=postgres_url)
+    assert "amcheck would" in _finding(cli("doctor", "--json"), "integrity")["detail"]
+    # The extension itself is in no wheel: a function of its name stands for it.
+    execute(
+        postgres_url,
+        "CREATE FUNCTION bt_index_check(i regclass) RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
+        " IF i::text = 'idx_chat_messages_id' THEN RAISE 'high key' USING ERRCODE = 'XX002'; END IF; END $$",
+    )
+    damaged = _finding(cli("doctor", "--json"), "integrity")
+    assert damaged["level"] == "fail"
+    assert "the index idx_chat_messages_id is damaged" in damaged["detail"]
+    execute(postgres_url, "UPDATE pg_index SET indisvalid = FALSE WHERE indexrelid = 'idx_chat_messages_id'::regclass")
+    assert "the index idx_chat_messages_id is not valid" in _finding(cli("doctor", "--json"), "integrity")["detail"]
+
+
+def test_every_database_that_is_configured_is_looked_at(
+    cli: CommandLine, tmp_path: Path, empty_postgres_url: str
+) -> None:
+    """That of the graph store, and the file that the engine of runs has."""
+    cli.store("a", "hi")
+    graph_store = tmp_path / "store.db"
+    cli.set(THREADKEEP_GRAPH_STORE_BACKEND="sqlite", THREADKEEP_GRAPH_STORE_SQLITE_PATH=str(graph_store))
+    assert "not there yet" in _finding(cli("doctor", "--json"), "graph store database")["detail"]
+    graph_store.write_text("A letter to a friend. " * 500)
+    (tmp_path / "threadkeep.db.runs").write_text("Another letter. " * 500)
+    outcome = cli("doctor", "--json")
+    assert outcome.exit_code == 1
+    assert _finding(outcome, "integrity")["level"] == "ok"
+    for check in ("graph store database", "runs database"):
+        assert "not an SQLite database" in _finding(outcome, check)["detail"]
+    cli.set(THREADKEEP_GRAPH_STORE_BACKEND="postgres", THREADKEEP_POSTGRES_DSN=empty_postgres_url)
+    (tmp_path / "threadkeep.db.runs").unlink()
+    outcome = cli("doctor", "--json")
+    assert (outcome.exit_code, _finding(outcome, "graph store database")["level"]) == (0, "ok")
 
 
 def test_a_newer_schema_is_found(cli: CommandLine, tmp_path: Path) -> None:
@@ -209,7 +290,7 @@ def test_a_search_index_that_lags_is_told(cli: CommandLine, tmp_path: Path) -> N
     """It is no failure: it catches up by itself."""
     cli.store("a", "hi")
     with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection, connection:
-        connection.execute("UPDATE chat_sessions SET last_seq = 20000")
+        connection.execute("UPDATE chat_sessions SET indexed_seq = -20000")
     connection.close()
     outcome = cli("doctor", "--json")
     assert outcome.exit_code == 0

@@ -9,9 +9,12 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from typer.core import TyperCommand, TyperGroup
 
 from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
 from threadkeep.cli import main
+from threadkeep.cli.commands import commands
 from threadkeep.version import __version__
 
 
@@ -23,6 +26,7 @@ def test_the_version_is_shown(cli: CommandLine) -> None:
 def test_every_verb_is_in_the_help(cli: CommandLine) -> None:
     """A newcomer sees what there is."""
     shown = cli("--help").out
+    assert "--install-completion" in shown
     for noun in ("serve", "chat", "sessions", "context", "doctor", "migrate", "bench", "pending"):
         assert f"\n  {noun} " in shown
     verbs = cli("sessions", "--help").out
@@ -51,7 +55,7 @@ def test_every_verb_takes_json(cli: CommandLine, command: str) -> None:
         ["sessions", "list", "--limit", "many"],
         ["sessions", "list", "--cursor", "here"],
         ["sessions", "show"],
-        ["sessions", "show", "not a key"],
+        ["sessions", "show", "telegram:"],
         ["sessions", "export"],
         ["sessions", "export", "a", "--all"],
         ["sessions", "delete", "a"],
@@ -77,7 +81,7 @@ def test_a_failure_is_one_sentence_and_exits_with_1(cli: CommandLine) -> None:
     assert outcome.exit_code == 1
     assert outcome.err == (
         "There is no session 'telegram:1' here; list what there is with `threadkeep sessions list`. "
-        f"Here is {cli.url}; THREADKEEP_DATABASE_URL chooses another.\n"
+        f"Here is {cli.url}; --database or THREADKEEP_DATABASE_URL chooses another.\n"
     )
     problem = cli("sessions", "show", "telegram:1", "--json").problem
     assert problem["type"] == "urn:threadkeep:session-not-found"
@@ -97,12 +101,84 @@ def test_settings_that_cannot_be_used_name_their_variable(cli: CommandLine, url:
     assert sentence in outcome.err
 
 
+def test_every_command_takes_a_database(cli: CommandLine, tmp_path: Path, empty_postgres_url: str) -> None:
+    """By its URL or the path of a file, before the verb or after it, and for this command alone."""
+    cli.store("a", "hi")
+    other = f"sqlite:///{tmp_path}/a%20folder/other.db"
+    (tmp_path / "a folder").mkdir()
+    for name in (other, "a folder/other.db", str(tmp_path / "a folder" / "other.db"), empty_postgres_url):
+        assert cli("migrate", "--database", name).exit_code == 0
+        assert cli("sessions", "list", "--json", "--database", name).json["sessions"] == []
+        assert cli("--database", name, "sessions", "list", "--json").json["sessions"] == []
+        assert len(cli("sessions", "list", "--json").json["sessions"]) == 1
+    assert [path.name for path in (tmp_path / "a folder").glob("*.db")] == ["other.db"]
+    missing = cli("sessions", "show", "a", "--database", other)
+    assert f"Here is {other.replace('%20', ' ')}; --database" in missing.err
+    assert "--database starts with mysql://" in cli("doctor", "--database", "mysql://host").err
+
+
+@pytest.mark.process
+def test_short_commands_import_little(cli: CommandLine) -> None:
+    """A list of sessions is there before a memory would be imported; a version before anything else is."""
+    cli.store("a", "hi")
+    code = (
+        "import sys\n"
+        "from threadkeep.cli import main\n"
+        "assert main(sys.argv[1:]) == 0\n"
+        "print(*sorted(name for name in sys.modules if name.startswith(('threadkeep', 'langgraph', 'pydantic.'))))"
+    )
+
+    def imported(*arguments: str) -> list[str]:
+        done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()[-1].split()
+
+    listing = imported("sessions", "list", "--json")
+    assert "threadkeep.store.session_list" in listing
+    packages = ("history", "context", "agent", "observe")
+    heavy = (*[f"threadkeep.{name}" for name in packages], "langgraph", "pydantic")
+    assert not [name for name in listing if name.startswith(heavy)]
+    assert imported("sessions", "list") == listing
+    assert not [name for name in imported("--version") if name.startswith(("threadkeep.store", "pydantic"))]
+
+
+def test_the_shell_completes_commands_and_session_ids(any_cli: CommandLine) -> None:
+    """Of the database that is named, the newest first; where there is none it completes nothing, and says nothing."""
+    any_cli.store("room-1", "hi")
+    any_cli.store("room-2", "hi")
+    any_cli.store("hall_1", "hi")
+
+    def completed(line: str) -> list[str]:
+        any_cli.set(_THREADKEEP_COMPLETE="complete_bash", COMP_WORDS=line, COMP_CWORD=str(len(line.split(" ")) - 1))
+        outcome = any_cli()
+        assert (outcome.exit_code, outcome.err) == (0, "")
+        return outcome.out.split()
+
+    assert completed("threadkeep sess") == ["sessions"]
+    assert completed("threadkeep sessions show ") == ["hall_1", "room-2", "room-1"]
+    assert completed("threadkeep chat --session room") == ["room-2", "room-1"]
+    assert completed("threadkeep sessions delete room-1 h") == ["hall_1"]
+    assert completed("threadkeep --database nowhere.db sessions show ") == []
+    any_cli.set(THREADKEEP_DATABASE_URL="nothing")
+    assert completed("threadkeep sessions show ") == []
+    assert not (any_cli.folder / "nowhere.db").exists()
+
+
+def test_no_command_is_without_the_option() -> None:
+    """Nor one that is added later."""
+    waiting: list[object] = [commands()]
+    while waiting:
+        command = waiting.pop()
+        assert isinstance(command, TyperCommand | TyperGroup)
+        assert "database" in [parameter.name for parameter in command.params]
+        waiting += command.commands.values() if isinstance(command, TyperGroup) else []
+
+
 def test_an_error_that_nobody_foresaw_shows_its_place_and_not_its_words(
     cli: CommandLine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No traceback, and nothing of what it quotes."""
 
-    def fail() -> None:
+    def fail(**_: object) -> None:
         raise KeyError("what somebody said")
 
     monkeypatch.setattr("threadkeep.settings.load_settings", fail)
@@ -128,7 +204,7 @@ def test_without_the_extra_one_sentence_names_the_cure(
     for name in [name for name in sys.modules if name.startswith("threadkeep.cli.") and not name.endswith(".entry")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(builtins, "__import__", without_typer)
-    assert main(["--version"]) == 1
+    assert main(["doctor"]) == 1
     assert "pip install 'threadkeep[cli]'" in capsys.readouterr().err
 
 
@@ -142,7 +218,7 @@ def test_help_imports_neither_langchain_nor_a_driver() -> None:
         "heavy = {'langchain_core', 'langgraph', 'sqlite3', 'psycopg', 'fastapi', 'prompt_toolkit', 'rich.console'}\n"
         "sys.exit(', '.join(sorted(heavy & set(sys.modules))) or 0)\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=HANG_SECONDS)
 
 
 @pytest.mark.process

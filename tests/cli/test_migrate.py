@@ -13,6 +13,7 @@ import pytest
 
 from tests.cli.running import CommandLine
 from tests.conftest import url_of
+from tests.databases import execute
 from threadkeep.errors import StoreUnavailable
 from threadkeep.store import migrations
 from threadkeep.store.condition import Condition, read_condition
@@ -55,8 +56,8 @@ def test_an_empty_postgres_is_brought_up_to_date(
 @pytest.fixture
 def lines_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is not only told now and then."""
-    monkeypatch.setattr("threadkeep.cli.progress.LINE_SECONDS", 0.0)
-    monkeypatch.setattr("threadkeep.cli.index_filling._SLICE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.cli.migrate._SLICE_SECONDS", 0.0)
 
 
 @pytest.mark.usefixtures("lines_at_once")
@@ -122,7 +123,7 @@ def test_what_others_keep_locked_is_left_out(
     for name in ("a", "b"):
         cli.store(name, "one", "two")
     monkeypatch.setattr("threadkeep.store.search.GROUP_LOCK_SECONDS", 0.01)
-    monkeypatch.setattr("threadkeep.cli.index_filling._PATIENCE", 2)
+    monkeypatch.setattr("threadkeep.cli.migrate._MOST_IDLE_PASSES", 2)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM chat_sessions WHERE session_id = 'a' FOR UPDATE")
         outcome = cli("migrate", "--json")
@@ -135,11 +136,15 @@ def test_an_upgrade_says_how_far_it_is_and_what_it_leaves(
     request: pytest.FixtureRequest, cli: CommandLine, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """A line as each migration begins; on SQLite, how much room could be given back, and by what."""
-    cli.set(THREADKEEP_DATABASE_URL=request.getfixturevalue(kind))
+    url = request.getfixturevalue(kind)
+    cli.set(THREADKEEP_DATABASE_URL=url)
     known = migrations.known_migrations
     with monkeypatch.context() as before:
         before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:9])
         assert cli("migrate", "--no-search-index").err == ""
+    # More room than the tables take that are new since then.
+    execute(url, f"CREATE TABLE filler AS SELECT '{'x' * 1_000_000}' AS text")
+    execute(url, "DROP TABLE filler")
     monkeypatch.setattr("threadkeep.store.condition._MUCH_FREE_BYTES", 1)
     monkeypatch.setattr("threadkeep.store.condition._MUCH_FREE_SHARE", 0.0)
     upgrade = cli("migrate")

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.cli.running import CommandLine
-from tests.graphs.test_agent_history import BOT
-from tests.graphs.test_own_conversations import asked
 from tests.recorded_events import RecordedEvents
 from tests.runs.desk import RunDesk, carried_out
+from tests.workflows.test_agent_history import BOT
+from tests.workflows.test_own_conversations import asked
 from threadkeep import Memory
 from threadkeep.testing import ScriptedModel
 

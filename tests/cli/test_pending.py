@@ -27,7 +27,7 @@ def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = Non
 def test_nothing_waits_in_the_beginning(cli: CommandLine) -> None:
     """Which is said on stderr."""
     assert cli("pending", "list").err == "Nothing waits to be written.\n"
-    assert cli("pending", "list", "--json").json == {"entries": []}
+    assert cli("pending", "list", "--json").json == {"entries": [], "unreadable": []}
 
 
 def test_what_waits_is_listed_without_its_words(cli: CommandLine) -> None:
@@ -77,3 +77,32 @@ def test_an_entry_that_waits_nowhere_is_a_failure(cli: CommandLine) -> None:
     outcome = cli("pending", "drop", "entry-1", "--yes")
     assert outcome.exit_code == 1
     assert "threadkeep pending list" in outcome.err
+
+
+def test_damaged_lines_are_listed_and_dropped_by_a_person(cli: CommandLine) -> None:
+    """Before any start has moved them, and without their words."""
+    file = keep(cli)
+    file.close()
+    file.path.write_bytes(b"#" + file.path.read_bytes())
+    [damaged] = cli("pending", "list", "--json").json["unreadable"]
+    assert damaged["bytes"] == len(file.path.read_bytes()) - 1
+    shown = cli("pending", "list")
+    assert damaged["entry"] in shown.out
+    assert "canary" not in shown.out + shown.err
+    assert "Nothing waits" not in shown.err
+    [finding] = [f for f in cli("doctor", "--json").json["findings"] if "cannot be read" in f["detail"]]
+    assert (finding["check"], finding["level"]) == ("pending writes", "fail")
+
+    assert cli("pending", "drop", damaged["entry"], "--yes").exit_code == 0
+    assert cli("pending", "list", "--json").json == {"entries": [], "unreadable": []}
+    assert cli("pending", "drop", damaged["entry"], "--yes").exit_code == 1
+
+
+def test_an_unusable_folder_is_found_by_the_doctor(cli: CommandLine) -> None:
+    """Before an outage finds it."""
+    cli("migrate")
+    (cli.folder / "pending").write_text("not a folder")
+    findings = cli("doctor", "--json").json["findings"]
+    assert [
+        f["level"] for f in findings if f["check"] == "pending writes" and "THREADKEEP_PENDING_DIR" in (f["cure"] or "")
+    ]

@@ -176,7 +176,7 @@ def test_a_session_with_limits_of_its_own_keeps_to_them(cli: CommandLine) -> Non
         ("--delete", "--max-messages", "0"),
         ("--delete", "--max-age-days", "-1"),
         ("--delete", "--max-idle-days", "inf"),
-        ("not a key!", "--delete", "--max-messages", "3"),
+        ("telegram:", "--delete", "--max-messages", "3"),
     ],
 )
 def test_what_makes_no_sense_is_refused(cli: CommandLine, options: tuple[str, ...]) -> None:
@@ -198,7 +198,7 @@ def test_room_is_given_back_when_asked(any_cli: CommandLine) -> None:
 
 def test_long_work_shows_lines_where_there_is_no_terminal(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
     """On stderr; stdout has the result alone."""
-    monkeypatch.setattr("threadkeep.cli.progress.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.cli.terminal.LINE_SECONDS", 0.0)
     keep(cli, "a", *([3.0] * 500), 1)
     done = cli("sessions", "prune", "--delete", "--max-messages", "1", "--yes")
     assert re.search(r"Pruning: \d\d? % deleted \d+ messages", done.err)

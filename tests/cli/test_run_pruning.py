@@ -20,6 +20,7 @@ def filled(any_cli: CommandLine) -> CommandLine:
         for run_id, parent in (("old", None), ("child", "old"), ("aside", None), ("young", None)):
             new = NewRun(run_id=run_id, workflow="desk", input={"text": "canary"}, parent_run_id=parent)
             await memory.runs.order.add(new, owner="me")
+            await memory.runs.records.checkpoints_expected(run_id)
             await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})])
         for run_id in ("child", "old"):
             await memory.runs.finish(run_id, "me", "done")

@@ -10,7 +10,7 @@ from tests.cli.running import CommandLine
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
-from threadkeep.web.run_schemas import RunBody, RunEventBody, RunSummary
+from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 
 OWNER = "somebody"
 
@@ -81,6 +81,7 @@ def test_a_run_is_shown(filled: CommandLine) -> None:
     """What it said, and what it took with its child; what one that waits asks, and how it is answered."""
     whole = filled("runs", "show", "r-parent", "--json").json
     assert set(whole) == set(RunBody.model_fields)
+    assert "estimated" not in whole["usage"]
     assert (whole["text"], whole["output"], whole["usage"]["input_tokens"]) == ("On shelf two.", {"shelf": 2}, 10)
     shown = filled("runs", "show", "r-parent").out
     assert "On shelf two." in shown
@@ -102,6 +103,21 @@ def test_a_tree_is_drawn(filled: CommandLine) -> None:
     assert re.match(r"done desk  .*8 tokens, r-parent", first)
     assert re.match(r"\W+ done shelf at ask  .*8 tokens, r-child", second)
     assert last == "2 runs, 16 tokens"
+
+
+def test_tokens_that_were_estimated_are_called_so(filled: CommandLine) -> None:
+    """Of a run, in its tree, and in both as JSON."""
+
+    async def guess(memory: Memory) -> None:
+        used = [TokenUsage("silent", input_tokens=7, output_tokens=2, estimated_calls=1)]
+        await memory.runs.order.add(NewRun(run_id="r-guessed", workflow="desk", input={}), owner=OWNER)
+        await memory.runs.trace.append("r-guessed", [], usage=used, owner=OWNER)
+
+    filled.remember(guess)
+    assert "silent: 1 call, 7 tokens in, 2 out (estimated)" in filled("runs", "show", "r-guessed").out
+    assert filled("runs", "show", "r-guessed", "--json").json["usage"]["estimated"] is True
+    assert "9 tokens (estimated)" in filled("runs", "tree", "r-guessed").out
+    assert filled("runs", "tree", "r-guessed", "--json").json["runs"][0]["estimated"] is True
 
 
 def test_a_trace_is_a_line_for_each_event(filled: CommandLine) -> None:

@@ -11,10 +11,9 @@ import urllib.request
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
 
 pytestmark = pytest.mark.process
-
-_PATIENCE_SECONDS = 60.0
 
 
 def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
@@ -22,24 +21,27 @@ def test_the_service_starts_answers_and_stops(cli: CommandLine) -> None:
     with cli.start("serve", "--port", "0") as process:
         assert process.stdout is not None
         address = _address(process.stdout.readline())
-        with urllib.request.urlopen(f"{address}/healthz", timeout=_PATIENCE_SECONDS) as response:  # noqa: S310
+        with urllib.request.urlopen(f"{address}/healthz", timeout=HANG_SECONDS) as response:  # noqa: S310
             assert response.status == 200
         process.send_signal(signal.SIGTERM)
-        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
     assert "Traceback" not in err
 
 
 def test_with_json_every_line_is_an_object(cli: CommandLine) -> None:
-    """The announcement on stdout, the log on stderr; Ctrl-C is as good as SIGTERM."""
+    """The announcement on stdout, the log on stderr; Ctrl-C is as good as SIGTERM. A misspelt variable is named."""
+    cli.set(THREADKEEP_MODLE="demo")
     with cli.start("serve", "--port", "0", "--json") as process:
         assert process.stdout is not None
         announcement = json.loads(process.stdout.readline())["announcement"]
         _address(announcement[0])
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=_PATIENCE_SECONDS)
+        _, err = process.communicate(timeout=HANG_SECONDS)
     assert process.returncode == 0
-    assert all(isinstance(json.loads(line), dict) for line in err.splitlines())
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert lines[0]["event"] == "THREADKEEP_MODLE is no setting and does nothing; did you mean THREADKEEP_MODEL?"
+    assert all(isinstance(line, dict) for line in lines)
 
 
 def test_a_port_that_is_taken_is_one_sentence(cli: CommandLine) -> None:

@@ -314,6 +314,7 @@ def _wait_for_messages(cli: CommandLine) -> None:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured as Linux tells it")
 def test_an_export_takes_no_more_memory_for_more_messages(cli: CommandLine) -> None:
     """It goes page by page; so does the way back."""

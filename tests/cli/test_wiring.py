@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.cli.running import CommandLine
+from tests.limits import HANG_SECONDS
 from tests.wired import BOTH, NAMED
 
-_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.05
 _ROOT = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
 
 
 def _reached(cli: CommandLine, run_id: str, status: str) -> dict[str, Any]:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while (run := cli("runs", "show", run_id, "--json").json)["status"] != status:
         assert time.monotonic() < deadline, run
         time.sleep(_POLL_SECONDS)

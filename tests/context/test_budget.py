@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.context.budget import context_window, input_budget
-from threadkeep.context.model_windows import DEFAULT_WINDOW, WINDOWS
+from threadkeep.context.budget import DEFAULT_WINDOW, WINDOWS, context_window, input_budget
 from threadkeep.errors import BudgetTooSmall
 
 

@@ -6,9 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.calibration import GREATEST_FACTOR, LEAST_FACTOR, MIN_TOKENS, TokenFactor, scaled
 from threadkeep.context.exact_tokens import ExactCounter
-from threadkeep.context.tokens import chars4, counter_for, counter_named, estimate, name_of
+from threadkeep.context.tokens import (
+    GREATEST_FACTOR,
+    LEAST_FACTOR,
+    MIN_TOKENS,
+    TokenFactor,
+    chars4,
+    counter_for,
+    counter_named,
+    estimate,
+    name_of,
+    scaled,
+)
 from threadkeep.errors import InvalidInput
 
 counts = st.integers(-10, 10**9)

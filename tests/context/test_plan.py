@@ -15,19 +15,21 @@ from threadkeep.errors import InvalidInput
 
 
 def test_a_plan_says_what_comes_where() -> None:
-    """By default what changes with each input stands after it."""
+    """By default what changes with each input stands after it, and what is known before the window."""
     plan = ContextPlan()
     assert plan.order[0] == "system"
+    assert plan.extras_before_window == ("facts",)
     assert plan.extras_before_input == ()
-    assert plan.extras_after_input == ("facts", "snippets", "selected")
+    assert plan.extras_after_input == ("snippets", "selected")
     assert plan.most("summary", 4_000) == 1_000
 
 
 def test_the_order_of_extras_is_the_callers_to_choose() -> None:
-    """Before the input, too."""
+    """Before the input, too, and before the window."""
     order: tuple[Section, ...] = ("system", "facts", "summary", "window", "snippets", "input", "selected")
     plan = ContextPlan(order=order)
-    assert plan.extras_before_input == ("facts", "snippets")
+    assert plan.extras_before_window == ("facts",)
+    assert plan.extras_before_input == ("snippets",)
     assert plan.extras_after_input == ("selected",)
 
 

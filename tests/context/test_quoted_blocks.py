@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.context.cut import CUT_MARK
-from threadkeep.context.quoted_blocks import (
+from threadkeep.context.quotation import (
     Quote,
     fitting,
     fitting_summaries,

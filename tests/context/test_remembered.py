@@ -5,9 +5,17 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.context.calibration import ScaledCounter, TokenFactor, scaled
-from threadkeep.context.remembered import RememberedCounts, RememberingCounter, plain_counter
-from threadkeep.context.tokens import chars4, estimate, name_of
+from threadkeep.context.tokens import (
+    RememberedCounts,
+    RememberingCounter,
+    ScaledCounter,
+    TokenFactor,
+    chars4,
+    estimate,
+    name_of,
+    plain_counter,
+    scaled,
+)
 
 COUNTS = RememberedCounts()
 

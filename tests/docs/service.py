@@ -11,6 +11,7 @@ import httpx2
 
 from tests.docs.examples import differences, events_of
 from tests.docs.shell import Command
+from tests.limits import HANG_SECONDS
 from threadkeep.app import open_app
 from threadkeep.settings import load_settings
 from threadkeep.web.service import create_service
@@ -34,7 +35,9 @@ async def opened_service(**overrides: object) -> AsyncIterator[httpx2.AsyncClien
     async with open_app(load_settings(**overrides)) as app:
         service = create_service(app)
         transport = httpx2.ASGITransport(service, raise_app_exceptions=False)
-        async with httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=30) as client:
+        async with httpx2.AsyncClient(
+            transport=transport, base_url="http://127.0.0.1:8700", timeout=HANG_SECONDS
+        ) as client:
             yield client
 
 

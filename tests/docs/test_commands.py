@@ -8,16 +8,16 @@ from collections.abc import Iterator
 
 import pytest
 from typer.core import TyperGroup
-from typer.main import get_command
 
 from tests.docs.pages import ROOT, Page, all_pages, page
 from tests.docs.shell import Command, commands_of
 from tests.docs.tables import code_in, section
-from threadkeep.cli.commands import application
+from threadkeep.cli.commands import commands
 
 CLI = page("docs/reference/cli.md")
-GROUP = get_command(application)
-HELP = {"-h", "--help"}
+GROUP = commands()
+# Said once, at the beginning of the page.
+HELP = {"-h", "--help", "--database"}
 # Programs that the docs may use beside our own and make.
 _OTHERS = {"pip", "python", "python3", "curl", "sqlite3", "createdb", "echo", ""}
 
@@ -29,7 +29,8 @@ def options_of(command: object, name: str) -> Iterator[tuple[str, set[str]]]:
     if isinstance(command, TyperGroup):
         for verb, inner in command.commands.items():
             yield from options_of(inner, f"{name} {verb}")
-        return
+        if not command.invoke_without_command:
+            return
     parameters = getattr(command, "params", [])
     opts = {word for one in parameters for word in (*one.opts, *one.secondary_opts) if word.startswith("-")}
     yield name, opts - HELP
@@ -83,7 +84,7 @@ def is_there(command: Command) -> bool:
     if command.program != "threadkeep":
         return True
     options = {word.partition("=")[0] for word in command.arguments if word.startswith("-") and word != "-"}
-    if options <= HELP | {"--version"}:
+    if options <= HELP | {"--version", "--install-completion"}:
         options = set()
     words = " ".join(["threadkeep", *[word for word in command.arguments if not word.startswith("-")]])
     known = [name for name in THERE if f"{words} ".startswith(f"{name} ") or f"{name} ".startswith(f"{words} ")]

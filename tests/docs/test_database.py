@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.pages import page
 from tests.docs.tables import code_in, section
-from threadkeep import Message, open_memory
+from threadkeep import Message, Scope, open_memory
 
 DATABASE = page("docs/reference/database.md")
 QUERIES = [block.text for block in DATABASE.blocks_in("sql")]
@@ -26,6 +26,7 @@ async def fill(url: str) -> None:
             Message(role="assistant", content="hello", status="interrupted", escalated=True),
         ]
         await memory.session("telegram:123", user_id="u1").append(messages)
+        await memory.knowledge.remember(Scope("user", "u1"), "diet", "vegan")
 
 
 def queries_for(engine: str) -> list[str]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 
 import pytest
 
+import threadkeep
 from tests.docs.pages import Page, all_pages
 from tests.docs.running import RUNNABLE, Place, run_page
 
@@ -18,3 +20,14 @@ def test_a_page_can_be_carried_out(
 ) -> None:
     """Its Python, commands and requests work in their order, and what they print stands in the block that follows."""
     run_page(page, place_of(page), monkeypatch.setenv)
+
+
+def test_code_that_needs_other_packages_uses_names_that_are_there() -> None:
+    """Blocks in `python3` are not run, since they import what this project does not install."""
+    blocks = [(page, block) for page in all_pages() for block in page.blocks_in("python3")]
+    assert blocks
+    for page, block in blocks:
+        tree = ast.parse(block.text, filename=page.name)
+        imported = [one for one in ast.walk(tree) if isinstance(one, ast.ImportFrom) and one.module == "threadkeep"]
+        assert imported
+        assert all(hasattr(threadkeep, name.name) for one in imported for name in one.names)

@@ -356,3 +356,46 @@ def test_a_session_id_names_its_channel(channel: str) -> None:
 def test_other_session_ids_have_the_default_channel(session_id: str) -> None:
     """What names no channel is the default, so labels stay a closed set."""
     assert channel_of(session_id) == "other"
+
+
+WHOLE_KEY = "{{key:inputs.history_key}}"
+
+
+@pytest.mark.parametrize(
+    "key", ["telegram:123", "me@example.com", "a_40b", "acme:li@corp:1", "C024.17", "x" * 256, 12345]
+)
+def test_a_whole_key_from_outside_is_taken_whole(key: object) -> None:
+    """It is not escaped again, and a key template may widen it."""
+    scope = {"inputs": {"history_key": key}}
+    assert resolve_key([WHOLE_KEY], scope).key == str(key)
+    widened = resolve_key(["{{ key: inputs.history_key }}"], scope, template="b:{{conversation_key}}")
+    assert widened.key == (f"b:{key}" if len(str(key)) < 255 else None)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("", "empty"),
+        ("  ", "empty"),
+        ("telegram:", "empty_part"),
+        ("a::b", "empty_part"),
+        ("{{thread_id}}", "unresolved_template"),
+        ("x" * 257, "too_long"),
+        ("two\nlines", "invalid_chars"),
+        (None, "unresolved_template"),
+        (["a"], "unresolved_template"),
+        (True, "unresolved_template"),
+    ],
+)
+def test_a_whole_key_that_names_no_conversation_is_refused(value: object, reason: str) -> None:
+    """The next candidate has its turn."""
+    resolution = resolve_key([WHOLE_KEY, "room"], {"inputs": {"history_key": value}})
+    assert (resolution.key, [one.reason for one in resolution.refused]) == ("room", [reason])
+
+
+def test_a_whole_key_stands_alone_and_waits_for_its_thread() -> None:
+    """Beside anything else it is no placeholder; a thread that is new in each run is no key."""
+    scope = {"inputs": {"history_key": "a"}, "thread_id": "me@x"}
+    assert refused(resolve_key(["b:{{key:inputs.history_key}}"], scope)) == ["unresolved_template"]
+    assert refused(resolve_key(["{{key:thread_id}}"], scope)) == ["unresolved_template"]
+    assert resolve_key(["{{key:thread_id}}"], scope, manual=True).key == "me@x"

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.databases import migrated_driver, query
+from tests.limits import HANG_SECONDS
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
 from tests.store.summarising import ROOM, say
@@ -17,7 +18,6 @@ from threadkeep.observe import ManifestsDropped, ManifestWriteFailed
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import SettableClock
 
-_PATIENCE_SECONDS = 60
 _DAY_SECONDS = 24 * 3600
 
 
@@ -68,7 +68,7 @@ async def test_what_is_noted_is_written_in_the_background(shared_url: str, memor
     async with (
         open_memory(shared_url, options=memory_options) as memory,
         open_memory(shared_url, options=memory_options) as other,
-        asyncio.timeout(_PATIENCE_SECONDS),
+        asyncio.timeout(HANG_SECONDS),
     ):
         await say(memory, 1)
         for number in (1, 2):
@@ -116,7 +116,7 @@ async def test_the_background_outlives_an_outage(
         async with outage():
             note(memory, 1)
             await events.until(lambda: bool(events.of(ManifestWriteFailed)))
-        async with asyncio.timeout(_PATIENCE_SECONDS), migrated_driver(outage.url) as driver, driver.reading() as rows:
+        async with asyncio.timeout(HANG_SECONDS), migrated_driver(outage.url) as driver, driver.reading() as rows:
             while not await rows.fetch("SELECT 1 FROM chat_manifests", {}):
                 pass
 

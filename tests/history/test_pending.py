@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -12,11 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.children import Child
+from tests.limits import HANG_SECONDS
 from tests.outages import Outage, locked
 from tests.recorded_events import RecordedEvents
 from tests.servers import Postgres
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, WrongUser, open_memory
+from threadkeep.errors import TurnInMemoryOnly
 from threadkeep.observe import PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
+from threadkeep.records import Receipt, Turn
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, spool_files
 
@@ -109,6 +113,89 @@ async def test_how_many_wait_is_told(memory: Memory, outage: Outage, events: Rec
     await delivered(memory, events)
     assert [event.count for event in events.of(PendingWrites)] == [1, 2, 3, 2, 1, 0]
     assert events.of(PendingWrites)[-1].backend == "sqlite"
+
+
+async def test_what_waits_is_tried_soon_while_people_speak(
+    outage: Outage, impatient: MemoryOptions, events: RecordedEvents
+) -> None:
+    """However long the outage was: the next turn that has to wait says that somebody is there."""
+    slow = replace(impatient.pending, first_pause_seconds=4 * HANG_SECONDS, longest_pause_seconds=4 * HANG_SECONDS)
+    options = replace(impatient, pending=slow)
+    async with open_memory(outage.url, observers=[events], options=options) as memory:
+        async with outage():
+            assert await memory.session("room").record(says("one")) is None
+        assert await memory.session("other").record(says("two")) is None
+        await delivered(memory, events)
+        assert await memory.session("room").record(says("three")) is not None
+
+
+async def test_a_call_has_one_answer_to_a_question_while_another_one_waits(
+    outage: Outage, impatient: MemoryOptions
+) -> None:
+    """Another process has told its answer meanwhile: that one stands, and the one that waits gives way to it."""
+    slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
+    async with (
+        open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
+        open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere,
+    ):
+        session, question = memory.session("room"), Message("user", "hi", id="1")
+        await session.append([question])
+        mine, theirs = (Message("assistant", text, id=text, answers="1", author="bot") for text in ("mine", "theirs"))
+        async with outage():
+            assert await session.record([mine], answers="1", told=True) is None
+        await elsewhere.session("room").record([theirs], answers="1", told=True)
+        assert [message.content for message in (await session.recall()).messages] == ["hi", "theirs"]
+        assert await memory.pending.deliver()
+        assert [message.content for message in (await session.recall()).messages] == ["hi", "theirs"]
+
+
+async def test_an_answer_that_is_told_while_it_waits_stands(outage: Outage, impatient: MemoryOptions) -> None:
+    """Its run had no caller when it ended. One came before it was written, and was told it; the disk knows that too."""
+    slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
+    async with (
+        open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
+        open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere,
+    ):
+        session = memory.session("room")
+        await session.append([Message("user", "hi", id="1")])
+        mine, theirs = (Message("assistant", text, id=text, answers="1", author="bot") for text in ("mine", "theirs"))
+        async with outage():
+            assert await session.record([mine], answers="1") is None
+        await elsewhere.session("room").record([theirs], answers="1")
+        assert await session.tell("mine") == mine
+        [entry] = memory.pending.entries
+        assert entry.file is not None
+        assert [kept.turn.told_at is not None for kept in read_entries(entry.file.path)] == [True]
+        assert await memory.pending.deliver()
+        assert [message.content for message in await session.tail(5)] == ["hi", "mine"]
+        assert read_entries(entry.file.path) == []
+
+
+async def test_an_answer_that_is_told_while_it_is_written_stands(
+    outage: Outage, impatient: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It gave way to another one a moment before."""
+    slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
+    async with (
+        open_memory(outage.url, options=replace(impatient, pending=slow)) as memory,
+        open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere,
+    ):
+        session = memory.session("room")
+        await session.append([Message("user", "hi", id="1")])
+        mine, theirs = (Message("assistant", text, id=text, answers="1", author="bot") for text in ("mine", "theirs"))
+        async with outage():
+            assert await session.record([mine], answers="1") is None
+        await elsewhere.session("room").record([theirs], answers="1")
+        append = memory._transcripts.append  # noqa: SLF001 - nothing else stands still in the middle of a delivery
+
+        async def told_meanwhile(turn: Turn) -> Receipt:
+            receipt = await append(turn)
+            assert await session.tell("mine") == mine
+            return receipt
+
+        monkeypatch.setattr(memory._transcripts, "append", told_meanwhile)  # noqa: SLF001 - see above
+        assert await memory.pending.deliver()
+        assert [message.content for message in await session.tail(5)] == ["hi", "mine"]
 
 
 async def test_a_first_try_that_succeeds_after_all_is_one_turn(
@@ -334,7 +421,7 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
 
     def keep_slowly(file: SpoolFile, entry: KeptTurn) -> None:
         at_the_disk.set()
-        assert disk_is_ready.wait(20)
+        assert disk_is_ready.wait(HANG_SECONDS)
         keep(file, entry)
 
     async with outage():
@@ -342,7 +429,7 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
         recording = asyncio.ensure_future(memory.session("room").record(says("hi")))
         assert await asyncio.to_thread(at_the_disk.wait, 60)
     delivering = asyncio.ensure_future(memory.pending.deliver("room"))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while await stored(memory) != ["hi"]:
             pass
     disk_is_ready.set()
@@ -356,14 +443,17 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
 async def test_without_a_disk_turns_wait_in_memory_and_it_is_told(
     outage: Outage, tmp_path: Path, impatient: MemoryOptions, events: RecordedEvents
 ) -> None:
-    """The folder of the pending writes cannot be made: the turn is written all the same when the database is back."""
-    in_the_way = tmp_path / "a file"
-    await asyncio.to_thread(in_the_way.touch)
-    options = replace(impatient, pending=replace(impatient.pending, folder=in_the_way / "pending"))
+    """The folder went away after the start: the caller knows, and the turn is written when the database is back."""
+    folder = tmp_path / "waiting"
+    options = replace(impatient, pending=replace(impatient.pending, folder=folder))
     async with open_memory(outage.url, observers=[events], options=options) as memory:
+        await asyncio.to_thread(shutil.rmtree, folder)
+        await asyncio.to_thread(folder.touch)
         async with outage():
-            assert await memory.session("room").record(says("hi")) is None
+            with pytest.raises(TurnInMemoryOnly):
+                await memory.session("room").record(says("hi"))
             assert "NotADirectoryError" in [event.error for event in events.of(WriteFailed)]
+            assert memory.pending.count == 1
         await delivered(memory, events)
         assert await stored(memory) == ["hi"]
 

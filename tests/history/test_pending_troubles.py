@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,13 @@ import pytest
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.errors import PendingFolderUnusable, TurnInMemoryOnly
+from threadkeep.history.pending import folder_of
+from threadkeep.history.waiting import unreadable_turns
+from threadkeep.records import Turn
+from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.spool import SpoolFile, read_entries, spool_files
+from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, spool_files
 
 _LOCK_SECONDS = 0.05
 _POISON = "<|poison|>"
@@ -92,7 +98,7 @@ async def test_a_caller_who_is_cancelled_loses_nothing(
 async def test_what_waited_in_memory_goes_to_disk_when_there_is_one_again(
     outage: Outage, options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The disk refuses once, and the process ends before the database is back: both turns are there for the next."""
+    """The caller is told that the turn is on no disk; both turns are there for the next process."""
     create = SpoolFile.create
     refusals = iter([OSError(28, "No space left on device")])
 
@@ -103,9 +109,10 @@ async def test_what_waited_in_memory_goes_to_disk_when_there_is_one_again(
 
     monkeypatch.setattr(SpoolFile, "create", refusing_once)
     async with outage_after_opening(outage, options) as memory:
-        await memory.session("room").record(says("one"))
+        with pytest.raises(TurnInMemoryOnly, match="in memory only"):
+            await memory.session("room").record(says("one"))
         assert memory.pending.entries[0].file is None
-        await memory.session("room").record(says("two"))
+        assert await memory.session("room").record(says("two")) is None
     assert options.pending.folder is not None
     [folder] = options.pending.folder.iterdir()
     [path] = spool_files(folder)
@@ -154,3 +161,96 @@ async def outage_after_opening(outage: Outage, options: MemoryOptions) -> AsyncI
     async with contextlib.AsyncExitStack() as away, open_memory(outage.url, options=options) as memory:
         await away.enter_async_context(outage())
         yield memory
+
+
+@pytest.mark.parametrize("how", ["file", "read-only parent"])
+async def test_an_unusable_folder_is_found_at_start(tmp_path: Path, options: MemoryOptions, how: str) -> None:
+    """Not by the first turn of an outage."""
+    place = tmp_path / "no-folder"
+    place.write_text("not a folder")
+    folder = place if how == "file" else place / "below"
+    options = replace(options, pending=replace(options.pending, folder=folder))
+    with pytest.raises(PendingFolderUnusable, match="THREADKEEP_PENDING_DIR"):
+        async with open_memory(f"sqlite:///{tmp_path}/threadkeep.db", options=options):
+            pass
+
+
+async def test_a_stray_directory_is_no_pending_file(outage: Outage, options: MemoryOptions) -> None:
+    """A start does not fail because of it."""
+    assert options.pending.folder is not None
+    folder = folder_of(parse_address(outage.url), options.pending.folder)
+    (folder / "stray.pending.jsonl").mkdir(parents=True)
+    async with open_memory(outage.url, options=options) as memory:
+        assert memory.pending.count == 0
+
+
+async def test_damaged_lines_are_kept_until_a_person_drops_them(outage: Outage, options: MemoryOptions) -> None:
+    """Of ten turns two are damaged: eight are written, two are listed, also after the next start."""
+    assert options.pending.folder is not None
+    folder = folder_of(parse_address(outage.url), options.pending.folder)
+    spool = SpoolFile.create(folder)
+    for number in range(10):
+        message = Message(role="user", content=str(number), id=f"m{number}")
+        spool.keep(KeptTurn(f"entry-{number}", Turn("room", (message,)), datetime.now(UTC)))
+    spool.close()
+    lines = spool.path.read_bytes().splitlines(keepends=True)
+    lines[2], lines[5] = b"\x00\xff" + lines[2][2:], lines[5][: len(lines[5]) // 2] + b"\n"
+    spool.path.write_bytes(b"".join(lines))
+
+    for _ in range(2):
+        async with open_memory(outage.url, options=options) as memory:
+            assert await memory.pending.deliver()
+            told = [message.content for message in await memory.session("room").tail(20)]
+            assert told == ["0", "1", "3", "4", "6", "7", "8", "9"]
+            assert len(await memory.pending.damaged()) == 2
+    damaged = unreadable_turns(folder)
+    assert sorted(turn.path.read_bytes() for turn in damaged) == sorted(line.rstrip() for line in (lines[2], lines[5]))
+
+    async with open_memory(outage.url, options=options) as memory:
+        assert await memory.pending.drop(damaged[0].entry_id)
+        assert [turn.entry_id for turn in await memory.pending.damaged()] == [damaged[1].entry_id]
+
+
+async def test_a_repaired_line_is_delivered_by_the_next_start(outage: Outage, options: MemoryOptions) -> None:
+    """Or by a newer version that can read it."""
+    assert options.pending.folder is not None
+    folder = folder_of(parse_address(outage.url), options.pending.folder)
+    spool = SpoolFile.create(folder)
+    spool.keep(KeptTurn("entry", Turn("room", (Message(role="user", content="hi", id="m1"),)), datetime.now(UTC)))
+    spool.close()
+    spool.path.write_bytes(b"#" + spool.path.read_bytes())
+    async with open_memory(outage.url, options=options) as memory:
+        [damaged] = await memory.pending.damaged()
+        assert await memory.session("room").count() == 0
+    damaged.path.write_bytes(damaged.path.read_bytes().removeprefix(b"#"))
+    async with open_memory(outage.url, options=options) as memory:
+        assert await memory.pending.deliver()
+        assert [message.content for message in await memory.session("room").tail(5)] == ["hi"]
+        assert await memory.pending.damaged() == []
+
+
+async def test_a_busy_session_leaves_the_pending_state(
+    outage: Outage, options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """After the outage its new turns go to the database again, although each came before all earlier ones were in."""
+    options = replace(options, pending=replace(options.pending, first_pause_seconds=0.5))
+    async with outage_after_opening(outage, options) as memory:
+        await memory.session("room").record(says("during the outage"))
+    async with open_memory(outage.url, observers=[events], options=options) as memory:
+        spooled = 0
+        for number in range(60):
+            spooled += await memory.session("room").record(says(str(number))) is None
+            await asyncio.sleep(0.02)
+            if not memory.pending.count:
+                break
+        assert memory.pending.count == 0
+        assert await memory.session("room").record(says("the last")) is not None
+
+
+async def test_closing_makes_a_last_delivery(outage: Outage, options: MemoryOptions) -> None:
+    """A turn that waits for the next try is written before the process ends."""
+    options = replace(options, pending=replace(options.pending, first_pause_seconds=60))
+    async with open_memory(outage.url, options=options) as memory, outage():
+        await memory.session("room").record(says("hi"))
+    async with open_memory(outage.url, options=replace(options, background=False)) as memory:
+        assert [message.content for message in await memory.session("room").tail(5)] == ["hi"]

@@ -84,7 +84,7 @@ async def use_everything(memory: Memory, told: Told) -> None:
     refused: list[Callable[[], object]] = [
         lambda: replace(says("bad"), metadata={_CANARY: float("nan")}),
         lambda: replace(says("bad"), original={1: _CANARY}),  # type: ignore[dict-item]
-        lambda: memory.session(f"{_CANARY} with a blank"),
+        lambda: memory.session(f"{_CANARY}\nin two lines"),
         lambda: Message(role="user", content="x", id=f"{_CANARY}\n"),
         lambda: Message.from_json(f'{{"{_CANARY}": '),
         lambda: Message(role=_CANARY, content="x"),  # type: ignore[arg-type]
@@ -105,7 +105,7 @@ async def prune_everything(memory: Memory, told: Told) -> None:
     ):
         assert repr([removal async for removal in memory.retention.plan(rules)]).count(_CANARY) == 0
         await memory.retention.prune(rules)
-    await told.attempt(memory.retention.prune(session_ids=[f"{_CANARY} with a blank"]))
+    await told.attempt(memory.retention.prune(session_ids=[f"{_CANARY}\nin two lines"]))
     await told.attempt(asyncio.to_thread(lambda: Retention.from_dict({_CANARY: {}})))
 
 

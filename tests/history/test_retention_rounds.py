@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from tests.history.retaining import deleting, places, say
+from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionNotFound, open_memory
 from threadkeep.history.pruning import Amount, Pruned
@@ -139,11 +140,11 @@ async def test_an_open_memory_makes_rounds_by_itself(
         open_memory(shared_url, observers=[events], options=options),
     ):
         await say(memory, clock, "a", 0, 0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while await places(memory, "a") != [3, 4]:
                 clock.advance(1)
         await say(memory, clock, "a", 0)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while await places(memory, "a") != [5, 6]:
                 clock.advance(1)
     assert events.of(PruningFailed) == []

@@ -70,6 +70,17 @@ async def test_it_stops_at_the_first_message_that_does_not_fit(memory: Memory) -
     assert window.tokens == 330
 
 
+@pytest.mark.parametrize(
+    ("max_tokens", "expected"), [(530, [1, 2, 3]), (529, [2, 3]), (330, [2, 3]), (329, [3]), (180, [3])]
+)
+async def test_messages_that_take_exactly_the_budget_fit(memory: Memory, max_tokens: int, expected: list[int]) -> None:
+    """One token less, and the oldest is out; nothing is cut."""
+    session = memory.session("room")
+    await session.append([user("old", 200), assistant("middle", 150), user("new", 180)])
+    window = await session.window(max_tokens=max_tokens)
+    assert (places(window), window.manifest.cuts) == (expected, ())
+
+
 @pytest.mark.parametrize(("max_messages", "max_tokens"), [(0, 4000), (20, 0), (0, 0), (0, None)])
 async def test_a_limit_of_0_means_none(memory: Memory, max_messages: int, max_tokens: int | None) -> None:
     """Not everything."""

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from threadkeep.observe.channel_events import AnswerSent, ChannelTrouble, UpdateReceived
 from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
@@ -42,6 +43,23 @@ from threadkeep.observe.run_events import (
 )
 
 PREFIX = "threadkeep_agent_history_"
+
+
+def test_messages_of_channels_are_counted_from_delivery_to_answer() -> None:
+    """By the platform and what became of them, from zero; what untyped code passes is no new label."""
+    observer = PrometheusObserver()
+    assert sample(observer, "threadkeep_channel_updates_total", channel="telegram", result="taken") == 0
+    observer.notify(UpdateReceived(channel="telegram", outcome="taken"))
+    observer.notify(UpdateReceived(channel="telegram", outcome="refused", reason="signature_wrong"))
+    observer.notify(AnswerSent(channel="telegram", outcome="postponed", milliseconds=5))
+    observer.notify(AnswerSent(channel="telegram", outcome="delivered", milliseconds=1500))
+    observer.notify(ChannelTrouble(channel="a person", work="polling", error="Timeout"))  # type: ignore[arg-type]
+    labels = {"channel": "telegram"}
+    assert sample(observer, "threadkeep_channel_updates_total", **labels, result="taken") == 1
+    assert sample(observer, "threadkeep_channel_refusals_total", **labels, reason="signature_wrong") == 1
+    assert sample(observer, "threadkeep_channel_deliveries_total", **labels, result="delivered") == 1
+    assert sample(observer, "threadkeep_channel_answer_latency_ms_sum", **labels) == 1500
+    assert sample(observer, "threadkeep_channel_troubles_total", channel="other", work="polling") == 1
 
 
 def test_what_retention_takes_is_counted() -> None:
@@ -157,7 +175,30 @@ def test_turns_models_and_keys_are_counted() -> None:
     assert sample(observer, PREFIX + "key_resolution_failures_total", channel="other") == 1
     assert sample(observer, "threadkeep_model_failures_total", channel="http") == 1
     assert sample(observer, "threadkeep_turns_total", channel="http", status="failed") == 1
-    assert sample(observer, "threadkeep_model_tokens_total", direction="output") == 7
+    assert sample(observer, "threadkeep_model_tokens_total", direction="output", estimated="false") == 7
+
+
+def test_tokens_that_no_provider_reported_are_counted_apart() -> None:
+    """A sum of both is one query; what was measured is another."""
+    observer = PrometheusObserver()
+    observer.notify(TurnFinished(milliseconds=1, input_tokens=5, output_tokens=7))
+    observer.notify(TurnFinished(milliseconds=1, input_tokens=50, output_tokens=70, estimated=True))
+    for estimated, tokens in (("false", 5), ("true", 50)):
+        labels = {"direction": "input", "estimated": estimated}
+        assert sample(observer, "threadkeep_model_tokens_total", **labels) == tokens
+
+
+def test_the_size_of_model_calls_is_counted() -> None:
+    """How many messages and tokens each was sent: with a session's memory, and with a run's."""
+    observer = PrometheusObserver()
+    assert sample(observer, "threadkeep_model_call_messages_count") == 0
+    observer.notify(ContextBuilt(messages=3, tokens=90))
+    observer.notify(PromptSent(messages=9, characters=1000, tokens=250))
+    assert sample(observer, "threadkeep_model_call_messages_sum") == 12
+    assert sample(observer, "threadkeep_model_call_messages_bucket", le="3.0") == 1
+    assert sample(observer, "threadkeep_model_call_tokens_count") == 2
+    assert sample(observer, "threadkeep_model_call_tokens_bucket", le="250.0") == 2
+    assert sample(observer, "threadkeep_model_call_tokens_bucket", le="100.0") == 1
 
 
 def test_what_leaves_a_runs_memory_is_counted() -> None:

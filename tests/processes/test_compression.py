@@ -10,6 +10,7 @@ import pytest
 
 from tests.children import PROCESSES, Child, run_together
 from tests.history.summaries import Asked, WrittenDown, check_coverage, ranges, talk
+from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.history.compression import Compression, CompressionFailed
@@ -17,11 +18,10 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.history.summary_writer import CLAIM_SECONDS
 from threadkeep.testing import Gate, SettableClock
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.process
 
 SMALL = Compression(trigger=("messages", 20), keep=("messages", 6))
 IN_PARTS = 1_500
-_PATIENCE_SECONDS = 60.0
 
 
 def options(folder: Path, clock: SettableClock | None = None) -> MemoryOptions:
@@ -63,12 +63,13 @@ async def prepare(url: str, folder: Path) -> None:
         await talk(memory, 40)
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_killed_at_it(shared_url: str, tmp_path: Path) -> None:
     """What it had stored stays, what it had begun leaves no trace, and another does the rest when its claim is over."""
     await prepare(shared_url, tmp_path)
     at_second_part = PROCESSES.Event()
     child = Child(compress, shared_url, tmp_path, at_second_part)
-    assert await asyncio.to_thread(at_second_part.wait, _PATIENCE_SECONDS)
+    assert await asyncio.to_thread(at_second_part.wait, HANG_SECONDS)
     await asyncio.to_thread(child.kill)
     clock = SettableClock()
     async with open_memory(shared_url, options=options(tmp_path, clock)) as memory:

@@ -16,7 +16,7 @@ from tests.processes.history_check import faults
 from tests.processes.writers import PARTS, Job, history_of, last_acknowledged, watch, write
 from tests.servers import Postgres, StopMode
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.process
 
 _FACTOR = int(os.environ.get("THREADKEEP_SOAK_FACTOR", "1"))
 _POLL_SECONDS = 0.01
@@ -32,7 +32,7 @@ def test_eight_writers_of_one_session(shared_url: str, tmp_path: Path) -> None:
     assert len(history.stored) == PARTS * len(history.acknowledged)
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -> None:
     """At random moments, with a real SIGKILL; who takes over tries the last turn again. Others read meanwhile."""
     jobs = [Job(shared_url, tmp_path, f"writer{n}", turns=1_000_000) for n in range(4)]
@@ -49,7 +49,7 @@ def test_writers_that_are_killed_and_replaced(shared_url: str, tmp_path: Path) -
     assert len(history.acknowledged) > 12 * _FACTOR
 
 
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 def test_a_postgres_that_is_restarted_under_load(unsteady_postgres: Postgres, mode: StopMode, tmp_path: Path) -> None:
     """Writers and readers go on by themselves, and nothing that was acknowledged is lost."""

@@ -13,10 +13,8 @@ from langgraph.store.memory import InMemoryStore
 
 from tests.runs.desk import IN_MEMORY, QUICK
 from threadkeep import Memory
+from threadkeep.agent.chat_options import ChatOptions
 from threadkeep.app import resources_of
-from threadkeep.graphs.built_in import chat_workflow
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.registry import Workflows
 from threadkeep.runs.chat.chat import Chat
 from threadkeep.runs.chat.turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
 from threadkeep.runs.chat.unstored import UnstoredRuns
@@ -24,10 +22,12 @@ from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.unrecorded import UnrecordedTurns
-from threadkeep.workflow.chat_options import ChatOptions
+from threadkeep.workflows.built_in import chat_workflow
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.registry import Workflows
 
 ROOM = "room:1"
-WATCHFUL = replace(QUICK, upkeep_seconds=0.05)
+WATCHFUL = replace(QUICK, reap_seconds=0.05, upkeep_seconds=0.05)
 """Soon sees that another process is dead."""
 
 

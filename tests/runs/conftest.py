@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from tests.conftest import url_of
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import Chats
 from tests.runs.checkpointing import CountingSaver
@@ -18,6 +19,12 @@ from threadkeep.testing import ScriptedModel
 def numbered() -> ScriptedModel:
     """A model that says `reply 1`, `reply 2` and so on."""
     return ScriptedModel(f"reply {number}" for number in count(1))
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each engine in turn; SQLite in memory has `desk`, and the contracts of the store."""
+    return url_of(request, str(request.param))
 
 
 @pytest.fixture

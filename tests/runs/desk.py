@@ -17,30 +17,52 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 from langgraph.types import interrupt
 
+from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.loading import read_workflow
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources, RunContext
-from threadkeep.graphs.state import WorkflowState
-from threadkeep.records.runs import RunEvent
+from threadkeep.records.runs import RunEvent, RunResult
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.requests import RunRequest, RunResult
+from threadkeep.runs.engine.opening import open_engine
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.testing import ScriptedModel
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.loading import read_workflow
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState
 
 IN_MEMORY = parse_address("sqlite://")
 QUICK = RunServiceOptions(
     engine=EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0),
     watch_seconds=0.05,
+    reap_seconds=3600.0,
     upkeep_seconds=3600.0,
     pause_seconds=0.0,
     trace_seconds=0.01,
 )
 LEAVING = replace(QUICK, engine=EngineOptions(close_seconds=0.0))
+
+
+@asynccontextmanager
+async def living_process() -> AsyncIterator[str]:
+    """Another process that executes runs, as its name; it is dead after the block."""
+
+    async def execute(run_id: str) -> None:
+        raise AssertionError(run_id)
+
+    async with open_engine(IN_MEMORY, execute, listener=_Deaf()) as engine:
+        yield engine.name
+
+
+class _Deaf:
+    async def gave_up(self, run_id: str, attempts: int) -> None:
+        """Nothing is executed."""
+
+    def troubled(self, error: str) -> None:
+        """Nothing is executed."""
 
 
 @dataclass
@@ -86,7 +108,7 @@ async def carried_out(service: RunService, request: RunRequest) -> RunResult:
 
 async def eventually(condition: Callable[[], Awaitable[bool]]) -> None:
     """Return when something has come true."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while not await condition():  # noqa: ASYNC110 - nobody tells
             await asyncio.sleep(0.01)
 

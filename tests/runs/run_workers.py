@@ -16,12 +16,6 @@ from langgraph.graph import END, START, StateGraph
 
 from tests.runs.workers import Notes
 from threadkeep import Memory, MemoryOptions, not_idempotent, open_memory
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.loading import read_workflow
-from threadkeep.graphs.nodes import AgentNode
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources, RunContext
-from threadkeep.graphs.state import WorkflowState, last_text
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
@@ -31,6 +25,12 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer, open_graph_store
 from threadkeep.testing import ScriptedModel
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.loading import read_workflow
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState, last_text
 
 # Shorter on a busy machine would take the living for dead.
 SOON = RunServiceOptions(engine=EngineOptions(concurrency=4, poll_seconds=0.1, dead_seconds=3.0, close_seconds=0.0))

@@ -11,9 +11,9 @@ import pytest
 from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 
+from tests.agent.talking import add, adding, kept, kept_with_status, numbered, seen
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats, events_of, said, words_of
-from tests.workflow.talking import add, adding, kept, kept_with_status, numbered, seen
 from threadkeep import (
     BudgetTooSmall,
     InvalidInput,
@@ -23,11 +23,29 @@ from threadkeep import (
     SessionNotFound,
     count_tokens,
 )
+from threadkeep.agent.chat_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
-from threadkeep.runs.chat.turns import ChatContext, ChatRequest, ChatStarted, ChatUsage
+from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.chat_options import ChatOptions
+
+
+@pytest.mark.parametrize(
+    ("pieces", "replaced"), [((), False), (("so", "on"), False), (("so",), True), (("a", "soon"), False)]
+)
+async def test_a_stream_of_another_answer_says_that_it_was_replaced(pieces: Sequence[str], replaced: bool) -> None:
+    """Its pieces came from a try that another process ended; what stands before the answer may be another agent's."""
+    turn = ChatTurn(ChatRequest("hi"), stream=True)
+    for piece in pieces:
+        turn.tell_piece(piece)
+
+    async def answer() -> ChatAnswer:
+        return ChatAnswer("s", "r", "m", "soon", None, False, ChatUsage(1, 1), ChatContext())
+
+    turn.start(asyncio.create_task(answer()))
+    last = (await events_of(turn))[-1]
+    assert isinstance(last, ChatAnswer)
+    assert (last.response, last.replaced) == ("soon", replaced)
 
 
 async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEvents, make_chat: Chats) -> None:
@@ -52,11 +70,14 @@ async def test_an_answer_says_what_happened(memory: Memory, events: RecordedEven
     assert finished.run_id == told.run_id
 
 
-async def test_usage_is_estimated_when_nobody_reports_it(sqlite_memory: Memory, make_chat: Chats) -> None:
+async def test_usage_is_estimated_when_nobody_reports_it(
+    sqlite_memory: Memory, events: RecordedEvents, make_chat: Chats
+) -> None:
     """The input is what was counted when it was sent, the output is counted by the same measure."""
     told = await make_chat(sqlite_memory, FakeListChatModel(responses=["fine words"])).ask(said("hello there"))
     assert told.context == ChatContext(messages=1, tokens=count_tokens("hello there"), dropped=0)
-    assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"))
+    assert told.usage == ChatUsage(count_tokens("hello there"), count_tokens("fine words"), estimated=True)
+    assert [event.estimated for event in events.of(TurnFinished)] == [True]
 
 
 async def test_a_session_begins_without_an_id(sqlite_memory: Memory, make_chat: Chats) -> None:

@@ -6,8 +6,9 @@ import asyncio
 
 import pytest
 
+from tests.agent.talking import kept, seen
+from tests.limits import HANG_SECONDS
 from tests.runs.chatting import ROOM, Chats, said
-from tests.workflow.talking import kept, seen
 from threadkeep import Memory, Message, SessionNotFound, StoreUnavailable
 from threadkeep.testing import ScriptedModel
 
@@ -65,7 +66,7 @@ async def test_a_user_goes_on_in_the_last_session_also_in_an_outage(
     monkeypatch.setattr(sqlite_memory.runs.sessions, "active_session", failing)
     assert (await chat.ask(said("still me", session_id=None, user_id="ann"))).session_id == ROOM
     assert (await chat.ask(said("hi", session_id=None, user_id="bob"))).session_id != ROOM
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while sqlite_memory.pending.entries:
             await sqlite_memory.pending.deliver()
     assert [text for _, text in await kept(sqlite_memory, ROOM)] == ["over here", "two", "still me", "three"]

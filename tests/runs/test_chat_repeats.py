@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from langchain_core.language_models import BaseChatModel
 
+from tests.agent.talking import kept, kept_with_status
+from tests.limits import HANG_SECONDS
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, events_of, said, words_of
-from tests.workflow.talking import kept, kept_with_status
+from tests.runs.desk import living_process
 from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, open_memory
 from threadkeep.errors import Interrupted
 from threadkeep.records.runs import NewRun
@@ -22,7 +24,7 @@ from threadkeep.runs.engine.engine import CarryOut, Engine, EngineOptions, Liste
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
-from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.testing import Gate, ScriptedModel
 
 if TYPE_CHECKING:
     from tests.servers import Postgres
@@ -202,37 +204,22 @@ async def test_many_at_once_in_two_processes_answer_each_once(processes: Process
     assert sum(counts) == 20
 
 
-async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes, clock: SettableClock) -> None:
-    """Its heartbeat is old: whoever is asked again answers, in the run that was begun."""
+async def test_the_message_of_a_dead_process_is_taken_over(processes: Processes) -> None:
+    """While its process lives the run stays where it is; then whoever is asked again answers, in the same run."""
     model = ScriptedModel(["hello"])
     chat, memory = await processes.start(model)
-    await memory.runs.order.add(ELSEWHERE, owner="a process that was killed")
-    waiting = chat.begin(said("hi", ID))
-    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
-    assert not done
-    assert model.calls == []
-    clock.advance(16)
+    async with living_process() as owner:
+        await memory.runs.order.add(ELSEWHERE, owner=owner)
+        waiting = chat.begin(said("hi", ID))
+        done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.3)
+        assert not done
+        assert model.calls == []
     told = await waiting.answer()
     assert (told.response, told.run_id) == ("hello", ELSEWHERE.run_id)
     run = await memory.runs.run(ELSEWHERE.run_id)
     assert run is not None
-    assert run.status == "done"
-    assert run.owner != "a process that was killed"
-
-
-async def test_a_living_process_is_not_taken_over(processes: Processes, clock: SettableClock) -> None:
-    """A heartbeat that was sent in time keeps the run where it is."""
-    model = ScriptedModel(["never"])
-    chat, memory = await processes.start(model)
-    await memory.runs.order.add(ELSEWHERE, owner="another process")
-    clock.advance(10)
-    await memory.runs.keep_alive("another process")
-    clock.advance(10)
-    waiting = chat.begin(said("hi", ID))
-    done, _ = await asyncio.wait([waiting.task] if waiting.task else [], timeout=0.1)
-    assert not done
-    await chat.close(0)
-    assert model.calls == []
+    assert (run.status, run.attempts) == ("done", 2)
+    assert run.owner != owner
 
 
 async def test_another_user_does_not_get_the_answer(memory: Memory, make_chat: Chats) -> None:
@@ -283,14 +270,14 @@ async def test_an_outage_stops_no_chat(
         chat = make_chat(memory, model)
         await chat.ask(said("hi", "1", user_id="ann"))
         unsteady_postgres.stop()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             first = await chat.ask(said("I am Ann", "2", user_id="ann"))
             assert (await chat.ask(said("I am Ann", "2", user_id="ann"))).response == first.response == "noted"
             await chat.ask(said("who am I?", user_id="ann"))
         assert len(model.calls) == 3
         assert [message.text for message in model.calls[2]] == ["I am Ann", "noted", "who am I?"]
         unsteady_postgres.start()
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while memory.pending.entries:
                 await memory.pending.deliver()
         assert [text for _, text in await kept(memory, ROOM)] == [

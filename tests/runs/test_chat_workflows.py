@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from langgraph.graph import END, START, StateGraph
 
+from tests.agent.talking import kept
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats
 from tests.runs.desk import asking_twice
-from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import (
     Interrupted,
@@ -21,16 +22,16 @@ from threadkeep.errors import (
     StoreUnavailable,
     WorkflowNotFound,
 )
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.loading import read_workflow
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import Run
 from threadkeep.runs.chat.turns import ChatRequest
 from threadkeep.runs.following import RunFollowing
 from threadkeep.runs.runner import Runner
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.loading import read_workflow
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 POLITE = read_workflow(
     """
@@ -120,6 +121,7 @@ async def test_a_turn_that_was_stopped_is_not_answered_beside_a_run(
         raise StoreUnavailable("down")
 
     monkeypatch.setattr(sqlite_memory.runs.order, "add", failing)
+    monkeypatch.setattr(sqlite_memory.pending, "record_joined", AsyncMock(return_value=None))
     model = ScriptedModel(["hello"])
     chat = make_chat(sqlite_memory, model)
     turn = chat.begin(ChatRequest("hi", session_id=ROOM))

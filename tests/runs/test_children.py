@@ -14,15 +14,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, StateGraph
 from langgraph.runtime import Runtime
 
+from tests.limits import HANG_SECONDS
 from tests.runs.desk import LEAVING, QUICK, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import Memory
-from threadkeep.graphs.definition import python_workflow
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.definition import python_workflow
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 CHILD = "schema: 1\nname: helper\nnodes:\n  think: {kind: agent, next: end}"
 PARENT = """\
@@ -113,7 +114,7 @@ async def test_cancel_goes_down_the_tree(every_desk: RunDesk, *, elsewhere: bool
             await every_desk.memory.runs.request_cancel(run_id)
         else:
             await service.cancel(run_id)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             assert (await service.result(run_id)).status == "cancelled"
         assert await statuses(every_desk.memory, run_id) == ["cancelled", "cancelled"]
 

@@ -13,15 +13,14 @@ from langgraph.types import Durability
 
 from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out
 from threadkeep import not_idempotent
-from threadkeep.graphs.built_in import chat_workflow
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.loading import read_workflow
-from threadkeep.graphs.nodes import AgentNode
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
-from threadkeep.runs.progress.checkpoints import thread_of
-from threadkeep.runs.progress.durability import beside_of, durability_of, keeps_each_step
+from threadkeep.runs.progress.progress import beside_of, durability_of, keeps_each_step, thread_of
 from threadkeep.runs.requests import RunRequest
+from threadkeep.workflows.built_in import chat_workflow
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.loading import read_workflow
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 _GREETING = """\
 schema: 1
@@ -31,7 +30,7 @@ nodes:
   answer: {kind: agent, next: end}
 """
 _TWO_MODELS = _GREETING.replace("{kind: template, text: Hello,", "{kind: model, answers: false,")
-_WITH_A_TOOL = _GREETING.replace("agent,", "agent, tools: ['tests.graphs.tools:find_order'],")
+_WITH_A_TOOL = _GREETING.replace("agent,", "agent, tools: ['tests.workflows.tools:find_order'],")
 
 
 @not_idempotent

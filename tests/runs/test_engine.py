@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import subprocess
+import sys
 import threading
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,6 +16,7 @@ import psycopg
 import pytest
 
 from tests.databases import execute, query
+from tests.limits import HANG_SECONDS
 from tests.servers import Postgres
 from threadkeep import InvalidInput, StoreClosed, StoreUnavailable
 from threadkeep.runs.engine.engine import Engine, EngineOptions, Stop
@@ -21,7 +24,6 @@ from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
 QUICK = EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0)
-_PATIENCE_SECONDS = 60.0
 
 type Work = Callable[["Runs", str], Awaitable[None]]
 
@@ -58,7 +60,7 @@ class Runs:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait for what the runs do."""
-        async with asyncio.timeout(_PATIENCE_SECONDS), self.changed:
+        async with asyncio.timeout(HANG_SECONDS), self.changed:
             await self.changed.wait_for(condition)
 
     async def _tell(self) -> None:
@@ -82,27 +84,6 @@ async def eventually(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.05)
     raise AssertionError("it did not come true")
-
-
-async def test_a_run_begins_at_once_and_is_recorded_beside(database_url: str) -> None:
-    """Its record joins what goes on already, or is over: it is carried out once."""
-    gate = asyncio.Event()
-
-    async def work(_: Runs, run_id: str) -> None:
-        if run_id == "long":
-            await gate.wait()
-
-    runs = Runs(work)
-    async with engine_of(database_url, runs) as engine:
-        await asyncio.gather(engine.begin("long"), engine.begin("short"))
-        await runs.until(lambda: runs.ended["short"] == 1)
-        # Who starts it meanwhile has it carried out once more.
-        await engine.start("long")
-        gate.set()
-        await runs.until(lambda: runs.ended["long"] >= 1)
-        await eventually(lambda: not engine.holds("long"))
-    assert runs.begun["short"] == 1
-    assert runs.given_up == []
 
 
 async def test_a_run_is_carried_out(database_url: str) -> None:
@@ -204,7 +185,7 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
     runs = Runs(first_held)
     options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)
     async with engine_of(postgres_url, runs, options) as engine:
-        await engine.start("run")
+        await engine.enqueue("run")
         await runs.until(lambda: runs.begun["run"] == 1)
         execute(postgres_url, "DELETE FROM threadkeep_engine.processes")
         await runs.until(lambda: runs.ended["run"] == 1)
@@ -232,7 +213,7 @@ async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
             await eventually(lambda: bool(connection.execute("SELECT 1 FROM threadkeep_engine.processes").fetchall()))
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("unsteady_postgres")
 async def test_a_run_whose_end_cannot_be_recorded(unsteady_postgres: Postgres) -> None:
     """It raised while the database was down: neither its failure nor the run is forgotten."""
     gate = asyncio.Event()
@@ -268,7 +249,7 @@ async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> N
     options = EngineOptions(poll_seconds=0.05, keep_finished_seconds=0.2)
     async with engine_of(sqlite_url, runs, options) as engine:
         for number in range(5):
-            await engine.start(f"run{number}")
+            await engine.enqueue(f"run{number}")
         await runs.until(lambda: runs.ended.total() == 5)
         await eventually(forgotten)
 
@@ -277,7 +258,7 @@ async def test_finished_attempts_of_before_are_forgotten_at_once(sqlite_url: str
     """Commands that work for a moment only leave none of them for ever."""
     runs, file = Runs(), f"sqlite:///{tmp_path}/threadkeep.db.runs"
     async with engine_of(sqlite_url, runs) as engine:
-        await engine.start("run")
+        await engine.enqueue("run")
         await runs.until(lambda: runs.ended.total() == 1)
     execute(file, "UPDATE workflow_status SET completed_at = 1")
     async with engine_of(sqlite_url, runs):
@@ -292,19 +273,33 @@ async def test_files_of_dead_processes_are_removed(sqlite_url: str, tmp_path: Pa
         await eventually(lambda: stray.name not in _names(tmp_path))
 
 
-async def test_one_engine_at_a_time_in_a_process(sqlite_url: str, tmp_path: Path) -> None:
-    """The second is refused with a sentence, and opens when the first is closed; one that only asks launches late."""
+async def test_one_engine_at_a_time_takes_from_a_queue_in_a_process(sqlite_url: str, tmp_path: Path) -> None:
+    """The second is refused with a sentence when something is enqueued; what it starts itself it executes."""
     other = f"sqlite:///{tmp_path}/other.db"
-    async with engine_of(sqlite_url, Runs()):
-        with pytest.raises(InvalidInput, match="another process"):
-            await _open_and_close(engine_of(other, Runs()))
-        runs = Runs()
-        async with engine_of(other, runs, EngineOptions(works=False)) as asking:
+    runs = Runs()
+    async with engine_of(sqlite_url, Runs()) as first:
+        await first.enqueue("run")
+        async with engine_of(other, runs) as second:
             with pytest.raises(InvalidInput, match="another process"):
-                await asking.start("run")
+                await second.enqueue("run")
+            await second.start("run")
+            await runs.until(lambda: runs.ended["run"] == 1)
     assert "other.db.runs" not in _names(tmp_path)
-    await _open_and_close(engine_of(other, Runs()))
+    async with engine_of(other, runs) as second:
+        await second.enqueue("run")
+        await runs.until(lambda: runs.ended["run"] == 2)
     assert [name for name in _names(tmp_path) if name.endswith(".lock")] == []
+
+
+async def test_a_process_that_works_takes_what_others_enqueue(shared_url: str) -> None:
+    """It looks for the first run itself; dbos is launched then."""
+    runs = Runs()
+    async with engine_of(shared_url, runs) as engine:
+        threads = {thread.name for thread in threading.enumerate()}
+        assert "threadkeep-runs" not in threads
+        await asyncio.to_thread(_enqueue_elsewhere, shared_url)
+        await runs.until(lambda: runs.ended["run"] == 1)
+        await eventually(lambda: not engine.holds("run"))
 
 
 async def test_the_event_loop_stays_as_it_was(sqlite_url: str) -> None:
@@ -355,3 +350,28 @@ def _names(folder: Path) -> list[str]:
 async def _open_and_close(opening: AbstractAsyncContextManager[Engine]) -> None:
     async with opening:
         pass
+
+
+def _enqueue_elsewhere(url: str) -> None:
+    """Enqueue a run in another process."""
+    lines = [
+        "import asyncio",
+        "from threadkeep.runs.engine.opening import wake",
+        "from threadkeep.store.address import parse_address",
+        f"asyncio.run(wake(parse_address({url!r}), ['run']))",
+    ]
+    code = "\n".join(lines)
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+async def test_an_engine_that_closes_during_its_launch_leaves_no_other_in_the_process(shared_url: str) -> None:
+    """The launch is waited for and undone: the next engine of this process executes runs."""
+    runs = Runs()
+    async with engine_of(shared_url, runs) as engine:
+        launching = asyncio.create_task(engine.enqueue("first"))
+        await asyncio.sleep(0.01)
+        launching.cancel()
+    again = Runs()
+    async with engine_of(shared_url, again) as engine:
+        await engine.enqueue("second")
+        await again.until(lambda: again.ended["second"] == 1)

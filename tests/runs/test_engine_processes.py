@@ -15,16 +15,16 @@ from pathlib import Path
 import pytest
 
 from tests.children import PROCESSES, Child
+from tests.limits import HANG_SECONDS
 from tests.runs.workers import Job, Notes, faults, work
 from tests.servers import Postgres
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
 _FACTOR = int(os.environ.get("THREADKEEP_SOAK_FACTOR", "1"))
-_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
 # Shorter on a busy machine would take the living for dead.
@@ -53,7 +53,7 @@ async def only_asking(url: str, notes: Notes) -> AsyncIterator[Engine]:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Return when something has come true."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(_POLL_SECONDS)
@@ -116,17 +116,6 @@ async def test_processes_that_are_killed(shared_url: str, notes: Notes) -> None:
             workers.kill(chance.randrange(len(workers.children)))
         await until(lambda: notes.of("end") >= set(runs), "all runs to end")
     assert faults(notes.read(), set(runs)) == [], f"seed {seed}"
-
-
-async def test_a_run_that_was_started_survives_its_process(shared_url: str, notes: Notes) -> None:
-    """It was in no queue; another process takes it up when the first one is dead."""
-    job = Job(shared_url, notes, 60.0, SOON, starts=("held",))
-    with working(job, 1) as holders:
-        await until(lambda: "held" in notes.of("begin"), "the run to begin")
-        with working(Job(shared_url, notes, 0.01, SOON), 1):
-            holders.kill(0, replace=False)
-            await until(lambda: "held" in notes.of("end"), "the run to be taken up")
-    assert faults(notes.read(), {"held"}) == []
 
 
 async def test_the_last_process_takes_up_what_it_left_itself(sqlite_url: str, notes: Notes) -> None:
@@ -217,3 +206,22 @@ async def test_a_postgres_that_is_restarted(unsteady_postgres: Postgres, notes: 
             await until(lambda: notes.of("end") >= set(runs), "all runs to end")
     assert faults(notes.read(), set(runs)) == []
     assert notes.of("lost") == set()
+
+
+async def test_who_takes_nothing_from_the_queue_goes_on_with_a_run_of_a_dead_process(
+    shared_url: str, notes: Notes
+) -> None:
+    """A command that follows one run is not kept waiting by what a dead process had begun of it."""
+    ended = asyncio.Event()
+
+    async def execute(run_id: str) -> None:
+        ended.set()
+
+    with working(Job(shared_url, notes, 60.0, SOON, starts=("held",)), 1) as workers:
+        await until(lambda: "held" in notes.of("begin"), "the run to begin")
+        workers.kill(0, replace=False)
+    options = replace(SOON, works=False)
+    async with open_engine(parse_address(shared_url), execute, options, listener=notes) as engine:
+        await engine.start("held")
+        async with asyncio.timeout(HANG_SECONDS):
+            await ended.wait()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from contextlib import AsyncExitStack
 
+import pytest
+
+from tests.agent.talking import kept
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
-from tests.workflow.talking import kept
 from threadkeep import MemoryOptions, open_memory
-from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.testing import Gate, ScriptedModel
 
 ID = "telegram:42"
 
 
 async def test_a_process_that_wakes_up_late_stores_no_second_answer(
-    shared_url: str, memory_options: MemoryOptions, clock: SettableClock, make_chat: Chats
+    shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On every database: it stalled, another took its message over and answered; then it goes on."""
     async with AsyncExitStack() as stack:
@@ -22,7 +24,8 @@ async def test_a_process_that_wakes_up_late_stores_no_second_answer(
         stalled = make_chat(memories[0], ScriptedModel([["hello from ", gate, "the late one"]]))
         turn = stalled.begin(said("hi", ID))
         await gate.reached()
-        clock.advance(16)
+        # Its lease has run out.
+        monkeypatch.setattr("threadkeep.runs.engine.in_process._names", set())
         other = make_chat(memories[1], ScriptedModel(["hello"]), runs=WATCHFUL)
         assert (await other.ask(said("hi", ID))).response == "hello"
         gate.open()

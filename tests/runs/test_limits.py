@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from langchain_core.language_models import FakeListChatModel
 from langchain_core.messages import AIMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, tool
@@ -13,17 +15,19 @@ from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.graph import START, StateGraph
 from langgraph.types import interrupt
 
+from tests.limits import HANG_SECONDS
 from tests.runs.desk import LEAVING, QUICK, RunDesk, carried_out
-from threadkeep.errors import InvalidInput, RunNotFound
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.nodes import AgentNode
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
-from threadkeep.graphs.tool_marks import is_idempotent, not_idempotent
+from threadkeep.errors import BudgetSpent, InvalidInput, RunNotFound
+from threadkeep.observe import BudgetCrossed
 from threadkeep.records.runs import RunBudget
-from threadkeep.runs.prices import read_prices
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.usage import read_prices
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
+from threadkeep.workflows.tool_marks import is_idempotent, not_idempotent
 
 STEPS = """\
 schema: 1
@@ -97,6 +101,37 @@ async def test_a_run_stops_at_its_budget(every_desk: RunDesk, limit: str, budget
         [usage] = await service.usage(result.run.run_id)
     assert (result.status, result.run.error) == (("done", None) if calls == 2 else ("failed", "BudgetSpent"))
     assert (len(every_desk.model.calls), usage.tokens, usage.cost) == (calls, 100 * calls, 1.2 * calls)
+
+
+@pytest.mark.parametrize(("limit", "crossed"), [(150, True), (199, True), (200, False), (201, False), (None, False)])
+async def test_a_budget_that_the_last_call_crossed_is_told(
+    every_desk: RunDesk, limit: int | None, crossed: bool
+) -> None:
+    """The run is done with its answer; trace and event say what it took."""
+    every_desk.model = ScriptedModel([MANY, MANY])
+    async with every_desk.open(STEPS % ("costly", "", "model")) as service:
+        request = RunRequest(workflow="costly", text="go", budget=RunBudget(max_tokens=limit))
+        result = await carried_out(service, request)
+        told = [event.data for event in await service.trace(result.run.run_id) if event.kind == "budget_crossed"]
+    assert (result.status, result.text) == ("done", "many")
+    numbers = {"run_id": result.run.run_id, "limit": "max_tokens", "used": 200, "allowed": limit}
+    assert told == ([numbers] if crossed else [])
+    events = [(event.limit, event.used, event.allowed) for event in every_desk.events.of(BudgetCrossed)]
+    assert events == ([("max_tokens", 200, limit)] if crossed else [])
+
+
+async def test_a_budget_counts_estimates_where_nothing_is_reported(desk: RunDesk) -> None:
+    """Each call says so in the trace, and so does the sentence of the budget that they used up."""
+    silent: Any = FakeListChatModel(responses=["many words", "more"])
+    desk.model = silent
+    async with desk.open(STEPS % ("costly", "max_tokens: 1", "model")) as service:
+        result = await carried_out(service, RunRequest(workflow="costly", text="go"))
+        [usage] = await service.usage(result.run.run_id)
+        calls = [event.data for event in await service.trace(result.run.run_id) if event.kind == "model_called"]
+    assert (result.run.error, usage.estimated) == ("BudgetSpent", True)
+    assert [call["estimated"] for call in calls] == [True]
+    spent = BudgetSpent("r", limit="max_tokens", used=usage.tokens, allowed=1, estimated=True)
+    assert f"has used about {usage.tokens} of 1 (max_tokens)" in str(spent)
 
 
 async def test_a_cost_is_limited_only_where_something_has_a_price(desk: RunDesk) -> None:
@@ -234,7 +269,7 @@ async def test_nothing_is_done_once_for_a_run_that_went_with_its_session(desk: R
     desk.model = ScriptedModel([[gate, calling("pay", 9)], "thank you"])
     async with (
         desk.open(paying(), options=replace(QUICK, watch_seconds=3600.0, trace_seconds=3600.0)) as service,
-        asyncio.timeout(60),
+        asyncio.timeout(HANG_SECONDS),
     ):
         run = await service.submit(RunRequest(workflow="till", text="pay", session_id="room"))
         await gate.reached()

@@ -11,22 +11,22 @@ from typing import Any
 
 import pytest
 
+from tests.agent.talking import kept
+from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from tests.runs.chatting import ROOM, Chats, said
 from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
-from tests.workflow.talking import kept
 from threadkeep import Memory
 from threadkeep.errors import StoreUnavailable
-from threadkeep.graphs.loading import read_workflow
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat.listening import listen
-from threadkeep.runs.chat.turns import ChatTurn
+from threadkeep.runs.chat.turns import ChatTurn, listen
 from threadkeep.runs.live import LiveRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.loading import read_workflow
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 COALESCING = AGENT.replace("nodes:", "options: {double_texting: coalesce}\nnodes:")
@@ -50,11 +50,23 @@ def once_unheard(verb: Verb) -> Verb:
     return unheard
 
 
+def lose_the_first_reply(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run is stored, with its question or without, and its process is told that the database is away."""
+    order, pending = memory.runs.order, memory.pending
+    record, calls = pending.record_joined, itertools.count(1)
+
+    async def unheard(*arguments: Any) -> Any:
+        stored = await record(*arguments)
+        return None if next(calls) == 1 else stored
+
+    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    monkeypatch.setattr(pending, "record_joined", unheard)
+
+
 async def test_a_run_that_began_unheard_of_is_carried_out(every_desk: RunDesk, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is in the name of this process, which lives: nobody else may take it over, and the next turn waits for it."""
-    order = every_desk.memory.runs.order
-    monkeypatch.setattr(order, "add", once_unheard(order.add))
-    async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(60):
+    lose_the_first_reply(every_desk.memory, monkeypatch)
+    async with every_desk.open(AGENT, options=ATTENTIVE) as service, asyncio.timeout(HANG_SECONDS):
         with pytest.raises(StoreUnavailable):
             await service.submit(RunRequest(workflow="desk", text="one", session_id="room"))
         result = await carried_out(service, RunRequest(workflow="desk", text="two", session_id="room"))
@@ -66,14 +78,13 @@ async def test_a_person_who_was_answered_without_it_is_answered_once(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, events: RecordedEvents, make_chat: Chats
 ) -> None:
     """The run that was recorded after all finds the answer when it comes to it, and ends no second turn."""
-    order = sqlite_memory.runs.order
-    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    lose_the_first_reply(sqlite_memory, monkeypatch)
     chat = make_chat(sqlite_memory, ScriptedModel(["hello", "again", "once more"]), runs=ATTENTIVE)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         first = await chat.ask(said("hi", "1"))
         second = await chat.ask(said("and now?", "2"))
         assert (await chat.ask(said("hi", "1"))).response == first.response
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while sqlite_memory.pending.entries:
             await sqlite_memory.pending.deliver()
     lines = [text for _, text in await kept(sqlite_memory, ROOM)]
@@ -90,7 +101,7 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
     """The model is asked once, though the run is taken up while it thinks."""
-    order, over, gate = sqlite_memory.runs.order, UnrecordedTurns.over, Gate()
+    over, gate = UnrecordedTurns.over, Gate()
     both_there, calls = asyncio.Event(), itertools.count(1)
 
     async def heard(self: UnrecordedTurns, session_id: str | None, message_id: str | None) -> None:
@@ -99,11 +110,11 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
             both_there.set()
         await over(self, session_id, message_id)
 
-    monkeypatch.setattr(order, "add", once_unheard(order.add))
+    lose_the_first_reply(sqlite_memory, monkeypatch)
     monkeypatch.setattr(UnrecordedTurns, "over", heard)
     model = ScriptedModel([[gate, "hello"], "again"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         asking = asyncio.create_task(chat.ask(said("hi", "1")))
         await gate.reached()
         await both_there.wait()
@@ -129,7 +140,7 @@ async def test_a_person_who_was_answered_in_an_outage_is_not_answered_anew(
     broken, answering = Gate(), Gate()
     model = ScriptedModel([[broken, StoreUnavailable("It is down.")], [answering, "hello"], "hello once more"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(AGENT)])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         asking = asyncio.create_task(chat.ask(replace(said("hi", "1"), workflow="desk")))
         await broken.reached()
         away.set()
@@ -159,9 +170,10 @@ async def test_a_run_of_several_messages_waits_for_each(
     async def add(*arguments: Any, **options: Any) -> Any:
         added = await verb(*arguments, **options)
         number = next(asked)
-        if number == 2:
+        # The first message began a run with its question.
+        if number == 1:
             joined.set()
-        if number == 3:
+        if number == 2:
             raise StoreUnavailable("The connection broke.")
         return added
 
@@ -178,7 +190,7 @@ async def test_a_run_of_several_messages_waits_for_each(
     monkeypatch.setattr(UnrecordedTurns, "over", heard)
     model = ScriptedModel([[first, "zero"], [second, "to two"], "to one"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(COALESCING)])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         asking = [asyncio.create_task(chat.ask(replace(said("hi", "0"), workflow="desk")))]
         await first.reached()
         asking.append(asyncio.create_task(chat.ask(replace(said("one", "1"), workflow="desk"))))
@@ -206,7 +218,7 @@ async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
     desk.model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"]])
     request = RunRequest(workflow="desk", text="hi", session_id="room", message_id="1")
     monkeypatch.setattr(desk.memory.runs, "run", once_unheard(desk.memory.runs.run))
-    async with desk.open(AGENT) as service, asyncio.timeout(60):
+    async with desk.open(AGENT) as service, asyncio.timeout(HANG_SECONDS):
         first = await service.submit(request)
         await gate.reached()
         again = await service.submit(request)
@@ -243,7 +255,7 @@ async def test_a_person_waits_for_the_try_that_goes_on(
     monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])
     chat = make_chat(sqlite_memory, model)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         asking = asyncio.create_task(chat.ask(said("hi", "1")))
         await again.wait()
         gate.open()

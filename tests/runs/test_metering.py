@@ -11,8 +11,7 @@ from langchain_core.messages import AIMessage, HumanMessage
 
 from threadkeep import count_tokens
 from threadkeep.records.runs import TokenUsage
-from threadkeep.runs.metering import UNNAMED, Meter
-from threadkeep.runs.prices import Price, Prices
+from threadkeep.runs.usage import UNNAMED, Meter, Price, Prices
 from threadkeep.testing import ScriptedModel
 
 
@@ -72,7 +71,7 @@ async def test_what_nobody_reports_is_estimated() -> None:
     [usage] = ledger.usages
     assert usage.input_tokens == count_tokens("How are you?")
     assert usage.output_tokens == count_tokens("I am well, thank you.")
-    assert (usage.estimated_calls, usage.cost) == (1, None)
+    assert (usage.estimated_calls, usage.estimated, usage.cost) == (1, True, None)
 
 
 async def test_without_budget_no_model_is_called() -> None:

@@ -14,17 +14,17 @@ from tests.runs.conftest import numbered
 from tests.runs.desk import RunDesk
 from tests.servers import Postgres
 from threadkeep import MemoryOptions, open_memory
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.nodes import AgentNode, RecordQuestionNode
-from threadkeep.graphs.options import RunOptions
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
-from threadkeep.runs.insisting import insist
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.waiting import retry_until_available
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
 from threadkeep.testing import Gate
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.nodes import AgentNode, RecordQuestionNode
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 pytestmark = pytest.mark.xdist_group("unsteady_postgres")
 
@@ -61,7 +61,7 @@ async def test_a_run_outlasts_its_database(
             desk = RunDesk(memory, numbered(), events, saver=saver)
             async with desk.open(halting(gate)) as service:
                 request = RunRequest(workflow="halting", text="go", session_id="room", message_id="m1")
-                run = await insist(lambda: service.submit(request))
+                run = await retry_until_available(lambda: service.submit(request))
                 await gate.reached()
                 await asyncio.to_thread(unsteady_postgres.stop, "immediate")
                 gate.open()
@@ -69,6 +69,9 @@ async def test_a_run_outlasts_its_database(
                     async with asyncio.timeout(_LONG_FOR_A_STEP):
                         await service.result(run.run_id)
                 await asyncio.to_thread(unsteady_postgres.start)
-                result = await insist(lambda: service.result(run.run_id))
+                result = await retry_until_available(lambda: service.result(run.run_id))
                 assert (result.status, result.text, result.run.error) == ("done", "reply 1", None)
-            assert await insist(lambda: desk.transcript("room")) == [("user", "go"), ("assistant", "reply 1")]
+            assert await retry_until_available(lambda: desk.transcript("room")) == [
+                ("user", "go"),
+                ("assistant", "reply 1"),
+            ]

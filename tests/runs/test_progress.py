@@ -13,12 +13,10 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
-from tests.graphs import tools
 from tests.recorded_events import RecordedEvents
-from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, thread_named
+from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, nothing_to_expect, thread_named
 from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
-from threadkeep.graphs.compiling import Compiler
-from threadkeep.graphs.loading import read_workflow
+from tests.workflows import tools
 from threadkeep.observe import RunTrouble
 from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.progress.saver import ProgressSaver
@@ -26,6 +24,8 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.loading import read_workflow
 
 
 @pytest.fixture(autouse=True)
@@ -191,7 +191,7 @@ async def _checkpointer(url: str) -> AsyncIterator[Any]:
 
 
 def _progress(events: RecordedEvents) -> RunProgress:
-    return RunProgress(ProgressKeeping(events), fresh=True, seconds=NEVER)
+    return RunProgress(ProgressKeeping(events), nothing_to_expect, fresh=True, seconds=NEVER)
 
 
 def _all(saver: CountingSaver, thread: str) -> AsyncIterator[Any]:

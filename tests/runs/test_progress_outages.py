@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from langgraph.graph import START, MessagesState, StateGraph
 
-from tests.graphs import tools
 from tests.recorded_events import RecordedEvents
-from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, thread_named
+from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, calling, nothing_to_expect, thread_named
 from tests.runs.desk import QUICK, RunDesk, eventually
+from tests.workflows import tools
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTrouble, RunWorkRecovered
 from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
@@ -114,7 +114,7 @@ async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEven
     progress_saver = ProgressSaver(saver)
     graph = builder.compile(checkpointer=progress_saver)
     for name in ("one", "two", "three"):
-        progress = RunProgress(keeping, fresh=True, seconds=NEVER)
+        progress = RunProgress(keeping, nothing_to_expect, fresh=True, seconds=NEVER)
         progress.beside = lambda _: True
         with progress_saver.knowing(name, progress):
             await graph.ainvoke({"messages": []}, thread_named(name))

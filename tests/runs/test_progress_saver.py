@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 from itertools import chain
 from typing import Annotated, Any, TypedDict
 
+import pytest
 from langchain_core.messages import AIMessage
 from langgraph.channels.delta import DeltaChannel
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import interrupt
 
+from tests.runs.checkpointing import nothing_to_expect
 from tests.runs.desk import RunDesk, carried_out
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import Observers
-from threadkeep.runs.progress.checkpoints import thread_of
-from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
+from threadkeep.records.runs import RunResult
+from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress, thread_of
 from threadkeep.runs.progress.saver import ProgressSaver
-from threadkeep.runs.requests import RunRequest, RunResult
+from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 type Builder = StateGraph[WorkflowState, RunContext, Any, Any]
 
@@ -88,7 +91,10 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
     builder.add_sequence([(word, saying(word)) for word in ("one", "two", "ask")])
     builder.add_edge(START, "one")
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
-        before, progress = ProgressSaver(saver), RunProgress(ProgressKeeping(Observers()), fresh=True, seconds=3600.0)
+        before, progress = (
+            ProgressSaver(saver),
+            RunProgress(ProgressKeeping(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
+        )
         progress.beside = lambda _: True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
         with before.knowing("run", progress):
@@ -96,6 +102,27 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
             await progress.keep()
         await progress.leave()
         assert (await graph.aget_state(thread)).values == {"said": ["go", "one", "two"]}
+
+
+@pytest.mark.parametrize("in_thread", [False, True], ids=["async", "sync"])
+async def test_a_thread_is_deleted_with_what_is_not_stored_yet(shared_url: str, *, in_thread: bool) -> None:
+    """And threads of which the saver knows no progress are deleted as well."""
+    builder: StateGraph[_Spread, None, Any, Any] = StateGraph(_Spread)
+    builder.add_sequence([("say", lambda _: {"said": ["hi"]})])
+    builder.add_edge(START, "say")
+    async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
+        before, progress = (
+            ProgressSaver(saver),
+            RunProgress(ProgressKeeping(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
+        )
+        progress.beside = lambda _: True
+        graph = builder.compile(checkpointer=before)
+        with before.knowing("run", progress):
+            for thread in ("run", "other"):
+                await graph.ainvoke({"said": ["go"]}, thread_of(thread), durability="async")
+                await (asyncio.to_thread(before.delete_thread, thread) if in_thread else before.adelete_thread(thread))
+                assert (await graph.aget_state(thread_of(thread))).values == {}
+        await progress.leave()
 
 
 async def _asked(service: RunService) -> RunResult:

@@ -15,14 +15,14 @@ from langgraph.types import interrupt
 
 from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
-from threadkeep.graphs.definition import python_workflow
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.observe import RunFinished, RunRetried
 from threadkeep.records.runs import RunQuery
+from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service import Mode
 from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.definition import python_workflow
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
 HELLO = RunRequest(workflow="desk", text="hello", session_id="room", message_id="m1")
@@ -109,7 +109,7 @@ async def test_several_questions_at_once(desk: RunDesk) -> None:
         events = await service.trace(asked.run.run_id)
     assert sorted(answers.values()) == ["my age", "my name"]
     finished = [event.node for event in events if event.kind == "node_finished" and event.data == {}]
-    assert sorted(map(str, finished)) == ["age", "name"]
+    assert sorted(map(str, finished)) == ["age", "name", "record_answer", "record_question"]
 
 
 async def test_a_failure_that_may_pass_is_tried_again(every_desk: RunDesk) -> None:

@@ -13,6 +13,7 @@ import pytest
 from langchain_core.messages import ToolMessage
 
 from tests.children import Child
+from tests.limits import HANG_SECONDS
 from tests.runs.run_workers import ASKING, Desk, opened, work
 from tests.runs.workers import Notes
 from threadkeep.runs.requests import RunRequest
@@ -22,9 +23,8 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graphs import open_checkpointer
 
-pytestmark = [pytest.mark.process, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
 
-_PATIENCE_SECONDS = 60.0
 _POLL_SECONDS = 0.02
 
 
@@ -36,7 +36,7 @@ def notes(tmp_path: Path) -> Notes:
 
 async def until(condition: Callable[[], bool], what: str) -> None:
     """Return when something has come true."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
+    deadline = time.monotonic() + HANG_SECONDS
     while not condition():
         assert time.monotonic() < deadline, what
         await asyncio.sleep(_POLL_SECONDS)
@@ -44,7 +44,7 @@ async def until(condition: Callable[[], bool], what: str) -> None:
 
 async def until_all_are_cancelled(service: RunService, run_id: str) -> None:
     """Return when no run of a tree goes on."""
-    async with asyncio.timeout(_PATIENCE_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         while {run.status for run in await service.tree(run_id)} != {"cancelled"}:  # noqa: ASYNC110
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -85,7 +85,7 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
             for text in mine:
                 again = RunRequest(workflow="steps", text=text, session_id=text, message_id="m")
                 runs[text] = (await service.submit(again)).run_id
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(HANG_SECONDS):
                 results = {text: await service.result(run_id) for text, run_id in runs.items()}
         assert {text: result.status for text, result in results.items()} == dict.fromkeys(runs, "done")
         for text, run_id in runs.items():
@@ -106,11 +106,11 @@ async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: 
             await until(lambda: notes.of("paid") == {"7"}, "the tool to begin")
             children[0].kill()
             with working(Desk(shared_url, notes, 60.0)):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(HANG_SECONDS):
                     result = await service.result(run_id)
                 assert (result.status, len(result.interrupts)) == ("waiting", 1)
                 await service.resume(run_id, "it went out", mode="background")
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(HANG_SECONDS):
                     result = await service.result(run_id)
     assert (result.text, [note.what for note in notes.read()].count("paid")) == ("re: it went out", 1)
 
@@ -131,12 +131,12 @@ async def test_an_agent_goes_on_after_its_last_tool(postgres_url: str, notes: No
         with working(Desk(postgres_url, notes, 60.0)) as children:
             run_id = (await service.submit(request, mode="background")).run_id
             await until(lambda: "slow-sunrise" in notes.of("second"), "the model to be asked again")
-            async with asyncio.timeout(_PATIENCE_SECONDS):
+            async with asyncio.timeout(HANG_SECONDS):
                 while not await kept(run_id):  # noqa: ASYNC110 - nobody tells
                     await asyncio.sleep(_POLL_SECONDS)
             children[0].kill()
             with working(Desk(postgres_url, notes)):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(HANG_SECONDS):
                     result = await service.result(run_id)
     assert (result.text, [note.what for note in notes.read()].count("looked")) == ("re: slow-sunrise", 1)
 
@@ -156,7 +156,7 @@ async def test_a_tree_is_cancelled_from_another_process(shared_url: str, notes: 
             children[0].kill()
             await service.cancel(run_id)
             with working(Desk(shared_url, notes, 60.0)):
-                async with asyncio.timeout(_PATIENCE_SECONDS):
+                async with asyncio.timeout(HANG_SECONDS):
                     assert (await service.result(run_id)).status == "cancelled"
                 await until_all_are_cancelled(service, run_id)
     assert [note.what for note in notes.read()].count("second") == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import UTC, datetime
 
 import pytest
 
@@ -44,6 +45,16 @@ async def test_a_run_answers_its_question(every_desk: RunDesk) -> None:
     ]
     assert [event.number for event in events] == list(range(1, 8))
     assert (usage.calls, usage.tokens > 0, result.run.version is not None) == (1, True, True)
+
+
+async def test_the_time_at_which_a_person_wrote_is_kept_with_the_message(desk: RunDesk) -> None:
+    """As the platform says it, though the message came here later."""
+    sent_at = datetime(2026, 1, 1, 12, tzinfo=UTC)
+    async with desk.open(AGENT) as service:
+        await carried_out(service, replace(asking("hello", message_id="m1"), sent_at=sent_at))
+        await carried_out(service, asking("again", message_id="m2"))
+    question, answer, later, _ = await desk.memory.session("room").tail(4)
+    assert (question.sent_at, answer.sent_at, later.sent_at) == (sent_at, None, None)
 
 
 async def test_a_repeat_is_the_same_run(desk: RunDesk) -> None:

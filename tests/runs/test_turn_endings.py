@@ -10,15 +10,16 @@ from langchain.agents.middleware import AgentMiddleware
 from langgraph.graph import START, StateGraph
 
 from tests.runs.desk import LEAVING, RunDesk, carried_out
+from threadkeep.agent.sendable_messages import NO_ANSWER
 from threadkeep.errors import RunNotFound
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.nodes import AgentNode
-from threadkeep.graphs.options import RunOptions
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.records.runs import DELETE, NewRun
 from threadkeep.runs.requests import RunRequest
-from threadkeep.testing import Gate
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 FIRST = RunRequest(workflow="slow", text="my name is Ann", session_id="room", message_id="m1")
 SECOND = RunRequest(workflow="slow", text="who am I?", session_id="room", message_id="m2")
@@ -63,7 +64,49 @@ async def test_a_message_is_there_though_a_newer_one_ended_its_turn_at_once(ever
         assert (await service.result(second.run_id)).status == "done"
     said = [("user", "my name is Ann"), ("user", "who am I?"), ("assistant", "reply 1")]
     assert await every_desk.transcript("room") == said
-    assert [message.text for message in every_desk.model.calls[0]] == [text for _, text in said[:2]]
+    sent = [message.text for message in every_desk.model.calls[0]]
+    assert [text for text in sent if text != NO_ANSWER] == [text for _, text in said[:2]]
+
+
+async def test_a_message_is_there_though_its_run_was_cancelled_before_it_began(every_desk: RunDesk) -> None:
+    """It waits in the background for somebody who works; a run without a session leaves nothing."""
+    queued = [
+        NewRun(run_id="r1", workflow="slow", input={"text": "my name is Ann"}, session_id="room", message_id="m1"),
+        NewRun(run_id="r2", workflow="slow", input={"text": "hello"}),
+    ]
+    for new in queued:
+        await every_desk.memory.runs.order.add(new)
+    async with every_desk.open(AGENT) as service:
+        for new in queued:
+            assert await service.cancel(new.run_id) == [new.run_id]
+            run = (await service.result(new.run_id)).run
+            assert (run.status, run.cancel_reason) == ("cancelled", "requested")
+            assert await service.cancel(new.run_id) == []
+    assert await every_desk.transcript("room") == [("user", "my name is Ann")]
+    assert every_desk.model.calls == []
+
+
+async def test_a_cancelled_message_stands_where_its_turn_would_have_been(every_desk: RunDesk) -> None:
+    """Behind the answer to the one before it."""
+    gate = Gate()
+    agent = AGENT.replace("interrupt", "enqueue")
+    every_desk.model = ScriptedModel([[gate, "one"], "three"])
+    async with every_desk.open(agent) as service:
+        first = await service.submit(FIRST)
+        await gate.reached()
+        second = await service.submit(SECOND, mode="background")
+        third = await service.submit(replace(SECOND, text="and now?", message_id="m3"))
+        assert await service.cancel(second.run_id) == [second.run_id]
+        gate.open()
+        ends = [(await service.result(each.run_id)).status for each in (first, second, third)]
+    assert ends == ["done", "cancelled", "done"]
+    assert await every_desk.transcript("room") == [
+        ("user", "my name is Ann"),
+        ("assistant", "one"),
+        ("user", "who am I?"),
+        ("user", "and now?"),
+        ("assistant", "three"),
+    ]
 
 
 async def test_of_messages_that_wait_only_the_newest_is_answered(desk: RunDesk) -> None:

@@ -12,29 +12,29 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 
-from tests.runs.desk import QUICK, RunDesk, carried_out, eventually
+from tests.runs.desk import QUICK, RunDesk, carried_out, eventually, living_process
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
-from threadkeep.runs.engine.engine import Engine
+from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.live import changed
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.testing import ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"
-BUSY = replace(QUICK, upkeep_seconds=0.02, forgotten_seconds=0.0)
+BUSY = replace(QUICK, reap_seconds=0.02, upkeep_seconds=0.02, forgotten_seconds=0.0)
 
 
-async def test_runs_that_nobody_carries_out(every_desk: RunDesk, clock: SettableClock) -> None:
+async def test_runs_that_nobody_carries_out(every_desk: RunDesk) -> None:
     """One that was never begun, and one whose process is dead, are carried out; a living one's is left alone."""
     order = every_desk.memory.runs.order
     for name, owner in (("forgotten", None), ("dead", "dead")):
         new = NewRun(run_id=name, workflow="desk", input={"text": name}, session_id=name, message_id="m")
         await order.add(new, owner=owner)
-    clock.advance(60)
-    await order.add(NewRun(run_id="alive", workflow="desk", input={"text": "hi"}), owner="other")
-    async with every_desk.open(AGENT, options=BUSY) as service:
+    async with living_process() as owner, every_desk.open(AGENT, options=BUSY) as service:
+        await order.add(NewRun(run_id="alive", workflow="desk", input={"text": "hi"}), owner=owner)
         results = [await service.result(run_id) for run_id in ("forgotten", "dead")]
         assert [(result.status, result.run.attempts) for result in results] == [("done", 1), ("done", 2)]
         assert (await service.run("alive")).status == "running"
@@ -47,14 +47,13 @@ async def test_runs_that_nobody_carries_out(every_desk: RunDesk, clock: Settable
     assert {answer, other_answer} == {("assistant", "reply 1"), ("assistant", "reply 2")}
 
 
-async def test_children_of_the_dead(desk: RunDesk, clock: SettableClock) -> None:
+async def test_children_of_the_dead(desk: RunDesk) -> None:
     """They are their parent's; where that is over, they are, too."""
     order, runs = desk.memory.runs.order, desk.memory.runs
     for name in ("over", "queued"):
         await order.add(NewRun(run_id=name, workflow="none", input={}), owner="dead")
         await order.add(NewRun(run_id=f"child of {name}", workflow="none", input={}, parent_run_id=name), owner="dead")
     await runs.finish("over", "dead", "failed")
-    clock.advance(60)
     async with desk.open(AGENT, options=BUSY) as service:
 
         async def both_ended() -> bool:
@@ -112,6 +111,7 @@ async def test_a_process_that_dies_when_its_run_is_done_leaves_no_checkpoints(de
     """Others remove what it could not; nobody waits for that as for runs that may be tried again."""
     await desk.memory.runs.order.add(NewRun(run_id="run", workflow="desk", input={}), owner="dead")
     thread: RunnableConfig = {"configurable": {"thread_id": "run", "checkpoint_ns": ""}}
+    await desk.memory.runs.records.checkpoints_expected("run")
     await desk.saver.aput(thread, empty_checkpoint(), {}, {})
     assert await desk.memory.runs.finish("run", "dead", "done")
     async with desk.open(AGENT, options=BUSY):
@@ -152,3 +152,10 @@ async def test_a_round_that_fails_is_told_of(desk: RunDesk) -> None:
         order.ready = down  # type: ignore[method-assign]
         await desk.events.until(lambda: len(desk.events.of(RunTrouble)) >= 2)
     assert {(event.work, event.error) for event in desk.events.of(RunTrouble)} == {("upkeep", "StoreUnavailable")}
+
+
+@pytest.mark.parametrize("dead", [8.0, 2.0])
+async def test_a_short_lease_is_checked_more_often(dead: float) -> None:
+    """A process that checks too seldom starts to count anew each time, and finds no dead process on PostgreSQL."""
+    options = RunServiceOptions(engine=EngineOptions(dead_seconds=dead))
+    assert options.reaps_every < dead / 2

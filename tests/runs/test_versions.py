@@ -14,12 +14,12 @@ from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out
 from tests.runs.run_workers import ASKING, Desk, opened
 from tests.runs.test_runner_processes import until, working
 from tests.runs.workers import Notes
-from threadkeep.graphs.definition import Workflow, python_workflow
-from threadkeep.graphs.nodes import SubworkflowNode
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.state import WorkflowState
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
+from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.nodes import SubworkflowNode
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
 
 HELPER = "schema: 1\nname: helper\nnodes:\n  think: {kind: agent, next: end}"
 GO = RunRequest(workflow="saying", text="go", session_id="room")
@@ -42,7 +42,7 @@ def saying(text: str, version: str, gate: Gate | None = None) -> Workflow:
 @pytest.mark.parametrize("source", ["yaml", "python"])
 async def test_a_run_ends_with_the_version_that_it_began_with(desk: RunDesk, source: Literal["yaml", "python"]) -> None:
     """YAML is kept with the run; where code has changed, the run stands still, and says why."""
-    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.graphs.tools:ask_person'], next: end}"
+    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.workflows.tools:ask_person'], next: end}"
     call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
     desk.model = ScriptedModel([call, "thanks"])
     old = text if source == "yaml" else asking_twice()
@@ -94,7 +94,7 @@ async def test_a_parent_that_cannot_go_on_leaves_no_child_at_work(every_desk: Ru
 
 
 @pytest.mark.process
-@pytest.mark.xdist_group("processes")
+@pytest.mark.slow
 async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str, tmp_path: Path) -> None:
     """YAML goes on as it began; code that has changed does not; what had not begun is answered by the new code."""
     notes = Notes(tmp_path / "notes")
@@ -114,3 +114,17 @@ async def test_runs_whose_process_died_before_a_new_version_came(shared_url: str
             results = [await service.result(run_id) for run_id in (yaml, python, waiting)]
     assert [(result.status, result.run.version) for result in results[1:]] == [("interrupted", "1"), ("done", "2")]
     assert (results[0].text, results[1].run.error) == ("said by 1", "WorkflowVersionGone")
+
+
+async def test_a_stored_definition_imports_nothing_of_its_own(desk: RunDesk) -> None:
+    """Whoever can write the table runs no code in a worker: the operator's files decide what is imported."""
+    text = "schema: 1\nname: form\nnodes:\n  ask: {kind: agent, tools: ['tests.workflows.tools:ask_person'], next: end}"
+    call = AIMessage("", tool_calls=[{"name": "ask_person", "args": {"question": "sure?"}, "id": "c1"}])
+    desk.model = ScriptedModel([call, "thanks"])
+    async with desk.open(text) as service:
+        asked = await carried_out(service, RunRequest(workflow="form", text="go", session_id="room"))
+    without_tools = text.replace("tools: ['tests.workflows.tools:ask_person'], ", "")
+    async with desk.open(without_tools) as service:
+        await service.resume(asked.run.run_id, "yes")
+        result = await service.result(asked.run.run_id)
+    assert (result.status, result.run.error) == ("interrupted", "WorkflowVersionGone")

@@ -111,5 +111,5 @@ async def _work(job: Job, stop: Event | None) -> None:
 
 async def _start(engine: Engine, job: Job) -> None:
     for run_id in job.starts:
-        await engine.start(run_id)
+        await engine.enqueue(run_id)
     job.notes.add("ready")

@@ -149,11 +149,11 @@ async def test_a_session_without_messages_comes_back(memory: Memory) -> None:
     assert (await memory.session("telegram:1").info()).title == "A title of its own"
 
 
-async def test_an_id_that_is_no_key_is_refused(memory: Memory) -> None:
+async def test_an_id_that_names_nothing_is_refused(memory: Memory) -> None:
     """Nothing of the call is stored."""
     with pytest.raises(InvalidKey):
         await memory.restore(
-            [ArchivedPart(_info("fine"), _messages(1, 1)), ArchivedPart(_info("not fine"), _messages(1, 1))]
+            [ArchivedPart(_info("fine"), _messages(1, 1)), ArchivedPart(_info("not\nfine"), _messages(1, 1))]
         )
     assert await memory.session("fine").count() == 0
 

@@ -52,7 +52,8 @@ async def test_a_window_reads_no_more_than_it_takes(
     postgres_url: str, memory_options: MemoryOptions, analyzed: bool
 ) -> None:
     """From the end, from an anchor near it, of one user, after a reset: never what lies beyond."""
-    parameters = {"session_id": "long", "user_id": "u1", "before": END, "after": 0, "limit": LIMIT}
+    bounds = {"before": END, "after": 0, "limit": LIMIT, "history": False}
+    parameters = {"session_id": "long", "user_id": "u1", **bounds}
     async with open_memory(postgres_url, options=memory_options) as memory:
         await fill(memory, LONG)
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
@@ -76,6 +77,5 @@ async def test_the_answer_of_a_question_is_found_far_into_a_session(
         await session.append(asked)
         question = await session.find("q")
         assert question is not None
-        answer = await session.answer_to(question)
-        assert answer is not None
+        [answer] = await session.answers_to(question)
         assert answer.content == "so"

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 
 from threadkeep.errors import StoreUnavailable
-from threadkeep.history.opening import open_memory
+from threadkeep.memory import open_memory
 from threadkeep.records import Message
 from threadkeep.store.address import parse_address
 from threadkeep.store.condition import can_write, read_condition

@@ -28,7 +28,7 @@ class TableContract(TranscriptContract):
     async def open_transcripts(self) -> AsyncIterator[Transcripts]:
         """Transcripts in a new database, closed in the order in which an application does."""
         driver = await _open_driver(self.url)
-        clock = _moving_clock()
+        clock = moving_clock()
         try:
             await migrate(driver, clock())
             transcripts = TableTranscripts(driver, count=estimate, clock=clock)
@@ -69,7 +69,7 @@ async def _open_driver(url: str) -> Driver:
     return SqliteDriver(address.path, StoreOptions())
 
 
-def _moving_clock() -> Callable[[], datetime]:
+def moving_clock() -> Callable[[], datetime]:
     """A clock that is a second later at every look."""
     now = datetime(2026, 1, 1, tzinfo=UTC)
 

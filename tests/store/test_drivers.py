@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from tests.databases import migrated_driver
+from tests.limits import HANG_SECONDS
 from threadkeep import StoreError
 from threadkeep.store.driver import Driver, DuplicateRow, Statement
 
@@ -60,7 +61,7 @@ async def test_a_cancelled_group_leaves_no_lock_behind(driver: Driver, steps: in
         await asyncio.sleep(0)
     writing.cancel()
     await asyncio.wait([writing])
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         await driver.write([added("b", 2)])
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 
 import pytest
 
@@ -75,3 +78,20 @@ def claim_in_a_process(url: str, owner: str) -> bool:
             return await Duties(driver, clock=SettableClock()).claim("tidy", owner, seconds=60, every_seconds=HOUR)
 
     return asyncio.run(claim())
+
+
+async def test_a_loop_that_stops_in_a_claim_holds_no_lock(sqlite_url: str, clock: SettableClock) -> None:
+    """A blocking call on it writes over another connection meanwhile."""
+    path = sqlite_url.removeprefix("sqlite:///")
+    async with migrated_driver(sqlite_url) as driver:
+        duties = Duties(driver, clock=clock)
+        for steps in range(16):
+            claiming = asyncio.create_task(duties.claim(f"tidy {steps}", "a", seconds=60, every_seconds=HOUR))
+            for _ in range(steps):
+                await asyncio.sleep(0)
+                time.sleep(0.005)  # noqa: ASYNC251 - threads do what the claim has asked of them, the loop does not go on
+            with closing(sqlite3.connect(path, timeout=5.0, isolation_level=None)) as other:
+                other.execute("PRAGMA busy_timeout = 200")
+                other.execute("BEGIN IMMEDIATE")
+                other.execute("ROLLBACK")
+            assert await claiming

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import cast
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
@@ -13,13 +15,16 @@ from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import empty_checkpoint
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import START, MessagesState, StateGraph
-from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, SearchOp
+from langgraph.store.base import BaseStore, GetOp, IndexConfig, Item, Op, PutOp, SearchOp
 from langgraph.store.postgres.aio import AsyncPostgresStore
 
 from tests.children import run_together
+from tests.limits import HANG_SECONDS
 from tests.outages import locked_meanwhile
 from tests.servers import Postgres
 from threadkeep import (
+    InvalidInput,
+    MemoryOptions,
     Message,
     Settings,
     StoreUnavailable,
@@ -54,6 +59,69 @@ async def test_a_store_keeps_what_it_was_given(empty_url: str) -> None:
         assert item is not None
         assert item.value == {"value": "green"}
         assert [found.key for found in await store.asearch(("users",))] == ["colour"]
+
+
+async def lengths(texts: Sequence[str]) -> list[list[float]]:
+    """Embeddings by which texts of the same length are alike."""
+    return [[float(len(text)), 1.0] for text in texts]
+
+
+async def test_a_store_with_an_index_searches_by_meaning(empty_postgres_url: str) -> None:
+    """The item that is closest to the query comes first, and one that is not indexed is not found by it."""
+    index: IndexConfig = {"dims": 2, "embed": lengths, "fields": ["text"]}
+    async with create_graph_store(settings_of(empty_postgres_url), index=index) as store:
+        for word in ("a", "abcde", "abcdefghij"):
+            await store.aput(("words",), word, {"text": word})
+        await store.aput(("words",), "silent", {"text": "abcde"}, index=False)
+        found = await store.asearch(("words",), query="x" * 9)
+        assert [item.key for item in found][:1] == ["abcdefghij"]
+        assert all(item.score is not None for item in found if item.key != "silent")
+
+
+async def test_on_sqlite_an_index_works_or_is_refused_in_words(sqlite_url: str) -> None:
+    """As the Python is built: some load no extensions."""
+    opening = create_graph_store(settings_of(sqlite_url), index={"dims": 2, "embed": lengths})
+    if not hasattr(sqlite3.Connection, "enable_load_extension"):
+        with pytest.raises(InvalidInput, match="loads no extensions"):
+            await opening.__aenter__()
+        return
+    async with opening as store:
+        await store.aput(("words",), "a", {"text": "a"})
+        assert [item.key for item in await store.asearch(("words",), query="b")] == ["a"]
+
+
+async def test_a_query_without_an_index_is_refused(empty_url: str) -> None:
+    """Rather than answered with any items; what is asked for at the same moment is answered."""
+    async with create_graph_store(settings_of(empty_url)) as store:
+        await store.aput(("words",), "a", {"text": "a"})
+        refused, found, item = await asyncio.gather(
+            store.asearch(("words",), query="a"),
+            store.asearch(("words",), filter={"text": "a"}),
+            store.aget(("words",), "a"),
+            return_exceptions=True,
+        )
+    assert isinstance(refused, InvalidInput)
+    assert "index=" in str(refused)
+    assert isinstance(found, list)
+    assert isinstance(item, Item)
+
+
+# LangGraph's store on SQLite uses it for the times at which items expire.
+@pytest.mark.filterwarnings("ignore:The default datetime adapter is deprecated")
+async def test_items_expire_and_conversations_do_not(empty_url: str) -> None:
+    """After the time that is given, in the background."""
+    often = cast("int", 0.001)
+    settings = settings_of(empty_url)
+    async with create_graph_store(settings, ttl={"default_ttl": 0.001, "sweep_interval_minutes": often}) as store:
+        options = MemoryOptions(transcripts="graph_store", graph_store=store)
+        async with open_memory("sqlite://", options=options) as memory:
+            await memory.session("a").append([Message(role="user", content="hi")])
+            await store.aput(("words",), "a", {"text": "a"})
+            async with asyncio.timeout(HANG_SECONDS):
+                while await store.asearch(("words",), refresh_ttl=False):  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.01)
+            assert await memory.session("a").count() == 1
+            assert await store.asearch(("agent_chat_history",), refresh_ttl=False)
 
 
 async def test_a_checkpointer_keeps_the_state_of_a_thread(empty_url: str) -> None:

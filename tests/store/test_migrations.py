@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import re
 import sqlite3
-from collections.abc import Iterable
-from contextlib import closing
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,13 +14,14 @@ import pytest
 
 from tests.children import run_together
 from tests.databases import driver_of, execute, query
+from tests.limits import HANG_SECONDS
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
 from threadkeep.store.address import parse_address
-from threadkeep.store.driver import Parameters, Row, StoreOptions
+from threadkeep.store.driver import StoreOptions
 from threadkeep.store.migrations import known_migrations, migrate, schema_version
 from threadkeep.store.sqlite import SqliteDriver
-from threadkeep.store.sqlite_connection import SqliteConnection
+from threadkeep.store.sqlite_connection import translated
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
@@ -28,21 +29,38 @@ _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) V
 _TABLES = (
     "chat_active_sessions",
     "chat_anchors",
+    "chat_channel_sessions",
+    "chat_channel_state",
     "chat_claims",
     "chat_context_texts",
     "chat_deleted_ids",
     "chat_duties",
     "chat_embeddings",
+    "chat_fact_evidence",
+    "chat_fact_learning",
+    "chat_fact_proposals",
+    "chat_facts",
+    "chat_graph_consents",
+    "chat_graph_deliveries",
+    "chat_graph_groups",
+    "chat_graph_trust",
+    "chat_graph_turns",
     "chat_manifests",
     "chat_messages",
+    "chat_outbox",
+    "chat_person_names",
+    "chat_persons",
+    "chat_procedures",
     "chat_run_checkpoints",
     "chat_run_events",
     "chat_run_messages",
+    "chat_run_places",
     "chat_run_tool_calls",
     "chat_run_traces",
     "chat_run_usage",
     "chat_runs",
     "chat_sessions",
+    "chat_steps",
     "chat_summaries",
     "chat_token_factors",
     "chat_workflows",
@@ -83,16 +101,17 @@ async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
 ) -> None:
     """On SQLite too: a big file takes longer to migrate than any turn may wait for a lock."""
     refused = asyncio.Event()
-    fetch_there = SqliteConnection.fetch
 
-    async def watched(connection: SqliteConnection, sql: str, parameters: Parameters) -> list[Row]:
+    @contextmanager
+    def watched() -> Iterator[None]:
         try:
-            return await fetch_there(connection, sql, parameters)
+            with translated():
+                yield
         except StoreUnavailable:
             refused.set()
             raise
 
-    monkeypatch.setattr(SqliteConnection, "fetch", watched)
+    monkeypatch.setattr("threadkeep.store.sqlite.translated", watched)
     path = parse_address(sqlite_url).path
     assert path is not None
     driver = SqliteDriver(path, StoreOptions(lock_timeout_seconds=0.01))
@@ -101,7 +120,7 @@ async def test_who_starts_while_another_migrates_waits_as_long_as_that_takes(
         with closing(sqlite3.connect(path, isolation_level=None)) as another:
             another.execute("BEGIN IMMEDIATE")
             starting = asyncio.ensure_future(migrate(driver, _NOW))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(HANG_SECONDS):
                 await refused.wait()
             another.execute("COMMIT")
         assert await starting == [version for version, _ in known_migrations("sqlite")]

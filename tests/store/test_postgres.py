@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 import psycopg
 import pytest
 
+from tests.limits import HANG_SECONDS
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
@@ -90,7 +91,7 @@ async def test_a_cancelled_write_leaves_no_lock_behind(memory: Memory, steps: in
         await asyncio.sleep(0)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         assert (await session.append(says("second"))).first_seq == 2
 
 
@@ -182,7 +183,7 @@ async def test_a_locked_session_holds_up_no_other(memory: Memory, postgres_url: 
 async def test_a_row_locked_too_long_is_told_and_forgotten(postgres_url: str, memory_options: MemoryOptions) -> None:
     """Every way of writing to it fails with the cure when the timeout is over, and closing ends; later it works."""
     async with await psycopg.AsyncConnection.connect(postgres_url) as other:
-        async with asyncio.timeout(60), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
+        async with asyncio.timeout(HANG_SECONDS), open_memory(postgres_url, options=_hasty(memory_options)) as memory:
             session = memory.session("room")
             await session.append(says("hi"))
             await other.execute("SELECT 1 FROM chat_sessions FOR UPDATE")
@@ -211,7 +212,7 @@ async def test_a_locked_table_is_told_to_all(postgres_url: str, memory_options: 
     ):
         await other.execute("LOCK TABLE chat_sessions IN SHARE MODE")
         turns = [memory.session(f"room:{number}").append(says("hi")) for number in range(200)]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             results = await asyncio.gather(*turns, return_exceptions=True)
         assert all(isinstance(result, StoreUnavailable) for result in results)
 
@@ -256,7 +257,7 @@ async def end_connections(url: str, only: str = "TRUE") -> None:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as other:
         ended = await (await other.execute(f"SELECT pid, pg_terminate_backend(pid) FROM {others}".encode())).fetchall()
         pids = [pid for pid, _ in ended]
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while await (await other.execute(left, [pids])).fetchone():
                 pass
 
@@ -267,7 +268,7 @@ async def until_somebody_waits(connection: psycopg.AsyncConnection[tuple[object,
         "SELECT pg_stat_clear_snapshot(), count(*) FROM pg_stat_activity "
         "WHERE datname = current_database() AND wait_event_type = 'Lock'"
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(HANG_SECONDS):
         while True:
             found = await (await connection.execute(waiting)).fetchone()
             if found and found[1]:

@@ -97,6 +97,7 @@ async def test_the_fast_way_of_storing_looks_for_deleted_ids_too(database: Datab
     session = {"session_id": ROOM, "user_id": None, "title": None, "last_message": None}
     columns = {"role": "user", "content": "again", "tokens": 1, "status": "complete", "confidence": None}
     more = {"escalated": False, "run_id": None, "metadata": "{}", "original": None, "sent_at": None, "created_at": now}
+    more |= dict.fromkeys(("author", "answers", "ordinal", "told_at", "question"))
     with pytest.raises(DuplicateRow):
         await database.driver.append(
             [{**session, "added": 1, "newest_user": 1, "now": now}],
@@ -118,16 +119,16 @@ async def test_room_is_given_back(sqlite_url: str, clock: SettableClock) -> None
     """The file of SQLite shrinks; PostgreSQL does it by itself."""
     async with migrated_driver(sqlite_url) as driver:
         database = database_over(driver, clock)
-        words = [replace(message(n), content=f"{n} words " * 500) for n in range(1, 401)]
+        words = [replace(message(n), content=f"{n} words " * 500) for n in range(1, 801)]
         await database.transcripts.append(Turn(ROOM, tuple(words)))
-        assert await database.found("399 words")
-        await database.take("delete", 398)
+        assert await database.found("799 words")
+        await database.take("delete", 798)
         async with driver.reading() as connection:
             [(before,)] = await connection.fetch("PRAGMA page_count", {})
             assert await database.retention.give_back_room()
             [(after,)] = await connection.fetch("PRAGMA page_count", {})
         assert after * 5 < before
-        assert await database.found("399 words") == [399]
+        assert await database.found("799 words") == [799]
         await database.transcripts.close()
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import url_of
-from tests.store.running import DEAD_AFTER_SECONDS, asked, in_room
+from tests.store.running import asked, in_room
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.errors import SessionBusy
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, Run
@@ -23,7 +23,7 @@ _POLICIES: tuple[DoubleTexting, ...] = ("enqueue", "enqueue", "coalesce", "inter
 _ACTIONS = (
     *["add"] * 5,
     *["begin next", "finish"] * 4,
-    *["begin", "begin at once", "cancel", "silence", "keep alive", "disown", "wait", "resume", "retry", "give back"],
+    *["begin", "begin at once", "cancel", "disown", "disown", "wait", "resume", "retry", "give back"],
 )
 
 type Step = tuple[str, int, int]
@@ -72,8 +72,6 @@ class History:
             "begin at once": lambda: self.begin(run_id, *_OWNERS),
             "finish": lambda: runs.finish(run_id, owner, RUN_ENDS[(first // 3 + second) % len(RUN_ENDS)]),
             "cancel": lambda: runs.request_cancel(run_id),
-            "silence": self.silence,
-            "keep alive": lambda: runs.keep_alive(owner),
             "disown": lambda: runs.disown(owner),
             "wait": lambda: runs.wait(run_id, owner, {"question": first}),
             "resume": lambda: runs.resume(run_id, second),
@@ -82,10 +80,6 @@ class History:
         }
         await actions[action]()
         await self.check(action)
-
-    async def silence(self) -> None:
-        """Nobody is heard of for a time."""
-        self.clock.advance(DEAD_AFTER_SECONDS + 1)
 
     async def add(self, message: int, policy: DoubleTexting) -> None:
         """A message arrives, perhaps again."""
@@ -106,9 +100,12 @@ class History:
 
     async def begin_next(self, owner: str) -> None:
         """What is said to be the next one may begin."""
-        run_id = await self.memory.runs.order.next_of(self.session_id)
-        if run_id is not None:
+        for run_id in await self._ready():
             assert isinstance(await self.memory.runs.order.begin(run_id, owner), Begun)
+
+    async def _ready(self) -> list[str]:
+        ready = await self.memory.runs.order.ready(limit=1000)
+        return [run_id for run_id in ready if run_id in self.asked_for]
 
     async def check(self, action: str) -> None:
         """Nothing is lost, one is at work, and what has begun was the first."""
@@ -129,10 +126,11 @@ class History:
 
     async def carry_out_all(self) -> None:
         """Whatever has happened, all that is left can be carried out, one after the other."""
-        await self.silence()
+        for owner in _OWNERS:
+            await self.memory.runs.disown(owner)
         order = self.memory.runs.order
         left = [run_id for run_id in await order.abandoned(limit=100) if run_id in self.asked_for]
-        while left or (left := list(filter(None, [await order.next_of(self.session_id)]))):
+        while left or (left := await self._ready()):
             await self.begin(left[0], "dora")
             assert await self.memory.runs.finish(left.pop(), "dora", "done")
             await self.check("finish")

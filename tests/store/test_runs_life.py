@@ -137,7 +137,7 @@ async def test_cancels_and_children_meet_at_once(memory: Memory) -> None:
     await memory.runs.order.add(asked("top"), owner="me")
     child = replace(asked("c", session=None), parent_run_id="top", trigger="child")
     adding = [memory.runs.order.add(replace(child, run_id=f"c{n}")) for n in range(12)]
-    await asyncio.gather(*adding[:6], memory.runs.request_cancel("top"), memory.runs.keep_alive("me"), *adding[6:])
+    await asyncio.gather(*adding[:6], memory.runs.request_cancel("top"), memory.runs.owners(), *adding[6:])
     tree = await memory.runs.records.tree("top")
     assert len(tree) == 13
     assert {run.status for run in tree[1:]} == {"cancelled"}
@@ -147,11 +147,10 @@ async def test_a_process_learns_of_what_it_lost(memory: Memory, clock: SettableC
     """Runs that another has taken over, and those that went with their session, are missing among its own."""
     for session in ("a", "b", "room"):
         await memory.runs.order.add(asked(session, session=session), owner="me")
-    clock.advance(60)
+    await memory.runs.disown("me")
     await begun(memory, "a", "another")
     await memory.session("b").delete()
     assert await memory.runs.held_by("me") == {"room": None}
-    assert await memory.runs.keep_alive("me") == 1
     assert not await memory.runs.finish("b", "me", "done")
     assert [run.run_id for run in (await memory.runs.records.runs(in_room("running")))[0]] == ["room"]
 

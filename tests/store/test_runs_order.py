@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from tests.children import run_together
-from tests.store.running import DEAD_AFTER_SECONDS, asked, begun, in_room
+from tests.store.running import asked, begun, in_room
 from threadkeep import Memory, MemoryOptions, Message, WrongUser, open_memory
 from threadkeep.errors import InvalidInput, RunNotFound, SessionBusy
 from threadkeep.records.runs import Begun, NewRun, NotYet, Over, Run, RunBudget
@@ -48,15 +48,15 @@ async def test_turns_begin_in_order_of_arrival(memory: Memory) -> None:
     second = await memory.runs.order.begin("r2", "me")
     assert isinstance(second, NotYet)
     assert second.behind == "r1"
-    assert await memory.runs.order.next_of("room") == "r1"
+    assert await memory.runs.order.is_next("r1")
     assert await memory.runs.order.ready(limit=9) == ["other", "r1"]
     first = await begun(memory, "r1")
     assert (first.status, first.owner, first.attempts) == ("running", "me", 1)
     await begun(memory, "other")
-    assert await memory.runs.order.next_of("room") is None
+    assert await memory.runs.order.following("r1") == []
     assert isinstance(await memory.runs.order.begin("r2", "me"), NotYet)
     assert await memory.runs.finish("r1", "me", "done", result={"text": "yes"})
-    assert await memory.runs.order.next_of("room") == "r2"
+    assert await memory.runs.order.following("r1") == ["r2"]
     await begun(memory, "r2")
     assert isinstance(await memory.runs.order.begin("r1", "me"), Over)
     assert isinstance(await memory.runs.order.begin("never", "me"), Over)
@@ -234,25 +234,23 @@ async def test_a_child_of_a_run_that_is_to_stop_never_begins(memory: Memory) -> 
 # Owners that die.
 
 
-async def test_a_dead_owners_run_is_taken_over(memory: Memory, clock: SettableClock) -> None:
-    """When it was not heard of for a time, or is known to be dead; until then nobody gets it."""
-    order = memory.runs.order
+async def test_a_dead_owners_run_is_taken_over(memory: Memory) -> None:
+    """When its owner is disowned; until then nobody gets it, and each of its runs is handed to one caller."""
+    order, runs = memory.runs.order, memory.runs
     for session in ("a", "b"):
         await order.add(asked(session, session=session), owner="first")
     waiting = await order.begin("a", "second")
     assert isinstance(waiting, NotYet)
     assert waiting.behind == "a"
-    clock.advance(DEAD_AFTER_SECONDS)
-    assert await memory.runs.keep_alive("first") == 2
-    clock.advance(DEAD_AFTER_SECONDS)
-    assert await order.abandoned(limit=9) == []
-    clock.advance(1)
-    assert await order.abandoned(limit=9) == ["a", "b"]
+    assert (await runs.owners(), await order.abandoned(limit=9)) == ({"first"}, [])
+    handed = await asyncio.gather(*(runs.disown("first") for _ in range(3)))
+    assert sorted(run_id for ids in handed for run_id in ids) == ["a", "b"]
+    assert (await runs.owners(), await order.abandoned(limit=9)) == (set(), ["a", "b"])
     taken = await begun(memory, "a", "second")
     assert (taken.owner, taken.attempts) == ("second", 2)
-    assert sorted(await memory.runs.disown("second")) == ["a"]
+    assert await runs.disown("second") == ["a"]
     assert (await begun(memory, "a", "third")).attempts == 3
-    assert await memory.runs.held_by("first") == {"b": None}
+    assert await runs.held_by("first") == {"b": None}
 
 
 async def test_a_process_that_stops_gives_its_run_back(memory: Memory) -> None:
@@ -262,7 +260,7 @@ async def test_a_process_that_stops_gives_its_run_back(memory: Memory) -> None:
     await order.add(asked("r2"))
     assert not await memory.runs.give_back("r1", "second")
     assert await memory.runs.give_back("r1", "first")
-    assert await order.next_of("room") == "r1"
+    assert await order.is_next("r1")
     assert (await begun(memory, "r1", "second")).attempts == 1
 
 
@@ -300,8 +298,8 @@ def take_turns(url: str, number: int) -> None:
 
 async def carry_out_next(memory: Memory, owner: str) -> bool:
     """Carry the first run of the session out, and say so in the transcript; False if somebody else does, or all are."""
-    run_id = await memory.runs.order.next_of("room")
-    if run_id is None or not isinstance(await memory.runs.order.begin(run_id, owner), Begun):
+    [run_id] = await memory.runs.order.ready(limit=1) or [""]
+    if not isinstance(await memory.runs.order.begin(run_id, owner), Begun):
         return False
     session = memory.session("room")
     await session.append([Message(role="user", content=f"begin {run_id}")])

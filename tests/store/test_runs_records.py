@@ -32,6 +32,7 @@ async def fill(memory: Memory, run_id: str, session: str | None, parent: str | N
     new = replace(asked(run_id, session=session, said="canary"), parent_run_id=parent, user_id="u1")
     await memory.runs.order.add(new, owner="me")
     used = [TokenUsage("gpt")]
+    await memory.runs.records.checkpoints_expected(run_id)
     await memory.runs.trace.append(run_id, [TraceEvent("message", data={"text": "canary"})], usage=used)
     await memory.runs.trace.begin_tool(run_id, "call", "pay")
     await memory.runs.trace.finish_tool(run_id, "call", "canary")
@@ -134,12 +135,13 @@ async def test_no_word_of_a_deleted_session_is_in_any_table(sqlite_url: str) -> 
 
 
 async def test_checkpoints_are_known_until_they_are_removed(memory: Memory, clock: SettableClock) -> None:
-    """Of runs that have begun and are over; only those without a result may go on again, and need them."""
+    """Of runs that are over; only those without a result may go on again, and need them."""
     records = memory.runs.records
     for run_id in ("r1", "r2", "r3"):
         await memory.runs.order.add(asked(run_id, session=run_id))
     for run_id in ("r1", "r2"):
         await begun(memory, run_id)
+        await records.checkpoints_expected(run_id)
     assert await records.with_checkpoints(clock(), limit=9) == []
     await memory.runs.finish("r1", "me", "done")
     await memory.runs.finish("r2", "me", "failed")

@@ -15,6 +15,7 @@ import pytest
 
 from tests.children import run_together
 from tests.databases import migrated_driver, query
+from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
@@ -213,7 +214,7 @@ def endless(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> SearchIndex:
 
 async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many ask for what takes for ever: chats read on, and the searches end with the cure."""
-    async with migrated_driver(shared_url) as driver, asyncio.timeout(60):
+    async with migrated_driver(shared_url) as driver, asyncio.timeout(HANG_SECONDS):
         index = endless(driver, monkeypatch)
         searches = [asyncio.ensure_future(index.search("a", limit=5, user_id=user)) for user in [None, "u1"] * 5]
         for _ in range(5):
@@ -233,7 +234,7 @@ async def test_searches_that_do_not_end_stop_nobody(shared_url: str, monkeypatch
 
 async def test_what_nobody_waits_for_any_more_is_stopped(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads next gets the connection at once, whenever the search before was given up."""
-    async with migrated_driver(shared_url) as driver, asyncio.timeout(60):
+    async with migrated_driver(shared_url) as driver, asyncio.timeout(HANG_SECONDS):
         index = endless(driver, monkeypatch)
         for steps in range(20):
             search = asyncio.ensure_future(index.search("a", limit=5))
@@ -286,7 +287,7 @@ async def test_a_deletion_waits_for_who_indexes_the_session(postgres_url: str) -
         await indexer.execute("INSERT INTO chat_search SELECT document, '{1}' FROM chat_messages")
         deleting = asyncio.ensure_future(transcripts.delete("room"))
         waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(HANG_SECONDS):
             while not deleting.done() and not await (await indexer.execute(waiting)).fetchone():
                 pass
         await indexer.commit()

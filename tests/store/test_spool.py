@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from tests.children import Child
 from threadkeep import InvalidMessage, Message
 from threadkeep.records import Turn
+from threadkeep.store import spool
+from threadkeep.store.damaged_turns import damaged_turns
 from threadkeep.store.spool import KeptTurn, SpoolFile, in_use, read_entries, spool_files
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -82,7 +84,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_turn_that_this_version_cannot_read_is_not_thrown_away(tmp_path: Path) -> None:
-    """A line of a newer Threadkeep stays in the file when all others are done."""
+    """A line of a newer Threadkeep goes to a file of its own, which this version does not touch."""
     file = SpoolFile.create(tmp_path)
     file.keep(entry("newer"))
     file.close()
@@ -95,7 +97,33 @@ def test_a_turn_that_this_version_cannot_read_is_not_thrown_away(tmp_path: Path)
     taken.keep(kept)
     taken.done(kept)
     taken.close()
-    assert strange in file.path.read_text()
+    [damaged] = damaged_turns(tmp_path)
+    assert damaged.path.read_text() + "\n" == strange
+    assert stat.S_IMODE(damaged.path.stat().st_mode) == 0o600
+    assert spool_files(tmp_path) == []
+
+
+def test_a_line_stays_in_its_file_if_it_cannot_get_one_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full: nothing is thrown away, and the next start tries again."""
+    file = SpoolFile.create(tmp_path)
+    file.keep(entry("first"))
+    file.close()
+    file.path.write_bytes(b"#" + file.path.read_bytes())
+    monkeypatch.setattr(spool, "set_aside", refuse)
+    for _ in range(2):
+        taken = SpoolFile.take_over(file.path)
+        assert taken is not None
+        assert taken.entries() == []
+        taken.close()
+        assert file.path.read_bytes().startswith(b"#")
+    monkeypatch.undo()
+    taken = SpoolFile.take_over(file.path)
+    assert taken is not None
+    assert taken.entries() == []
+    taken.close()
+    assert len(damaged_turns(tmp_path)) == 1
 
 
 def test_the_file_of_a_living_process_is_left_alone_and_that_of_a_killed_one_taken_over(tmp_path: Path) -> None:
@@ -211,7 +239,7 @@ def test_a_full_disk_leaves_the_lines_before_whole(tmp_path: Path, monkeypatch: 
     file.close()
 
 
-def refuse(_descriptor: int, _data: bytes) -> int:
+def refuse(*_: object) -> int:
     """A disk without room."""
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

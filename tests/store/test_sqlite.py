@@ -4,20 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import shutil
 import sqlite3
+import stat
+import subprocess
+import sys
 from collections.abc import AsyncIterator
-from contextlib import closing
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Literal
 
 import pytest
 
+from tests.databases import migrated_driver
 from tests.outages import locked_meanwhile
 from threadkeep import MemoryOptions, Message, StoreError, StoreUnavailable, open_memory
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
+from threadkeep.store import private_files
+from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Connection, StoreOptions
 from threadkeep.store.sqlite import SqliteDriver
+
+_COUNT = """
+WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < :rows)
+SELECT count(*) FROM n
+"""
 
 
 @pytest.fixture
@@ -31,6 +43,16 @@ async def memory(path: Path, memory_options: MemoryOptions) -> AsyncIterator[Mem
     """A memory over a file."""
     async with open_memory(f"sqlite:///{path}", options=memory_options) as opened:
         yield opened
+
+
+@asynccontextmanager
+async def opened(path: Path | None) -> AsyncIterator[SqliteDriver]:
+    """A driver of a file, or of a database in memory."""
+    driver = SqliteDriver(path, StoreOptions())
+    try:
+        yield driver
+    finally:
+        await driver.close()
 
 
 def write_elsewhere(path: Path) -> None:
@@ -129,6 +151,31 @@ async def test_a_cancelled_read_leaves_the_readers_usable(memory: Memory, steps:
     assert all(len(messages) == 1 for messages in found)
 
 
+@pytest.mark.parametrize("in_memory", [True, False])
+async def test_a_read_that_is_cancelled_twice_stops_no_other(
+    path: Path, in_memory: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next reader gets the connection when nothing of the read before is left."""
+    monkeypatch.setattr("threadkeep.store.sqlite._STOP_SECONDS", 0.0)
+    async with opened(None if in_memory else path) as driver:
+
+        async def count(rows: int) -> object:
+            async with driver.reading() as connection:
+                [(found,)] = await connection.fetch(_COUNT, {"rows": rows})
+                return found
+
+        for _ in range(20):
+            long = asyncio.create_task(count(10**9))
+            await asyncio.sleep(0.01)
+            long.cancel()
+            for _ in range(3):
+                await asyncio.sleep(0)
+            long.cancel()
+            assert await asyncio.gather(*(count(20_000) for _ in range(5))) == [20_000] * 5
+            await asyncio.wait([long])
+            assert long.cancelled()
+
+
 @pytest.mark.parametrize(
     ("content", "says_so"),
     [
@@ -196,3 +243,117 @@ async def _pragma(connection: Connection, name: str) -> object:
 
 def _patient(options: MemoryOptions, seconds: float) -> MemoryOptions:
     return MemoryOptions(store=StoreOptions(lock_timeout_seconds=seconds), pending=options.pending, clock=options.clock)
+
+
+@pytest.mark.parametrize("replaced", [False, True], ids=["removed", "replaced"])
+async def test_a_file_that_is_gone_takes_no_turns(memory: Memory, path: Path, replaced: bool) -> None:
+    """SQLite would commit to a file without a name: the turns wait instead, and go when the file is back."""
+    session = memory.session("room")
+    await session.append(says("before"))
+    away = path.with_name("away.db")
+    await asyncio.to_thread(path.rename, away)
+    if replaced:
+        await asyncio.to_thread(shutil.copy, away, path)
+    with pytest.raises(StoreUnavailable, match="removed or replaced"):
+        await session.append(says("lost"))
+    assert await session.record(says("waits")) is None
+    await asyncio.to_thread(away.rename, path)
+    assert await memory.pending.deliver()
+    assert [message.content for message in await session.tail(5)] == ["before", "waits"]
+
+
+async def test_a_database_on_a_read_only_mount_can_be_read(path: Path, memory_options: MemoryOptions) -> None:
+    """Its windows and its search as well; a write is refused with a sentence."""
+    async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
+        await memory.session("room").append(says("hello there"))
+        assert await memory.search("hello")
+    shown = await asyncio.to_thread(read_on_read_only_mount, path)
+    assert shown == "['hello there'] 1 StoreUnavailable"
+
+
+_READ = """
+import asyncio
+from threadkeep import Message, MemoryOptions, StoreUnavailable, open_memory
+
+async def read():
+    async with open_memory("sqlite:///{path}", options=MemoryOptions(background=False)) as memory:
+        session = memory.session("room")
+        told = [message.content for message in await session.tail(5)]
+        found = len(await memory.search("hello"))
+        try:
+            await session.append([Message(role="user", content="no")])
+        except StoreUnavailable as error:
+            print(told, found, type(error).__name__)
+
+asyncio.run(read())
+"""
+
+
+def read_on_read_only_mount(path: Path) -> str:
+    """What a process reads that has the folder mounted read-only; the test is skipped where nobody may mount."""
+    folder = path.parent
+    mount = f"mount --bind {folder} {folder} && mount -o remount,bind,ro {folder}"
+    if subprocess.run(["unshare", "-m", "sh", "-c", mount], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount")
+    command = f'{mount} && exec "$0" -c "$1"'
+    ended = subprocess.run(
+        ["unshare", "-m", "sh", "-c", command, sys.executable, _READ.format(path=path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout.strip()
+
+
+@pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
+async def test_only_their_user_may_read_the_files(
+    tmp_path: Path, memory_options: MemoryOptions, existing: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also those that an earlier version made, with a word; folders of others stay as they are."""
+    path = tmp_path / "data" / "threadkeep.db"
+    await asyncio.to_thread(tmp_path.chmod, 0o755)
+    if existing:
+        async with open_memory(f"sqlite:///{path}", options=memory_options):
+            await asyncio.to_thread(path.chmod, 0o644)
+        await asyncio.to_thread(path.chmod, 0o644)
+    async with open_memory(f"sqlite:///{path}", options=memory_options) as memory:
+        await memory.session("room").append(says("hi"))
+        modes = await asyncio.to_thread(modes_below, tmp_path)
+        assert {"data/threadkeep.db", "data/threadkeep.db-wal"} <= modes.keys()
+        assert {mode for name, mode in modes.items() if "threadkeep.db" in name} == {0o600}
+    assert (modes["."], modes["data"]) == (0o755, 0o700)
+    assert ("open to other users" in caplog.text) == existing
+
+
+def modes_below(folder: Path) -> dict[str, int]:
+    """The permissions of a folder and of everything in it, by relative path."""
+    return {str(each.relative_to(folder)): stat.S_IMODE(each.stat().st_mode) for each in (folder, *folder.rglob("*"))}
+
+
+def test_the_own_data_folder_of_earlier_versions_is_tightened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is Threadkeep's alone, unlike any other folder."""
+    own = tmp_path / "threadkeep"
+    own.mkdir(mode=0o755)
+    monkeypatch.setattr(private_files, "user_data_path", lambda _: own)
+    private_files.make_private_folder(own / "pending" / "one")
+    assert {stat.S_IMODE(each.stat().st_mode) for each in (own, own / "pending", own / "pending" / "one")} == {0o700}
+
+
+async def test_further_connections_leave_the_locks_of_the_file_in_place(sqlite_url: str) -> None:
+    """Otherwise a process that closes the file takes itself for the last one, and deletes the log of the others."""
+    path = parse_address(sqlite_url).path
+    # The bytes that every connection of SQLite locks for reading.
+    try_it = (
+        "import fcntl, sys\n"
+        "with open(sys.argv[1], 'r+b') as file:\n"
+        "    fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 510, 0x40000002)"
+    )
+    async with migrated_driver(sqlite_url) as driver, driver.reading() as one, driver.reading() as another:
+        for connection in (one, another):
+            await connection.fetch("SELECT 1", {})
+        tried = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", try_it, str(path), stderr=asyncio.subprocess.PIPE
+        )
+        _, error = await tried.communicate()
+    assert b"BlockingIOError" in error

@@ -8,16 +8,17 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.limits import HANG_SECONDS
 from tests.web.services import client_of, opened_app, settings_for
+from threadkeep.agent.demo import DemoModel
 from threadkeep.app import App
-from threadkeep.workflow.demo import DemoModel
 
 
 @pytest.fixture(scope="session", autouse=True)
 def unhurried_probes() -> Iterator[None]:
     """Nothing is said to be away because the machine is slow."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("threadkeep.web.api.health.PATIENCE_SECONDS", 60.0)
+        patch.setattr("threadkeep.web.api.health.PATIENCE_SECONDS", HANG_SECONDS)
         yield
 
 

@@ -13,7 +13,8 @@ from pathlib import Path
 import httpx2
 
 from tests.children import Child
-from tests.web.services import PATIENCE_SECONDS, until
+from tests.limits import HANG_SECONDS
+from tests.web.services import until
 from threadkeep.settings import load_settings
 from threadkeep.web.service import serve
 
@@ -45,7 +46,7 @@ class ServiceProcess:
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int | None:
         """Send it a signal and wait for its end; answers the exit status."""
         os.kill(self.child.pid, number)
-        await asyncio.to_thread(self.child.process.join, PATIENCE_SECONDS)
+        await asyncio.to_thread(self.child.process.join, HANG_SECONDS)
         return self.child.process.exitcode
 
 
@@ -58,7 +59,7 @@ async def running(
     try:
         await until(lambda: service.address is not None)
         address = str(service.address)
-        async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, trust_env=False) as client:
+        async with httpx2.AsyncClient(base_url=address, timeout=HANG_SECONDS, trust_env=False) as client:
             yield client, service
     finally:
         service.child.kill()

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from tests.limits import HANG_SECONDS
+
 type Piece = str | threading.Event
 type Answer = Sequence[Piece] | int
 
@@ -24,6 +26,7 @@ class Provider:
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str] = []
         self.answer: Callable[[str], Answer] = lambda _: ["ok"]
+        self.reports_usage = False
         self.address = ""
 
     @property
@@ -72,31 +75,37 @@ class _Handler(BaseHTTPRequestHandler):
         self.told.keys.append(self.headers["authorization"])
         newest = str(body["messages"][-1]["content"])
         with contextlib.suppress(ConnectionError):  # who asked may be gone
-            self._answer(newest, stream=body.get("stream") is True)
+            asked = body.get("stream_options", {}).get("include_usage") is True
+            self._answer(newest, stream=body.get("stream") is True, asked_for_usage=asked)
 
-    def _answer(self, newest: str, *, stream: bool) -> None:
+    def _answer(self, newest: str, *, stream: bool, asked_for_usage: bool) -> None:
         answer = self.told.answer(newest)
         if isinstance(answer, int):
             # Providers quote what they were sent; nothing of it may come further than this.
             self._send(answer, {"error": {"message": f"cannot answer: {newest}", "type": "invalid_request_error"}})
         elif stream:
-            self._stream(answer)
+            self._stream(answer, _USAGE if asked_for_usage and self.told.reports_usage else None)
         else:
             text = "".join(_after_waiting(answer))
             choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-            self._send(200, {**_FRAME, "object": "chat.completion", "choices": [choice]})
+            usage = {"usage": _USAGE} if self.told.reports_usage else {}
+            self._send(200, {**_FRAME, "object": "chat.completion", "choices": [choice], **usage})
 
-    def _stream(self, pieces: Sequence[Piece]) -> None:
+    def _stream(self, pieces: Sequence[Piece], usage: Mapping[str, int] | None) -> None:
         self.send_response(200)
         self.send_header("content-type", "text/event-stream")
         self.end_headers()
         for piece in _after_waiting(pieces):
             self._chunk({"delta": {"role": "assistant", "content": piece}, "finish_reason": None})
         self._chunk({"delta": {}, "finish_reason": "stop"})
+        if usage is not None:
+            self._write({**_FRAME, "object": "chat.completion.chunk", "choices": [], "usage": usage})
         self.wfile.write(b"data: [DONE]\n\n")
 
     def _chunk(self, choice: Mapping[str, object]) -> None:
-        chunk = {**_FRAME, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]}
+        self._write({**_FRAME, "object": "chat.completion.chunk", "choices": [{"index": 0, **choice}]})
+
+    def _write(self, chunk: Mapping[str, object]) -> None:
         self.wfile.write(f"data: {json.dumps(chunk)}\n\n".encode())
         self.wfile.flush()
 
@@ -117,7 +126,8 @@ def _after_waiting(pieces: Sequence[Piece]) -> Iterator[str]:
         if isinstance(piece, str):
             yield piece
         else:
-            piece.wait(60)
+            piece.wait(HANG_SECONDS)
 
 
+_USAGE = {"prompt_tokens": 812, "completion_tokens": 12, "total_tokens": 824}
 _FRAME = {"id": "chatcmpl-1", "created": 1, "model": "gpt-test"}

@@ -14,14 +14,14 @@ from typing import Any
 import httpx2
 from langchain_core.language_models import BaseChatModel
 
+from tests.limits import HANG_SECONDS
 from threadkeep.app import App, chat_of, chat_options, load_workflows, resources_of, runs_of
-from threadkeep.history.opening import open_memory
+from threadkeep.memory import open_memory
 from threadkeep.observe.prometheus import PrometheusObserver
 from threadkeep.settings import Settings, load_settings
+from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.server import Server, bind
 from threadkeep.web.service import HEARTBEAT_SECONDS, create_service
-
-PATIENCE_SECONDS = 60.0
 
 
 def settings_for(folder: Path, **overrides: object) -> Settings:
@@ -31,7 +31,7 @@ def settings_for(folder: Path, **overrides: object) -> Settings:
 
 async def until(fact: Callable[[], bool | Awaitable[bool]]) -> None:
     """Return when something has become so, in this process or in another one."""
-    async with asyncio.timeout(PATIENCE_SECONDS):
+    async with asyncio.timeout(HANG_SECONDS):
         while True:
             answer = fact()
             if await answer if inspect.isawaitable(answer) else answer:
@@ -58,23 +58,27 @@ async def opened_app(model: BaseChatModel, settings: Settings) -> AsyncIterator[
 def client_of(app: App) -> httpx2.AsyncClient:
     """A client that calls the service without a socket."""
     transport = httpx2.ASGITransport(create_service(app), raise_app_exceptions=False)
-    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=PATIENCE_SECONDS)
+    return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8700", timeout=HANG_SECONDS)
 
 
 @asynccontextmanager
 async def served(
-    app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS, shutdown_seconds: float = 0.0
+    app: App,
+    *,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    shutdown_seconds: float = 0.0,
+    limits: ConnectionLimits | None = None,
 ) -> AsyncIterator[tuple[httpx2.AsyncClient, Server]]:
     """A server behind a real socket, and a client of it; it is told to stop at the end, or before."""
     started = asyncio.Event()
     service = create_service(app, heartbeat_seconds=heartbeat_seconds)
     with bind("127.0.0.1", 0) as bound:
-        server = Server(service, app.end_turns, shutdown_seconds=shutdown_seconds, on_start=started.set)
+        server = Server(service, app.end_turns, shutdown_seconds=shutdown_seconds, on_start=started.set, limits=limits)
         task = asyncio.create_task(server.serve(sockets=[bound]))
         await started.wait()
         address = f"http://127.0.0.1:{bound.getsockname()[1]}"
         try:
-            async with httpx2.AsyncClient(base_url=address, timeout=PATIENCE_SECONDS, trust_env=False) as client:
+            async with httpx2.AsyncClient(base_url=address, timeout=HANG_SECONDS, trust_env=False) as client:
                 yield client, server
         finally:
             server.should_exit = True

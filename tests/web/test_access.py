@@ -10,8 +10,8 @@ import httpx2
 import pytest
 
 from tests.web.services import UnreadBody, check_problem, client_of, opened_app, settings_for
-from threadkeep.web.access import OPEN_PATHS
-from threadkeep.workflow.demo import DemoModel
+from threadkeep.agent.demo import DemoModel
+from threadkeep.web.middleware import OPEN_PATHS
 
 CLOSED = [
     ("GET", "/readyz"),

@@ -37,7 +37,7 @@ async def test_the_service_is_ready_when_its_database_answers(client: httpx2.Asy
     ready = await client.get("/readyz")
     assert (ready.status_code, ready.json()) == (
         200,
-        {"ready": True, "backend": "sqlite", "schema_version": _SCHEMA, "pending_writes": 0},
+        {"ready": True, "backend": "sqlite", "schema_version": _SCHEMA, "pending_writes": 0, "unreadable_writes": 0},
     )
 
 
@@ -114,4 +114,4 @@ async def test_what_came_another_way_is_not_counted_as_http(tmp_path: Path) -> N
         line for line in lines if "_latency_ms_count" in line and "channel=" in line and not line.endswith(" 0.0")
     ]
     assert any('channel="other"' in line for line in counted)
-    assert not any('channel="http"' in line for line in counted)
+    assert not any('channel="http"' in line for line in counted), counted

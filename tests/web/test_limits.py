@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from tests.web.services import UnreadBody, check_problem, client_of, listening, opened_app, settings_for
-from threadkeep.workflow.demo import DemoModel
+from threadkeep.agent.demo import DemoModel
 
 LIMIT = 2048
 JSON = {"content-type": "application/json"}

@@ -21,8 +21,9 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from tests.limits import HANG_SECONDS
 from tests.web.services import listening, opened_app, settings_for
-from threadkeep.workflow.demo import DemoModel
+from threadkeep.agent.demo import DemoModel
 
 CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
 
@@ -41,7 +42,7 @@ class Served(threading.Thread):
     def __enter__(self) -> str:
         """Its address, when it listens."""
         self.start()
-        assert self._up.wait(30)
+        assert self._up.wait(HANG_SECONDS)
         return self.address
 
     def __exit__(self, *_: object) -> None:
@@ -71,20 +72,22 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
 
 # The engine of runs waits for random times in a thread beside, which Hypothesis takes for the strategies' doing.
 @pytest.mark.filterwarnings("ignore:Do not use the .random. module:hypothesis.errors.HypothesisDeprecationWarning")
+@pytest.mark.hypothesis
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
 def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
     """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""
     operations = [found.ok() for found in document.get_all_operations() if isinstance(found, Ok)]
-    assert len(operations) == 29
+    assert len(operations) == 63
     for operation in operations:
         if mode is GenerationMode.POSITIVE or any(operation.iter_parameters()) or operation.body:
             _try(operation.as_strategy(generation_mode=mode))
 
 
 def _try(cases: SearchStrategy[Case[Any]]) -> None:
-    @settings(max_examples=12, derandomize=True, database=None)
+    @settings(max_examples=settings().max_examples // 3)
     @given(case=cases)
     def answered_as_documented(case: Case[Any]) -> None:
-        case.call_and_validate(checks=CHECKS, timeout=60)  # its own ten seconds are few on a busy machine
+        case.call_and_validate(checks=CHECKS, timeout=HANG_SECONDS)
 
     answered_as_documented()

@@ -13,9 +13,10 @@ from langchain_core.messages import convert_to_messages
 
 from tests.web.provider import Provider, providing
 from tests.web.services import check_problem, history, listening, said, say, settings_for, streamed
+from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
 from threadkeep.app import App, open_app
 from threadkeep.records import Message
-from threadkeep.workflow.counting import count_tokens
 
 
 @pytest.fixture
@@ -45,7 +46,7 @@ async def store(app: App, count: int, text: str = "message {}", times: int = 1) 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
 async def test_the_newest_twenty_go_over_the_wire(tmp_path: Path, provider: Provider, stream: bool) -> None:
-    """System first, then 6 to 25, then the input; nothing else, in either form of the request."""
+    """System first, then 6 to 25 behind a mark, then the input; nothing else, in either form of the request."""
     provider.answer = lambda _: ["so ", "it ", "is"]
     async with chatting(tmp_path, system_prompt="Be brief.") as (app, client):
         stored = await store(app, 25)
@@ -56,7 +57,7 @@ async def test_the_newest_twenty_go_over_the_wire(tmp_path: Path, provider: Prov
         else:
             answer = await say(client, "and now?", session_id="s1")
         assert answer["response"] == "so it is"
-        assert provider.messages == [("system", "Be brief."), *stored[5:], ("user", "and now?")]
+        assert provider.messages == [("system", "Be brief."), ("user", OPENING), *stored[5:], ("user", "and now?")]
         assert (answer["context"]["messages"], answer["context"]["dropped"]) == (22, 5)
         assert provider.requests[-1]["path"] == "/v1/chat/completions"
         assert provider.requests[-1]["model"] == "gpt-test"
@@ -159,4 +160,26 @@ async def test_the_next_call_does_not_see_a_question_without_an_answer_as_its_ow
         await client.post("/api/v1/chat", json={"message": "first", "session_id": "s1"})
         provider.answer = lambda _: ["ok"]
         await say(client, "second", session_id="s1")
-    assert provider.messages == [("user", "first"), ("user", "second")]
+    assert provider.messages == [("user", "first"), ("assistant", NO_ANSWER), ("user", "second")]
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+@pytest.mark.parametrize("reported", [False, True], ids=["silent", "reported"])
+async def test_usage_says_whether_it_is_an_estimate(
+    tmp_path: Path, provider: Provider, stream: bool, reported: bool
+) -> None:
+    """In the answer and in the run; a provider at another address than OpenAI's is asked for it in streams as well."""
+    provider.reports_usage = reported
+    async with chatting(tmp_path) as (_, client):
+        if stream:
+            answer = (await streamed(client, {"message": "hi there", "session_id": "s1"}))[-1].data
+            assert provider.requests[-1]["stream_options"] == {"include_usage": True}
+        else:
+            answer = await say(client, "hi there", session_id="s1")
+        run = (await client.get(f"/api/v1/runs/{answer['run_id']}")).json()
+    counted = count_tokens("hi there"), count_tokens("ok")
+    numbers = {"input_tokens": 812, "output_tokens": 12}
+    if not reported:
+        numbers = {"input_tokens": counted[0], "output_tokens": counted[1], "estimated": True}
+    assert answer["usage"] == numbers
+    assert {name: value for name, value in run["usage"].items() if name not in ("models", "cost")} == numbers

@@ -12,9 +12,10 @@ import httpx2
 import pytest
 
 from tests.web.services import check_problem, client_of, opened_app, settings_for, until
-from threadkeep import rebuild
+from threadkeep import open_memory, rebuild
 from threadkeep.app import App
 from threadkeep.history.run_retention import RunRetention
+from threadkeep.records.runs import NewRun
 from threadkeep.testing import Gate, ScriptedModel
 
 FLOW = """
@@ -131,6 +132,34 @@ async def test_a_message_that_is_refused_names_the_run_in_its_way(tmp_path: Path
         gate.open()
 
 
+async def test_a_run_that_is_cancelled_before_it_begins_keeps_its_question(tmp_path: Path, shared_url: str) -> None:
+    """Also by a process that has executed nothing yet."""
+    new = NewRun(run_id="r1", workflow="bot", input={"text": "I am Ann"}, session_id="room", message_id="m1")
+    async with open_memory(shared_url) as memory:
+        await memory.runs.order.add(new)
+    async with service(tmp_path, ScriptedModel([]), database_url=shared_url) as (_, client):
+        stopped = await client.post("/api/v1/runs/r1/cancel")
+        assert stopped.json() == {"run_ids": ["r1"]}
+        assert (await client.get("/api/v1/runs/r1")).json()["status"] == "cancelled"
+        history = (await client.get("/api/v1/chat/history/room")).json()["messages"]
+        assert [message["content"] for message in history] == ["I am Ann"]
+
+
+async def test_a_request_may_say_what_becomes_of_the_turn_that_goes_on(tmp_path: Path) -> None:
+    """Whatever the workflow says; another word is refused."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([["one", gate], "two"]), FLOW) as (_, client):
+        body = {"message": "Hi", "session_id": "room", "mode": "background"}
+        first = (await client.post(RUNS, json=body)).json()["run_id"]
+        await gate.reached()
+        second = {"message": "No: hello", "session_id": "room", "double_texting": "rollback"}
+        assert (await client.post(RUNS, json=second)).json()["text"] == "two"
+        assert (await client.get(f"/api/v1/runs/{first}")).json()["status"] == "cancelled"
+        history = (await client.get("/api/v1/chat/history/room")).json()["messages"]
+        assert [message["content"] for message in history] == ["No: hello", "two"]
+        check_problem(await client.post(RUNS, json={**body, "double_texting": "drop"}), 422, "invalid-request")
+
+
 async def test_a_run_is_stopped_and_tried_again(tmp_path: Path) -> None:
     """Cancelled it is over; tried again it answers; what is done is not tried again."""
     gate = Gate()
@@ -193,7 +222,7 @@ async def test_a_model_that_fails_fails_the_run(tmp_path: Path) -> None:
     ("path", "body", "status", "kind"),
     [
         ("workflows/nope/runs", {"message": "Hi"}, 404, "workflow-not-found"),
-        ("workflows/bot/runs", {"message": "Hi", "session_id": "a b"}, 422, "invalid-session-id"),
+        ("workflows/bot/runs", {"message": "Hi", "session_id": "a\nb"}, 422, "invalid-session-id"),
         ("workflows/bot/runs", {"message": "Hi", "session_id": ""}, 422, "invalid-session-id"),
         ("workflows/bot/runs", {"message": "Hi", "sessionless": True, "message_id": "1"}, 422, "invalid-request"),
         ("workflows/bot/runs", {"message": "Hi", "budget": {"max_tokens": 0}}, 422, "invalid-request"),

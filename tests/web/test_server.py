@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.limits import HANG_SECONDS
 from tests.web.services import (
-    PATIENCE_SECONDS,
     client_of,
     events_of,
     history,
@@ -71,7 +71,7 @@ async def test_a_shutdown_lets_a_running_turn_finish(tmp_path: Path) -> None:
     model = ScriptedModel([["first", gate, " last"]])
     async with (
         opened_app(model, settings_for(tmp_path)) as app,
-        served(app, shutdown_seconds=PATIENCE_SECONDS) as (client, server),
+        served(app, shutdown_seconds=HANG_SECONDS) as (client, server),
     ):
         reading = asyncio.create_task(streamed(client, {"message": "hi", "session_id": "s1"}))
         await gate.reached()

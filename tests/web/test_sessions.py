@@ -213,3 +213,15 @@ async def test_what_ends_a_conversation_waits_for_the_turn_that_runs(tmp_path: P
             assert response.json()["reset_seq"] == 2
         await say(client, "q2", session_id="s1", user_id="ann")
         assert [message.text for message in model.calls[1]] == ["q2"]
+
+
+async def test_a_person_is_erased_over_http(client: httpx2.AsyncClient) -> None:
+    """With a receipt that names neither the person nor a word."""
+    await say(client, "canary", session_id="s1", user_id="ann")
+    plan = (await client.delete("/api/v1/users/ann", params={"dry_run": True})).json()
+    assert (plan["sessions"], plan["complete"]) == (1, False)
+    done = await client.delete("/api/v1/users/ann")
+    assert (done.status_code, done.json()["complete"]) == (200, True)
+    assert "ann" not in done.text.replace("channel", "")
+    assert "canary" not in done.text
+    assert (await client.get("/api/v1/sessions", params={"user_id": "ann"})).json()["sessions"] == []

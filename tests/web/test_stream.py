@@ -22,9 +22,9 @@ from tests.web.services import (
     streamed,
     until,
 )
+from threadkeep.agent.demo import DemoModel
 from threadkeep.runs.chat.turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflow.demo import DemoModel
 
 
 def text_of(events: list[Event]) -> str:
@@ -114,7 +114,7 @@ async def test_a_failure_in_mid_stream_is_an_error_event_and_the_last(tmp_path: 
     ("body", "status", "kind"),
     [
         ({"message": ""}, 422, "invalid-request"),
-        ({"message": "hi", "session_id": "a::b"}, 422, "invalid-session-id"),
+        ({"message": "hi", "session_id": "telegram:"}, 422, "invalid-session-id"),
         ({"message": "hi", "workflow": "research"}, 404, "workflow-not-found"),
         ({"message": "hi", "session_id": "s1", "user_id": "bob"}, 404, "session-not-found"),
     ],

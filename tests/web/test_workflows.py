@@ -8,9 +8,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from tests.graphs.test_agent_history import BOT, keys_in, telegram
-from tests.graphs.test_registry import KEYED
 from tests.web.services import check_problem, client_of, opened_app, settings_for
+from tests.workflows.test_agent_history import BOT, keys_in, telegram
+from tests.workflows.test_registry import KEYED
 from threadkeep.testing import ScriptedModel
 
 

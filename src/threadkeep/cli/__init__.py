@@ -1,7 +1,7 @@
-"""The terminal face: `threadkeep`, a noun and then a verb, for people and for scripts.
+"""The command line `threadkeep NOUN VERB`, for people and for scripts.
 
-Every command does its work through `threadkeep.app` and what that opens, prints for people (or JSON with `--json`) on
-stdout, and tells of problems and progress on stderr. Exit codes: 0 it is done, 1 it failed, 2 it was called wrongly.
+Every command works through `threadkeep.app` and the objects that it opens. Results go to stdout, for people or as
+JSON with `--json`; problems and progress go to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.
 """
 
 from threadkeep.cli.entry import main

@@ -1,68 +1,127 @@
-"""All commands under one name, and what becomes of an error in any of them."""
+"""The tree of all commands, and the handling of their errors."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cache
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
+from copy import copy
+from functools import lru_cache
+from importlib import import_module
 from typing import Annotated
 
 import typer
-from typer.main import get_command
+from typer.core import TyperGroup
 
-from threadkeep.cli import (
-    bench,
-    chat,
-    context,
-    doctor,
-    explain_key,
-    migrate,
-    pending,
-    prune,
-    run_carrying,
-    run_pruning,
-    runs,
-    serve,
-    sessions,
-    transfer,
-    worker,
-    workflows,
-)
-from threadkeep.cli.problems import problem_of, show_problem
+from threadkeep.cli.opening import synchronous
+from threadkeep.cli.options import HELP_NAMES, with_common_options, with_whole_options
+from threadkeep.cli.problems import problem_of
+from threadkeep.cli.terminal import dump, terminal
 from threadkeep.version import __version__
 
 _CTRL_C = 130
-# Whoever calls `main` again in one process does not wait for all commands to be made again.
-_made_once = cache(get_command)
 
-application = typer.Typer(
-    name="threadkeep",
-    help="The memory of LangGraph agents: serve it, talk to it, look into it.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    # The help of rich takes as long again as all the rest of `--help`.
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-sessions.commands.command("export")(transfer.export_sessions)
-sessions.commands.command("import")(transfer.import_sessions)
-sessions.commands.command("prune")(prune.prune_sessions)
-workflows.commands.command("run")(run_carrying.run_workflow)
-runs.commands.command("resume")(run_carrying.resume_run)
-runs.commands.command("retry")(run_carrying.retry_run)
-runs.commands.command("prune")(run_pruning.prune_runs)
-application.command("serve")(serve.serve_http)
-application.command("worker")(worker.work)
-application.command("chat")(chat.chat)
-application.add_typer(sessions.commands, name="sessions")
-application.add_typer(context.commands, name="context")
-application.add_typer(workflows.commands, name="workflows")
-application.add_typer(runs.commands, name="runs")
-application.command("explain-key")(explain_key.explain_keys)
-application.command("doctor")(doctor.doctor)
-application.command("migrate")(migrate.migrate_schema)
-application.command("bench")(bench.bench)
-application.add_typer(pending.commands, name="pending")
+# Modules of this package with their functions, imported on demand: importing all of them takes longer than most
+# commands run.
+_COMMANDS: Mapping[str, str] = {
+    "serve": "serve.serve_http",
+    "worker": "serve.work",
+    "chat": "chat.chat",
+    "explain-key": "workflows.explain_keys",
+    "doctor": "doctor.doctor",
+    "migrate": "migrate.migrate_schema",
+    "bench": "serve.bench",
+}
+# Modules with the verbs of a noun, in their `commands`.
+_NOUNS: Mapping[str, str] = {
+    "sessions": "sessions",
+    "import": "imports",
+    "context": "context",
+    "workflows": "workflows",
+    "runs": "runs",
+    "facts": "facts",
+    "persons": "persons",
+    "knowledge": "knowledge",
+    "pending": "pending",
+    "erase": "erase",
+    "channels": "channels",
+}
+# Verbs from other modules.
+_VERBS: Mapping[str, Mapping[str, str]] = {
+    "sessions": {
+        "export": "transfer.export_sessions",
+        "import": "imports.import_sessions",
+        "take-back": "superseding.take_back_messages",
+        "edit": "superseding.edit_message",
+        "regenerate": "superseding.regenerate_answer",
+        "branch": "superseding.branch_session",
+        "prune": "prune.prune_sessions",
+    },
+    "facts": {
+        "export": "transfer.export_facts",
+        "import": "transfer.import_facts",
+        "proposals": "fact_proposals.list_proposals",
+        "accept": "fact_proposals.accept_proposal",
+        "reject": "fact_proposals.reject_proposal",
+        "undo": "fact_proposals.undo_proposal",
+    },
+    "workflows": {"run": "runs.run_workflow"},
+    "runs": {"prune": "prune.prune_runs"},
+}
+
+
+@lru_cache(maxsize=64)
+def commands(noun: str | None = None, verb: str | None = None) -> TyperGroup:
+    """Return all commands, or only those of a noun and a verb, because building all of them is slow."""
+    application = typer.Typer(
+        name="threadkeep",
+        help="The memory of LangGraph agents: serve it, talk to it, look into it.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        # Rich help output would double the time of `--help`.
+        rich_markup_mode=None,
+        context_settings={"help_option_names": list(HELP_NAMES)},
+    )
+    application.callback()(_root)
+    for name, path in _COMMANDS.items():
+        if noun in (None, name):
+            application.command(name)(synchronous(_function(path)))
+    for name in _NOUNS:
+        if noun in (None, name):
+            application.add_typer(_verbs_of(name, verb), name=name)
+    return with_common_options(application)
+
+
+def _verbs_of(noun: str, verb: str | None) -> typer.Typer:
+    """Return the commands of a noun, or only the given verb if it exists."""
+    module = import_module(f"threadkeep.cli.{_NOUNS[noun]}")
+    group: typer.Typer = copy(module.commands)
+    own = [command for command in group.registered_commands if command.name == verb]
+    elsewhere = _VERBS.get(noun, {})
+    if own or verb in elsewhere:
+        group.registered_commands = own
+        elsewhere = {name: path for name, path in elsewhere.items() if name == verb}
+    else:
+        group.registered_commands = [*group.registered_commands]
+    for name, path in elsewhere.items():
+        group.command(name)(_function(path))
+    group.registered_commands = [copy(command) for command in group.registered_commands]
+    for command in group.registered_commands:
+        if command.callback is not None:
+            command.callback = synchronous(command.callback)
+    return group
+
+
+def _function(path: str) -> Callable[..., object]:
+    module, _, name = path.partition(".")
+    function: Callable[..., object] = getattr(import_module(f"threadkeep.cli.{module}"), name)
+    return function
+
+
+def _commands_for(arguments: Sequence[str]) -> TyperGroup:
+    """Return the commands for these arguments: all of them for help, completion and unknown names."""
+    noun, verb = (*arguments, "", "")[:2]
+    return commands(noun, verb) if noun in _COMMANDS or noun in _NOUNS or noun == "--version" else commands()
 
 
 def _show_version(wanted: bool) -> None:
@@ -71,7 +130,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@application.callback()
 def _root(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
@@ -81,19 +139,31 @@ def _root(
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run one command; every error becomes a sentence (or a JSON object) on stderr and an exit code."""
+    """Run one command and return its exit code; an error becomes a sentence or a JSON object on stderr."""
+    # In its own context: the values of options must not outlive the command.
+    context_of_command = copy_context()
     try:
-        code = _made_once(application).main(
-            context.with_whole_options(arguments), prog_name="threadkeep", standalone_mode=False
+        code = context_of_command.run(
+            _commands_for(arguments).main,
+            with_whole_options(arguments),
+            prog_name="threadkeep",
+            standalone_mode=False,
         )
+    except SystemExit as end:
+        # After completing a word, typer ends the process itself.
+        return end.code if isinstance(end.code, int) else 0
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - the last door: a person gets a sentence, never a traceback
-        return _tell(error, arguments)
+        return _fail(error, arguments)
     if code == _CTRL_C:
-        return _tell(KeyboardInterrupt(), arguments)
+        return _fail(KeyboardInterrupt(), arguments)
     return code if isinstance(code, int) else 0
 
 
-def _tell(error: BaseException, arguments: Sequence[str]) -> int:
+def _fail(error: BaseException, arguments: Sequence[str]) -> int:
+    """Show the problem of an error on stderr and return its exit code."""
     problem = problem_of(error)
-    show_problem(problem, as_json="--json" in arguments)
+    if "--json" in arguments:
+        print(dump(problem.to_dict(), sys.stderr), file=sys.stderr)  # noqa: T201
+    elif problem.sentence:
+        terminal.error(problem.sentence)
     return problem.exit_code

@@ -1,32 +1,37 @@
-"""`threadkeep context`: what the model saw of a session, and what it would see."""
+"""`threadkeep context`: the context of recorded model calls of a session, and of its next one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, UserId
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.opening import command_settings, opened_memory
+from threadkeep.cli.options import PREVIOUS, UserId, session_ids
+from threadkeep.cli.problems import NotDone, WrongUse
+from threadkeep.cli.terminal import counted, terminal
+from threadkeep.errors import InvalidSettings
 
 if TYPE_CHECKING:
-    from threadkeep.cli.call_choice import CallChoice
+    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.history.memory import Memory
     from threadkeep.settings import Settings
+    from threadkeep.store.manifests import Cursor, StoredManifest
 
 commands = typer.Typer(
     help="What the model saw of a session, and what not.", no_args_is_help=True, rich_markup_mode=None
 )
 
-_PREVIOUS = "previous"
+_PAGE = 200
 
 
 @commands.command("show")
-def show_context(
+async def show_context(
     *,
-    session: Annotated[str | None, typer.Option("--session", metavar="ID", help="The session's id.")] = None,
+    session: Annotated[
+        str | None, typer.Option("--session", metavar="ID", help="The session's id.", autocompletion=session_ids)
+    ] = None,
     call: Annotated[
         int | None,
         typer.Option("--call", min=1, metavar="N", help="A call: 1 is the newest; with --run the run's N-th."),
@@ -40,44 +45,108 @@ def show_context(
     user: UserId = None,
     max_messages: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=0, help="For the next call, in place of the setting.")] = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Show what a model call saw: its budget, what was in, what was out, and why.
+    """Show the context of a model call: its budget, its messages, the excluded messages, and the reasons.
 
     Without --call it is the last call, and what the next one of the built-in chat would see beside its input.
     """
     if session is None and run_id is None:
         raise WrongUse("Say which: --session ID, or --run RUN.")
-    next_only = following or max_messages is not None or max_tokens is not None
-    if next_only and not (call is None and run_id is None and diff is None):
+    only_next = following or max_messages is not None or max_tokens is not None
+    if only_next and not (call is None and run_id is None and diff is None):
         raise WrongUse(
             "--next, --max-messages and --max-tokens are for a call that was not made yet; "
             "--call, --run and --diff for calls that were. Leave out the ones or the others."
         )
-    from threadkeep.cli.call_choice import CallChoice
-    from threadkeep.settings import load_settings
-
-    given = {"history_max_messages": max_messages, "history_max_tokens": max_tokens}
-    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
+    other = None if diff in (None, PREVIOUS) else _number(diff or "")
+    settings = command_settings(history_max_messages=max_messages, history_max_tokens=max_tokens)
     choice = CallChoice(session, run_id, user, settings.manifest_retention_days)
-    terminal = Terminal(as_json=as_json)
-    if diff is not None:
-        run(_compare(terminal, choice, call, None if diff == _PREVIOUS else _number(diff)))
-    elif call is not None or run_id is not None:
-        run(_show_call(terminal, choice, call))
+    with terminal.waiting("Looking"):
+        look = look_of(settings) if diff is None and call is None and run_id is None else None
+    async with opened_memory() as memory:
+        if diff is not None:
+            await _compare(memory, choice, call, other)
+        elif look is None:
+            await show_call(memory, await choice.find(memory, call))
+        else:
+            await show_now(memory, choice, look, only_next=only_next)
+
+
+def look_of(settings: Settings) -> ContextLook:
+    """Return the parameters of a preview of the settings' chat; an unknown model if its model cannot be created."""
+    from threadkeep.agent.context_view import ContextLook
+    from threadkeep.agent.models import make_model
+    from threadkeep.app import chat_options
+
+    options = chat_options(settings)
+    try:
+        model = make_model(settings.model)
+    except InvalidSettings:
+        model = None
+    return ContextLook(options.turn_options(), options.system_prompt, model)
+
+
+async def show_now(memory: Memory, choice: CallChoice, look: ContextLook, *, only_next: bool = False) -> None:
+    """Show the last call and the next one; the next one in full if no call is recorded or only it is requested.
+
+    The built-in chat does not answer in conversations that an agent stores itself; for these the last call is shown.
+
+    Raises:
+        SessionNotFound: the session does not exist, or this user may not see it.
+        BudgetTooSmall: every call would fail.
+        NotDone: the requested call does not exist.
+    """
+    from threadkeep.agent.context_view import look_ahead, look_back
+    from threadkeep.cli.context_output import show_next, show_whole_next
+    from threadkeep.history.all_sessions import AllSessions
+
+    session, info = await AllSessions(memory).find(choice.session_id or "", user_id=choice.user_id)
+    if info.namespace:
+        if only_next:
+            raise NotDone(
+                f"An agent keeps {info.session_id} by itself, and the built-in chat makes no call there: leave out "
+                "--next, --max-messages and --max-tokens to see the last call."
+            )
+        await show_call(memory, await choice.find(memory, None))
+        return
+    following = await look_ahead(memory, session, look)
+    newest = None if only_next else await choice.newest(memory)
+    if terminal.as_json:
+        last = None if newest is None else await look_back(memory, newest)
+        shown, next_call = (following, None) if last is None else (last, following.to_dict())
+        terminal.json({**shown.to_dict(), "next_call": next_call})
+    elif newest is None:
+        show_whole_next(following)
     else:
-        run(_show_now(terminal, choice, settings, only_next=next_only))
+        await show_call(memory, newest)
+        show_next(following)
 
 
-def with_whole_options(arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command line, with what a bare `--diff` stands for; typer knows no optional values."""
-    whole: list[str] = []
-    for place, word in enumerate(arguments):
-        whole.append(word)
-        following = arguments[place + 1] if place + 1 < len(arguments) else ""
-        if word == "--diff" and not following.isdigit():
-            whole.append(_PREVIOUS)
-    return whole
+async def show_call(memory: Memory, call: StoredManifest) -> None:
+    """Show a recorded call."""
+    from threadkeep.agent.context_view import look_back
+    from threadkeep.cli.context_output import show_title, show_view
+
+    view = await look_back(memory, call)
+    if terminal.as_json:
+        terminal.json(view.to_dict())
+        return
+    model = view.manifest.model
+    show_title(view.manifest)
+    show_view(view, await memory.learned_factors.of(model) if model else None)
+
+
+async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
+    from threadkeep.agent.context_view import look_back
+    from threadkeep.cli.context_difference import Difference, show_difference
+
+    later = await choice.find(memory, number)
+    earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
+    difference = Difference.between(await look_back(memory, earlier), await look_back(memory, later))
+    if terminal.as_json:
+        terminal.json(difference.to_dict())
+    else:
+        show_difference(difference)
 
 
 def _number(text: str) -> int:
@@ -86,32 +155,89 @@ def _number(text: str) -> int:
     return int(text)
 
 
-async def _compare(terminal: Terminal, choice: CallChoice, number: int | None, other: int | None) -> None:
-    from threadkeep.cli.context_difference import Difference, show_difference
-    from threadkeep.cli.context_view import look_back
-
-    async with opened_memory() as memory:
-        later = await choice.find(memory, number)
-        earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
-        difference = Difference.between(await look_back(memory, earlier), await look_back(memory, later))
-    if terminal.as_json:
-        terminal.json(difference.to_dict())
-    else:
-        show_difference(terminal, difference)
+class CallNotFound(NotDone):
+    """The requested model call has no record."""
 
 
-async def _show_call(terminal: Terminal, choice: CallChoice, number: int | None) -> None:
-    from threadkeep.cli.context_now import show_call
+@dataclass(frozen=True)
+class CallChoice:
+    """The scope of the selection: a session, a run, or a run of a given session."""
 
-    async with opened_memory() as memory:
-        await show_call(terminal, memory, await choice.find(memory, number))
+    session_id: str | None = None
+    run_id: str | None = None
+    user_id: str | None = None
+    retention_days: float = 0
+
+    async def find(self, memory: Memory, number: int | None) -> StoredManifest:
+        """Return the call with a number: from the start of a run, or back from a session's newest; None is the last.
+
+        Raises:
+            CallNotFound: it has no record; the sentence says which calls have one.
+            SessionNotFound: the session does not exist, or this user may not see it.
+        """
+        if self.run_id is None:
+            return await self._of_session(memory, number or 1)
+        found = await memory.manifests.of_run(self.run_id, user_id=self.user_id)
+        calls = {call.call: call for call in found if self.session_id in (None, call.session_id, _key_of(call))}
+        if not calls:
+            raise CallNotFound(f"No model call of run {self.run_id} is on record{self._cure()}")
+        if (call := calls.get(number or max(calls))) is None:
+            raise CallNotFound(f"Run {self.run_id} has the calls {min(calls)} to {max(calls)}; say one of them.")
+        return call
+
+    async def newest(self, memory: Memory) -> StoredManifest | None:
+        """Return the newest recorded call of the session, or None.
+
+        Raises:
+            SessionNotFound: the session does not exist, or this user may not see it.
+        """
+        found = await self._newest(memory, 1)
+        return found[0] if found else None
+
+    async def before(self, memory: Memory, call: StoredManifest) -> StoredManifest:
+        """Return the previous call of the session: the chosen one, else the call's own; or of the run if there is none.
+
+        Raises:
+            CallNotFound: it was the first call, or the previous record was deleted.
+        """
+        if self.session_id is not None:
+            older = await self._newest(memory, 1, before=call.cursor)
+        elif call.session_id is None:
+            older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
+        else:
+            older = await memory.manifests.of_session(
+                call.session_id, user_id=self.user_id, limit=1, before=call.cursor
+            )
+        if not older:
+            raise CallNotFound("There is no earlier call on record to compare it with; name one with --diff N.")
+        return older[0]
+
+    async def _newest(self, memory: Memory, limit: int, *, before: Cursor | None = None) -> list[StoredManifest]:
+        from threadkeep.history.all_sessions import AllSessions
+
+        session_id = self.session_id or ""
+        return await AllSessions(memory).calls(session_id, user_id=self.user_id, limit=limit, before=before)
+
+    async def _of_session(self, memory: Memory, number: int) -> StoredManifest:
+        cursor, count = None, 0
+        while page := await self._newest(memory, min(_PAGE, number - count), before=cursor):
+            count, cursor = count + len(page), page[-1].cursor
+            if count == number:
+                return page[-1]
+        if not count:
+            raise CallNotFound(f"No model call of {self.session_id} is on record{self._cure()}")
+        raise CallNotFound(
+            f"{counted(count, 'call')} of {self.session_id} on record: --call takes 1, the newest, to {count}."
+        )
+
+    def _cure(self) -> str:
+        variable = "THREADKEEP_MANIFEST_RETENTION_DAYS"
+        if self.retention_days == 0:
+            return f": {variable} is 0, so none is kept. Set it above 0, ask something, and look again."
+        return f": nothing was asked yet, or longer ago than {variable}={self.retention_days:g} days."
 
 
-async def _show_now(terminal: Terminal, choice: CallChoice, settings: Settings, *, only_next: bool) -> None:
-    from threadkeep.cli.context_now import show_now
-    from threadkeep.cli.context_view import ContextLook
-
-    with terminal.waiting("Looking"):
-        look = ContextLook.by(settings)
-    async with opened_memory() as memory:
-        await show_now(terminal, memory, choice, look, only_next=only_next)
+def _key_of(call: StoredManifest) -> object:
+    """Return the key of the conversation of a call if an agent stores that conversation itself."""
+    conversation = call.manifest.get("conversation")
+    return conversation.get("key") if isinstance(conversation, dict) else None

@@ -1,18 +1,15 @@
-"""What changed from one model call to another: what came, what went and why, and what they share."""
+"""Differences between two model calls: added, removed and shared messages, with reasons."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Literal
+from typing import Literal, cast
 
-from threadkeep.cli.context_drawing import show_title
-from threadkeep.cli.context_reasons import in_words
-from threadkeep.cli.context_rows import Row, row_of, say_rows
-from threadkeep.cli.context_view import ContextView, SeenMessage
-from threadkeep.cli.terminal import Terminal
-from threadkeep.cli.wording import counted
+from threadkeep.agent.context_view import ContextView, SeenMessage
+from threadkeep.cli.context_output import Row, in_words, row_of, show_rows, show_title
+from threadkeep.cli.terminal import counted, terminal
 from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, LeftOut, Section
 
 type Departure = (
@@ -38,7 +35,7 @@ _WORDS: dict[str, str] = {
 
 @dataclass(frozen=True)
 class Difference:
-    """Two calls, the earlier one first. `shared` is how many leading messages are the same in both."""
+    """Two calls, the earlier one first. `shared` is the number of equal leading messages."""
 
     before: ContextView
     after: ContextView
@@ -48,7 +45,7 @@ class Difference:
 
     @classmethod
     def between(cls, one: ContextView, other: ContextView) -> Difference:
-        """The difference of two calls, whichever was first."""
+        """Return the difference of two calls, in either order."""
         before, after = sorted((one, other), key=_moment)
         keys = [_key(entry) for entry in before.manifest.entries], [_key(entry) for entry in after.manifest.entries]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*keys, strict=False)))
@@ -59,17 +56,17 @@ class Difference:
 
     @property
     def shared_tokens(self) -> int:
-        """The tokens of what is shared, by the later call's counter."""
+        """The tokens of the shared messages, by the later call's counter."""
         return sum(entry.tokens for entry in self.after.manifest.entries[: self.shared])
 
     @property
     def stable(self) -> bool:
-        """Whether the later call begins with all that did not depend on the earlier one's input."""
+        """True if the later call begins with every input-independent message of the earlier call."""
         prefix = self.before.manifest.prefix
         return prefix is not None and prefix.messages <= self.shared
 
     def to_dict(self) -> dict[str, object]:
-        """All of it as JSON values."""
+        """Return the difference as JSON values."""
         return {
             "before": _name(self.before.manifest),
             "after": _name(self.after.manifest),
@@ -79,11 +76,11 @@ class Difference:
         }
 
 
-def show_difference(terminal: Terminal, difference: Difference) -> None:
-    """Say what is shared, then what came and what went."""
+def show_difference(difference: Difference) -> None:
+    """Show the shared messages, then the added and the removed ones."""
     before, after = difference.before.manifest, difference.after.manifest
-    show_title(terminal, before, "from  ")
-    show_title(terminal, after, "to    ")
+    show_title(before, "from  ")
+    show_title(after, "to    ")
     terminal.say()
     for line in _sharing(difference):
         terminal.labelled("", line)
@@ -91,12 +88,12 @@ def show_difference(terminal: Terminal, difference: Difference) -> None:
     if not difference.came and not difference.went:
         terminal.say("Nothing came and nothing went.")
         return
-    width = terminal.out.width
-    came = [row_of(message, after, characters=width) for message in difference.came]
+    came = [row_of(message, after) for message in difference.came]
     gone: dict[str, list[Row]] = {}
     for message, reason in difference.went:
-        gone.setdefault(_why(reason, after), []).append(row_of(message, before, characters=width))
-    say_rows(terminal, [("+", "", came), *(("-", f"- {why}:", rows) for why, rows in gone.items())], marked=True)
+        words = _WORDS[reason] if reason in _WORDS else in_words(cast("ExclusionReason", reason), after)
+        gone.setdefault(words, []).append(row_of(message, before))
+    show_rows([("+", "", came), *(("-", f"- {why}:", rows) for why, rows in gone.items())], marked=True)
 
 
 def _sharing(difference: Difference) -> list[str]:
@@ -119,7 +116,7 @@ def _sharing(difference: Difference) -> list[str]:
 
 
 def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure:
-    """Why the later call does not have what the earlier one had."""
+    """Return the reason why an entry of the earlier call is missing in the later one."""
     if entry.section in _DEPARTURES:
         return _DEPARTURES[entry.section]
     reason = _reason(entry, before, after)
@@ -129,7 +126,7 @@ def _departure(entry: Entry, before: ContextManifest, after: ContextManifest) ->
 
 
 def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> Departure | None:
-    """What the later record says of it."""
+    """Return the reason in the later record, or None."""
     gaps = (gap for gap in after.excluded if entry.seq and gap.first_seq <= entry.seq <= gap.last_seq)
     if (gap := next(gaps, None)) is not None:
         return gap.reason
@@ -139,28 +136,21 @@ def _reason(entry: Entry, before: ContextManifest, after: ContextManifest) -> De
 
 
 def _is_of(entry: Entry, left: LeftOut, before: ContextManifest, after: ContextManifest) -> bool:
-    """Whether a message of the earlier call is of a stretch that the later one was not sent.
+    """Return True if a message of the earlier call belongs to a range that the later one excluded.
 
-    Only the ends of a stretch are named; one that the earlier call did not have is before, or behind, all that it had.
+    Only the ends of a range are named; an end that the earlier call did not have is before or after all its
+    messages.
     """
     if left.last_id is None or entry.id is None:
         return entry.id is not None and entry.id == left.id
-    places = {other.id: place for place, other in enumerate(before.entries)}
-    if before.run_id != after.run_id and left.id not in places and left.last_id not in places:
+    positions = {other.id: position for position, other in enumerate(before.entries)}
+    if before.run_id != after.run_id and left.id not in positions and left.last_id not in positions:
         return False
-    return places.get(left.id, -1) <= places[entry.id] <= places.get(left.last_id, len(places))
-
-
-def _why(reason: Departure, after: ContextManifest) -> str:
-    match reason:
-        case "found_anew" | "turn_over" | "other_summary" | "other_prompt" | "changed" | "deleted":
-            return _WORDS[reason]
-        case _:
-            return in_words(reason, after)
+    return positions.get(left.id, -1) <= positions[entry.id] <= positions.get(left.last_id, len(positions))
 
 
 def _key(entry: Entry) -> tuple[object, ...]:
-    """What two entries of the same text have in common."""
+    """Return a key that is equal for entries with the same text."""
     match entry.source:
         case "transcript":
             return "transcript", entry.id or entry.seq
@@ -178,11 +168,4 @@ def _moment(view: ContextView) -> tuple[str, int]:
 
 
 def _name(manifest: ContextManifest) -> dict[str, object]:
-    made = manifest.created_at
-    return {
-        "session_id": manifest.session_id,
-        "run_id": manifest.run_id,
-        "call": manifest.call,
-        "created_at": made.isoformat() if made else None,
-        "tokens": manifest.tokens,
-    }
+    return {name: getattr(manifest, name) for name in ("session_id", "run_id", "call", "created_at", "tokens")}

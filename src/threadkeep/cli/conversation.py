@@ -1,4 +1,4 @@
-"""One chat at a terminal: lines in, answers out, until the person leaves."""
+"""A chat in a terminal: reads lines and shows answers until the user leaves."""
 
 from __future__ import annotations
 
@@ -6,23 +6,20 @@ import asyncio
 import signal
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 
-from threadkeep.cli.answers import Answers
-from threadkeep.cli.call_choice import CallChoice
-from threadkeep.cli.context_now import show_now
-from threadkeep.cli.context_view import ContextLook
-from threadkeep.cli.line_input import LineInput
+from threadkeep.agent.context_view import ContextLook
+from threadkeep.cli.answers import Answer, LineInput
+from threadkeep.cli.context import CallChoice, show_now
 from threadkeep.cli.problems import Problem, problem_of
-from threadkeep.cli.terminal import Terminal
-from threadkeep.cli.wording import counted
+from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
 from threadkeep.runs.chat.chat import Chat
-from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn
 
 COMMANDS = {
     "/help": "what can be typed here",
@@ -34,13 +31,14 @@ COMMANDS = {
 
 
 @dataclass
-class _Visit:
-    """What happened since the chat was opened."""
+class _Statistics:
+    """The counts since the chat was opened."""
 
     turns: int = 0
     failed: int = 0
     input_tokens: int = 0
     output_tokens: int = 0
+    estimated: bool = False
     seconds: list[float] = field(default_factory=list)
     last: ChatContext | None = None
 
@@ -48,93 +46,77 @@ class _Visit:
         self.turns += 1
         self.input_tokens += answer.usage.input_tokens
         self.output_tokens += answer.usage.output_tokens
+        self.estimated = self.estimated or answer.usage.estimated
         self.seconds.append(seconds)
         self.last = answer.context
 
 
 class Notices:
-    """An observer that keeps, for the end of the turn, what a person should know of the memory."""
+    """An observer that collects notices about the memory until the end of the turn."""
 
     def __init__(self) -> None:
-        self._told: list[str] = []
+        self._sentences: list[str] = []
 
     def notify(self, event: Event, /) -> None:
-        """Note what changes what the person sees or what is kept."""
+        """Record events that change the visible or the stored messages."""
         if isinstance(event, ReadFailed) and event.outcome == "fallback":
-            self._told.append("The memory could not be read: this was answered without what was said before.")
+            self._sentences.append("The memory could not be read: this was answered without what was said before.")
         elif isinstance(event, WriteDeferred):
-            self._told.append("The database did not take this: it is kept on disk, and written when it can be.")
+            self._sentences.append("The database did not take this: it is kept on disk, and written when it can be.")
         elif isinstance(event, WriteRecovered):
-            self._told.append("What waited to be written is written now.")
+            self._sentences.append("What waited to be written is written now.")
 
     def take(self) -> list[str]:
-        """What was noted since the last time, each once."""
-        told, self._told = list(dict.fromkeys(self._told)), []
-        return told
+        """Return the notices since the last call, each once."""
+        sentences, self._sentences = list(dict.fromkeys(self._sentences)), []
+        return sentences
 
 
 class Conversation:
-    """A person (or a pipe) and one session of a chat. Nothing is opened or closed here."""
+    """A user (or a pipe) with one session of a chat. It opens and closes nothing."""
 
-    def __init__(
-        self,
-        chat: Chat,
-        memory: Memory,
-        choice: CallChoice,
-        *,
-        look: ContextLook,
-        terminal: Terminal,
-        answers: Answers,
-        notices: Notices,
-    ) -> None:
+    def __init__(self, chat: Chat, memory: Memory, choice: CallChoice, *, look: ContextLook, notices: Notices) -> None:
         self._chat = chat
         self._memory = memory
         self._choice = choice
         self._session = memory.session(choice.session_id or "", user_id=choice.user_id)
         self._look = look
-        self._terminal = terminal
-        self._answers = answers
         self._notices = notices
-        self._visit = _Visit()
+        self._answer = Answer()
+        self._statistics = _Statistics()
         self._turn: ChatTurn | None = None
         self._stopped = False
 
     async def run(self, lines: LineInput, *, keep_on: bool) -> bool:
-        """Answer line after line; False when a turn failed.
+        """Answer line after line; return False if a turn failed.
 
-        Ctrl-C stops the answer that is on its way; it is the end where there is none, or without `keep_on`. SIGTERM and
-        SIGHUP are the end in any case. What was said of an answer is stored.
+        Ctrl-C stops the current answer; without one, or without `keep_on`, it ends the chat. SIGTERM and SIGHUP
+        always end the chat. The part of an answer that was already shown is stored.
         """
-        with self._heeding_signals():
+        with self._signal_handlers():
             while keep_on or not self._stopped:
                 line = await lines.next_line()
                 if line is None or (line.startswith("/") and not await self._command(line)):
                     break
                 if line.strip() and not line.startswith("/"):
-                    await self._answer(line)
+                    await self._show_answer(line)
                     for sentence in self._notices.take():
-                        self._terminal.note(sentence)
-        return keep_on or not (self._visit.failed or self._stopped)
+                        terminal.note(sentence)
+        return keep_on or not (self._statistics.failed or self._stopped)
 
-    async def _answer(self, text: str) -> None:
+    async def _show_answer(self, text: str) -> None:
         started = time.perf_counter()
-        self._answers.begin()
+        self._answer.begin()
         try:
-            request = ChatRequest(
-                text, session_id=self._session.session_id, user_id=self._session.user_id, trigger="cli"
-            )
-            self._turn = self._chat.begin(request)
-            async for event in self._turn.follow():
-                if isinstance(event, ChatToken):
-                    self._answers.piece(event.text)
-                elif isinstance(event, ChatAnswer):
-                    self._visit.count(event, time.perf_counter() - started)
-                    self._answers.end(event)
+            session_id, user_id = self._session.session_id, self._session.user_id
+            self._turn = self._chat.begin(ChatRequest(text, session_id=session_id, user_id=user_id, trigger="cli"))
+            if (answer := await self._answer.show(self._turn)) is not None:
+                self._statistics.count(answer, time.perf_counter() - started)
         except Interrupted:
-            self._answers.fail(Problem("interrupted", "Stopped; what was said so far is kept as interrupted."))
+            self._answer.fail(Problem("interrupted", "Stopped; what was said so far is kept as interrupted."))
         except ThreadkeepError as error:
-            self._visit.failed += 1
-            self._answers.fail(problem_of(error))
+            self._statistics.failed += 1
+            self._answer.fail(problem_of(error))
         except asyncio.CancelledError:
             if self._turn is not None:
                 self._chat.stop(self._turn)
@@ -143,16 +125,16 @@ class Conversation:
             self._turn = None
 
     @contextmanager
-    def _heeding_signals(self) -> Iterator[None]:
-        """One set of handlers for the whole talk: one that came and went with each turn would lose signals between."""
+    def _signal_handlers(self) -> Iterator[None]:
+        """Install signal handlers for the whole chat: reinstalling them in each turn would lose signals in between."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
         def interrupt() -> None:
             self._stopped = True
             if self._turn is not None:
                 self._chat.stop(self._turn)
-            elif task is not None:
-                task.cancel()
+            else:
+                end()
 
         def end() -> None:
             if task is not None:
@@ -170,7 +152,7 @@ class Conversation:
                 signal.signal(number, before[number])
 
     async def _command(self, text: str) -> bool:
-        """Do what a line with a slash says; False to leave."""
+        """Execute a slash command; return False to leave."""
         name = text.split(maxsplit=1)[0].lower()
         try:
             match name:
@@ -179,62 +161,57 @@ class Conversation:
                 case "/reset":
                     await self._reset()
                 case "/stats":
-                    await self._stats()
+                    await self._show_statistics()
                 case "/context":
-                    await self._context()
+                    await show_now(self._memory, self._choice, self._look)
+                case "/help" if terminal.as_json:
+                    terminal.json({"commands": COMMANDS})
                 case "/help":
-                    self._help()
+                    terminal.table(["command", ""], list(COMMANDS.items()))
                 case _:
-                    self._terminal.error(f"There is no command {name}; /help lists those there are.")
+                    terminal.error(f"There is no command {name}; /help lists those there are.")
         except SessionNotFound:
-            self._tell({"session_id": self._session.session_id}, "Nothing was said in this session yet.")
+            _show({"session_id": self._session.session_id}, "Nothing was said in this session yet.")
         except ThreadkeepError as error:
-            self._answers.fail(problem_of(error))
+            self._answer.fail(problem_of(error))
         return True
 
     async def _reset(self) -> None:
         await self._session.info()
         await self._chat.reset(self._session.session_id)
         info = await self._session.info()
-        self._tell(
+        _show(
             {"session_id": info.session_id, "reset_seq": info.reset_seq},
             f"From here on the model sees nothing of messages 1 to {info.reset_seq}; the transcript stays.",
         )
 
-    async def _stats(self) -> None:
-        visit = self._visit
-        info = await self._session.info()
-        median = statistics.median(visit.seconds) if visit.seconds else 0.0
+    async def _show_statistics(self) -> None:
+        here, info = self._statistics, await self._session.info()
+        median = statistics.median(here.seconds) if here.seconds else 0.0
         values = {
             "session_id": info.session_id,
             "messages": info.message_count,
             "reset_seq": info.reset_seq,
-            "turns": visit.turns,
-            "failed": visit.failed,
-            "input_tokens": visit.input_tokens,
-            "output_tokens": visit.output_tokens,
+            "turns": here.turns,
+            "failed": here.failed,
+            "input_tokens": here.input_tokens,
+            "output_tokens": here.output_tokens,
+            **({"estimated": True} if here.estimated else {}),
             "median_seconds": median,
-            "last_context": visit.last and asdict(visit.last),
+            "last_context": here.last and asdict(here.last),
         }
-        tokens = f"{counted(visit.input_tokens, 'token')} in, {visit.output_tokens:,} out"
+        tokens = f"{counted(here.input_tokens, 'token')} in, {here.output_tokens:,} out"
+        tokens += " (estimated)" if here.estimated else ""
         sentence = f"{info.session_id}: {counted(info.message_count, 'message')} in all. "
-        sentence += f"Here: {counted(visit.turns, 'turn')}, {tokens}, {median:.1f} s a turn."
-        if visit.last is not None:
-            seen = f"{counted(visit.last.messages, 'message')} of {counted(visit.last.tokens, 'token')}"
-            sentence += f" The last call saw {seen}; left out: {visit.last.dropped:,}."
-        self._tell(values, sentence)
+        sentence += f"Here: {counted(here.turns, 'turn')}, {tokens}, {median:.1f} s a turn."
+        if here.last is not None:
+            seen = f"{counted(here.last.messages, 'message')} of {counted(here.last.tokens, 'token')}"
+            sentence += f" The last call saw {seen}; left out: {here.last.dropped:,}."
+        _show(values, sentence)
 
-    async def _context(self) -> None:
-        await show_now(self._terminal, self._memory, self._choice, self._look)
 
-    def _help(self) -> None:
-        if self._terminal.as_json:
-            self._terminal.json({"commands": COMMANDS})
-        else:
-            self._terminal.table(["command", ""], list(COMMANDS.items()))
-
-    def _tell(self, values: dict[str, object], sentence: str) -> None:
-        if self._terminal.as_json:
-            self._terminal.json(values)
-        else:
-            self._terminal.say(sentence, style="dim")
+def _show(values: Mapping[str, object], sentence: str) -> None:
+    if terminal.as_json:
+        terminal.json(values)
+    else:
+        terminal.say(sentence, style="dim")

@@ -1,36 +1,46 @@
-"""The doctor's look at the database: does it answer, is its schema ours, may we write, who holds it up."""
+"""Doctor checks of databases: connection, schema, write access, locks, damage, and conversations in the graph store."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from datetime import timedelta
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 
-from threadkeep.cli.findings import Finding
-from threadkeep.cli.wording import counted, duration, size
-from threadkeep.context.calibration import GREATEST_FACTOR, LEAST_FACTOR
-from threadkeep.errors import SchemaTooNew, StoreError
+from threadkeep.cli.machine_checks import Finding
+from threadkeep.cli.terminal import counted, duration, file_size
+from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
+from threadkeep.errors import SchemaTooNew, SessionDamaged, StoreError
 from threadkeep.history.memory_options import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.condition import Condition, LockHolder, can_write, read_condition
+from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.graph_transcripts.reading import ConversationReader
+from threadkeep.store.graph_transcripts.table import TableItems
+from threadkeep.store.integrity import Integrity, check_integrity
+from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
-from threadkeep.store.runs.runs import STALE_SECONDS
 from threadkeep.store.search import MUCH_UNINDEXED
 from threadkeep.store.token_factors import TokenFactors
 
-_PATIENCE_SECONDS = 5.0
+_DATABASE_SECONDS = 5.0
+_INTEGRITY_SECONDS = 60.0
+_GRAPH_STORE_SECONDS = 30.0
 _SLOW_SECONDS = 1.0
 _LONG_QUEUED_SECONDS = 60.0
+_MOST_NAMED = 5
+_DAMAGE_CURE = "Restore a backup. What can still be read is saved by: threadkeep sessions export --all"
 
 
 async def check_database(settings: Settings) -> list[Finding]:
-    """All findings on the database that the settings name."""
+    """Return all findings about the database that the settings name."""
     address = settings.database
     if address.path is not None and not address.path.exists():
         return [Finding("database", "ok", f"{address} is not there yet; the first start makes it.")]
@@ -43,26 +53,31 @@ async def check_database(settings: Settings) -> list[Finding]:
             found += await _writing(driver, address, condition)
             found += [*_search(condition), *await _runs(driver, condition)]
             return [*found, *await _token_factors(driver, condition)]
-    except ModuleNotFoundError as error:
-        cure = "Install it with: pip install 'threadkeep[postgres]'"
-        return [Finding("database", "fail", f"{address} needs the package {error.name}.", cure)]
-    except StoreError as error:
+    except (StoreError, ModuleNotFoundError) as error:
         holding = _holding(address, ()) if address.path is not None else []
-        return [Finding("database", "fail", f"{address}: {error}", _cure(address)), *holding]
+        return [_unreachable("database", address, error), *holding]
+
+
+def _unreachable(check: str, address: DatabaseAddress, error: StoreError | ModuleNotFoundError) -> Finding:
+    if isinstance(error, ModuleNotFoundError):
+        cure = "Install it with: pip install 'threadkeep[postgres]'"
+        return Finding(check, "fail", f"{address} needs the package {error.name}.", cure)
+    return Finding(check, "fail", f"{address}: {error}", _cure(address))
 
 
 def _impatient(options: StoreOptions) -> StoreOptions:
-    """A doctor does not wait as long as a service may."""
+    """Return options with short timeouts, for a user who does not wait as long as a service."""
     return replace(
         options,
-        lock_timeout_seconds=min(options.lock_timeout_seconds, _PATIENCE_SECONDS),
-        pool_timeout_seconds=min(options.pool_timeout_seconds, _PATIENCE_SECONDS),
+        lock_timeout_seconds=min(options.lock_timeout_seconds, _DATABASE_SECONDS),
+        pool_timeout_seconds=min(options.pool_timeout_seconds, _DATABASE_SECONDS),
         pool_min_size=1,
         pool_max_size=2,
     )
 
 
 def _cure(address: DatabaseAddress) -> str:
+    """Return a cure for an unusable database."""
     if address.backend == "postgres":
         return "Start the server and let this machine connect, or name another in THREADKEEP_DATABASE_URL."
     return "Mend the file or its permissions, restore a backup, or name another in THREADKEEP_DATABASE_URL."
@@ -75,9 +90,10 @@ def _answer(address: DatabaseAddress, condition: Condition, seconds: float) -> F
     if condition.messages is not None:
         detail += f": {counted(condition.messages, 'message')} of {counted(condition.sessions or 0, 'session')}"
     if address.path is not None:
-        detail += f", {size(address.path.stat().st_size)}"
+        detail += f", {file_size(address.path.stat().st_size)}"
         if condition.much_is_free:
-            detail += f", {size(condition.free_bytes)} of it free (threadkeep sessions prune --vacuum gives that back)"
+            free = file_size(condition.free_bytes)
+            detail += f", {free} of it free (threadkeep sessions prune --vacuum gives that back)"
     if seconds > _SLOW_SECONDS:
         return Finding("database", "warn", f"{detail}.", "It is slow: look at its load, its disk and the network.")
     return Finding("database", "ok", f"{detail}.")
@@ -131,25 +147,25 @@ async def _writing(driver: Driver, address: DatabaseAddress, condition: Conditio
 
 
 def _holding(address: DatabaseAddress, holders: Sequence[LockHolder]) -> list[Finding]:
-    """Who has the database open, and who may hold others up."""
+    """Return findings about connections that hold locks or may block others."""
     if address.path is not None:
         holders = lock_holders(address.path)
     busy = [holder for holder in holders if holder.doing != "open"]
     if busy:
-        names = ", ".join(_named(holder) for holder in busy)
+        names = ", ".join(_name_of(holder) for holder in busy)
         cure = "If that is not meant, end the process (or the transaction) that holds the others up."
         return [Finding("locks", "warn", f"Held up by {names}.", cure)]
     if holders:
-        return [Finding("locks", "ok", f"Also open in {', '.join(_named(holder) for holder in holders)}.")]
-    return [Finding("locks", "ok", "Nobody holds a lock that can be seen from here.")]
+        return [Finding("locks", "ok", f"Also open in {', '.join(_name_of(holder) for holder in holders)}.")]
+    return [Finding("locks", "ok", "No other process holds a lock that can be seen from here.")]
 
 
-def _named(holder: LockHolder) -> str:
+def _name_of(holder: LockHolder) -> str:
     name = f"{holder.name} " if holder.name else ""
-    told = f"{name}(process {holder.pid})" if holder.pid else f"{name or 'a process'} outside of this container"
+    words = f"{name}(process {holder.pid})" if holder.pid else f"{name or 'a process'} outside of this container"
     if holder.doing != "open":
-        told += f", {holder.doing}"
-    return told + (f" for {duration(holder.seconds)}" if holder.seconds is not None else "")
+        words += f", {holder.doing}"
+    return words + (f" for {duration(holder.seconds)}" if holder.seconds is not None else "")
 
 
 def _search(condition: Condition) -> list[Finding]:
@@ -162,10 +178,10 @@ def _search(condition: Condition) -> list[Finding]:
 
 
 async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
-    """What there is to do, and whether anybody does it."""
+    """Return findings about pending runs, and about workers that execute them."""
     if condition.schema != condition.newest:
         return []
-    records, order = RunRecords(driver), RunOrder(driver, clock=utc_now, stale=timedelta(seconds=STALE_SECONDS))
+    records, order = RunRecords(driver), RunOrder(driver, clock=utc_now)
     counts = await records.counts()
     detail = f"{counts.queued:,} queued, {counts.running:,} at work, {counts.waiting:,} wait for a person"
     if counts.set_aside:
@@ -178,16 +194,149 @@ async def _runs(driver: Driver, condition: Condition) -> list[Finding]:
 
 
 async def _token_factors(driver: Driver, condition: Condition) -> list[Finding]:
-    """How far the estimate of tokens is from what each model's provider counts, as far as that was learned."""
+    """Return the learned ratios between the token estimate and the providers' counts, by model."""
     if condition.schema != condition.newest:
         return []
     factors = await TokenFactors(driver, clock=utc_now).all()
     if not factors:
         return [Finding("token factors", "ok", "None learned yet: no provider has reported a count that differs.")]
-    told = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]
-    detail = f"Estimates are corrected for {', '.join(told)}."
+    learned = [f"{model} ×{value:.2f} ({counted(calls, 'call')})" for model, (value, calls) in sorted(factors.items())]
+    detail = f"Estimates are corrected for {', '.join(learned)}."
     far = [model for model, (value, _) in sorted(factors.items()) if not LEAST_FACTOR < value < GREATEST_FACTOR]
     if far:
         cure = f"For {', '.join(far)} the correction is at its limit: what that provider reports may not be tokens."
         return [Finding("token factors", "warn", detail, cure)]
     return [Finding("token factors", "ok", detail)]
+
+
+async def check_all_integrity(settings: Settings, *, reachable: bool) -> list[Finding]:
+    """Check the main database, if it is reachable, and the databases of the graph store and of runs."""
+    found = await _check_integrity(settings, "integrity", settings.database, transcripts=True) if reachable else []
+    if settings.graph_store != settings.database:
+        found += await _check_integrity(settings, "graph store database", settings.graph_store, writing=True)
+    try:
+        from threadkeep.runs.engine.dbos_database import engine_path
+    except ModuleNotFoundError:
+        return found
+    if (path := settings.database.path) is not None:
+        found += await _check_integrity(settings, "runs database", DatabaseAddress("sqlite", path=engine_path(path)))
+    return found
+
+
+async def _check_integrity(
+    settings: Settings, check: str, address: DatabaseAddress, *, transcripts: bool = False, writing: bool = False
+) -> list[Finding]:
+    if address.path is not None and not address.path.exists():
+        return [Finding(check, "ok", f"{address} is not there yet; the first use makes it.")] if writing else []
+    started = time.perf_counter()
+    try:
+        async with (
+            asyncio.timeout(_INTEGRITY_SECONDS),
+            open_database(address, _impatient(settings.store_options())) as driver,
+        ):
+            if writing:
+                await can_write(driver)
+            newest = known_migrations(driver.backend)[-1][0]
+            integrity = await check_integrity(
+                driver, transcripts=transcripts and await schema_version(driver) == newest
+            )
+    except TimeoutError:
+        detail = f"{address} was not looked through within {_INTEGRITY_SECONDS:g} seconds."
+        return [Finding(check, "warn", detail, "Look at the load of its disk, and try it again at a quiet time.")]
+    except (StoreError, ModuleNotFoundError) as error:
+        return [_unreachable(check, address, error)]
+    return [_integrity(check, address, integrity, time.perf_counter() - started)]
+
+
+def _integrity(check: str, address: DatabaseAddress, integrity: Integrity, seconds: float) -> Finding:
+    if integrity.damage:
+        detail = f"{address} is damaged: {'; '.join(integrity.damage[:_MOST_NAMED])}."
+        return Finding(check, "fail", detail, _DAMAGE_CURE)
+    if integrity.gaps:
+        named = [f"{gap.session_id} ({gap.found:,} of {gap.expected:,})" for gap in integrity.gaps[:_MOST_NAMED]]
+        detail = f"{counted(len(integrity.gaps), 'session')} of {address} with another number of messages than stored: "
+        return Finding(check, "fail", f"{detail}{', '.join(named)}.", _DAMAGE_CURE)
+    indexes = ""
+    if address.backend == "postgres" and integrity.indexes is None:
+        indexes = "; the extension amcheck would look through its indexes too"
+    elif address.backend == "postgres":
+        indexes = f", {counted(integrity.indexes or 0, 'index', 'indexes')} looked through"
+    return Finding(check, "ok", f"{address} has no damage{indexes} ({seconds:.1f} s).")
+
+
+async def check_graph_store(settings: Settings) -> list[Finding]:
+    """Read every conversation of the graph store; return no finding if none are expected."""
+    address, found = settings.graph_store, _Conversations()
+    try:
+        layouts = await _layouts(settings)
+        if not layouts or (address.path is not None and not address.path.exists()):
+            return []
+        async with open_database(address, settings.store_options()) as driver:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_GRAPH_STORE_SECONDS):
+                    for layout in layouts:
+                        await found.read(ConversationReader(TableItems(driver), layout))
+                found.complete = True
+    except (StoreError, ModuleNotFoundError) as error:
+        cure = "See what the finding on the database says, and the settings of the graph store."
+        return [Finding("graph store", "fail", f"The graph store cannot be read: {error}", cure)]
+    return [found.finding()]
+
+
+async def _layouts(settings: Settings) -> list[GraphLayout]:
+    """Return the layouts of all conversations: those of sessions, and those that agents store themselves."""
+    found = [GraphLayout()] if settings.transcripts == "graph_store" else []
+    if settings.database.path is None or settings.database.path.exists():
+        async with open_database(settings.database, settings.store_options()) as driver:
+            condition = await read_condition(driver)
+            if condition.schema == condition.newest:
+                noted = await ConversationLayouts(driver, clock=utc_now).all()
+                found += [layout for layout in noted if not any(layout.lies_as(other) for other in found)]
+    return found
+
+
+@dataclass
+class _Conversations:
+    """The number of conversations read, and their problems."""
+
+    count: int = 0
+    damaged: list[SessionDamaged] = field(default_factory=list)
+    missing: dict[str, int] = field(default_factory=dict)
+    complete: bool = False
+
+    async def read(self, reader: ConversationReader) -> None:
+        """Read the conversations of a layout, and count the missing messages of each that is not damaged."""
+        try:
+            async for conversation in reader.all():
+                self.count += 1
+                expected, found = conversation.last_seq - conversation.deleted_seq, 0
+                with suppress(SessionDamaged):
+                    async for _ in reader.down(conversation, conversation.last_seq, 1):
+                        found += 1
+                    if found != expected:
+                        self.missing[conversation.session_id] = expected - found
+        finally:
+            self.damaged += reader.damages.of()
+
+    def finding(self) -> Finding:
+        """Return the result."""
+        partly = "" if self.complete else f" Not all were looked at within {_GRAPH_STORE_SECONDS:g} seconds."
+        if self.damaged:
+            sessions = list({error.session_id: None for error in self.damaged})
+            named = [f"{error.session_id} ({error.item} {error.problem})" for error in self.damaged]
+            detail = f"{counted(len(sessions), 'conversation')} cannot be read: {_some(named)}.{partly}"
+            cure = f"Repair these items, from a backup perhaps, or erase: threadkeep sessions delete {sessions[0]}"
+            return Finding("graph store", "fail", detail, cure)
+        if self.missing:
+            named = [f"{session_id} ({counted(count, 'message')})" for session_id, count in self.missing.items()]
+            conversations = counted(len(self.missing), "conversation")
+            cure = "Import them from a backup or an export if they are to be there; else nothing depends on them."
+            return Finding(
+                "graph store", "warn", f"Messages are missing in {conversations}: {_some(named)}.{partly}", cure
+            )
+        return Finding("graph store", "ok", f"{counted(self.count, 'conversation')} can be read.{partly}")
+
+
+def _some(named: Sequence[str]) -> str:
+    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
+    return ", ".join(named[:_MOST_NAMED]) + more

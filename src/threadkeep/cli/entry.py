@@ -1,14 +1,35 @@
-"""Where the command line begins, with or without what its extra installs."""
+"""The entry point of the command line, which also works without its extra."""
 
 from __future__ import annotations
 
+import gc
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from threadkeep.version import __version__
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; the process's own arguments by default. Answers the exit code."""
+    """Run a command, by default with the process's arguments, and return the exit code."""
+    # Before LangGraph is imported: a checkpoint row may create only objects of known types, and call nothing else.
+    os.environ.setdefault("LANGGRAPH_STRICT_MSGPACK", "true")
+    if arguments is not None:
+        return _run(arguments)
+    # Imported modules live until the process ends; garbage collection would only waste time.
+    gc.disable()
+    try:
+        return _run(sys.argv[1:])
+    finally:
+        gc.freeze()
+
+
+def _run(arguments: Sequence[str]) -> int:
+    if list(arguments) == ["--version"]:
+        # typer takes a tenth of a second to import.
+        print(f"threadkeep {__version__}")  # noqa: T201
+        return 0
     try:
         from threadkeep.cli.commands import run
     except ModuleNotFoundError as error:
@@ -19,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(sentence, file=sys.stderr)  # noqa: T201 - rich may be what is missing
         return 1
     _import_from_here()
-    return run(sys.argv[1:] if arguments is None else arguments)
+    return run(arguments)
 
 
 def _import_from_here() -> None:
-    """Let workflows name modules of the folder that the command is given in; none of them hides an installed one."""
+    """Allow workflows to import modules of the working directory, after installed ones."""
     try:
         here = str(Path.cwd())
     except FileNotFoundError:

@@ -1,20 +1,21 @@
-"""The doctor's look at everything but the database: settings, disk, model, pending writes."""
+"""Doctor checks of everything but databases: settings, disk, models and pending writes."""
 
 from __future__ import annotations
 
 import asyncio
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from threadkeep.cli.findings import Finding
-from threadkeep.cli.wording import counted, duration, size
-from threadkeep.errors import InvalidSettings
+from threadkeep.cli.terminal import counted, duration, file_size
+from threadkeep.errors import InvalidSettings, PendingFolderUnusable
 from threadkeep.history.pending import default_folder, folder_of
-from threadkeep.history.waiting import WaitingFile, waiting_files
-from threadkeep.settings import Settings
+from threadkeep.history.pending_files import check_folder
+from threadkeep.history.waiting import WaitingFile, unreadable_turns, waiting_files
+from threadkeep.settings import Settings, unknown_variables
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel
@@ -24,9 +25,21 @@ _NEARLY_FULL_BYTES = 1024**3
 _OLD_SECONDS = 60.0
 _CALL_SECONDS = 30.0
 
+type Level = Literal["ok", "warn", "fail"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check. Every finding that is not ok has a cure."""
+
+    check: str
+    level: Level
+    detail: str
+    cure: str = ""
+
 
 def check_settings(settings: Settings) -> list[Finding]:
-    """What the settings come to."""
+    """Return findings about the settings."""
     keys = len(settings.api_keys)
     access = counted(keys, "API key") if keys else "no API key, this machine only"
     history = f"{settings.history_max_messages} messages and {settings.history_max_tokens:,} tokens of history"
@@ -38,8 +51,14 @@ def check_settings(settings: Settings) -> list[Finding]:
     return [Finding("settings", "ok", f"{history}; service on {settings.host}:{settings.port}, {access}.")]
 
 
+def check_variables() -> list[Finding]:
+    """Return a finding for each variable with the settings' prefix that is not a setting."""
+    cure = "Correct its name, or take it out of the environment and .env."
+    return [Finding("settings", "warn", sentence, cure) for sentence in unknown_variables()]
+
+
 def _no_room(settings: Settings) -> list[Finding]:
-    """What leaves no room for a question, with which a service does not start; and models that cannot be made."""
+    """Return findings about budgets too small for a question, which prevent a start, and about unusable models."""
     from threadkeep.app import chat_options
 
     try:
@@ -51,8 +70,8 @@ def _no_room(settings: Settings) -> list[Finding]:
 
 
 def _made(settings: Settings) -> BaseChatModel | None:
-    """The model, if it can be made: whether it can is a finding of its own."""
-    from threadkeep.workflow.models import make_model
+    """Return the model; None if it cannot be created, which is reported by another finding."""
+    from threadkeep.agent.models import make_model
 
     try:
         return make_model(settings.model)
@@ -61,13 +80,14 @@ def _made(settings: Settings) -> BaseChatModel | None:
 
 
 def check_disk(settings: Settings) -> list[Finding]:
-    """Whether there is room where the database and the pending writes are; PostgreSQL's own disk cannot be seen."""
+    """Check the free space for the database and the pending writes; PostgreSQL's disk cannot be checked."""
     folders = {"pending writes": settings.pending_dir or default_folder()}
     if (path := settings.database.path) is not None:
         folders = {"database": path.parent, **folders}
     found: dict[int, Finding] = {}
     for name, folder in folders.items():
         there = _existing(folder)
+        there = there if there.is_dir() else there.parent
         device = there.stat().st_dev
         if device not in found:
             found[device] = _room(name, there)
@@ -75,8 +95,8 @@ def check_disk(settings: Settings) -> list[Finding]:
 
 
 async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
-    """Whether the model can be made; with `call`, whether it answers."""
-    from threadkeep.workflow.models import make_model
+    """Check that the model can be created; with `call`, also that it answers."""
+    from threadkeep.agent.models import make_model
 
     cure = "Correct THREADKEEP_MODEL, install the provider's package, and put its key into the environment."
     try:
@@ -98,8 +118,8 @@ async def check_model(settings: Settings, *, call: bool) -> list[Finding]:
 
 
 def check_summary_model(settings: Settings) -> list[Finding]:
-    """Whether the model that is named for summaries can be made, and has something to do."""
-    from threadkeep.workflow.models import make_model
+    """Check that the summary model can be created and that it is used."""
+    from threadkeep.agent.models import make_model
 
     if not settings.summary_model:
         return []
@@ -115,10 +135,18 @@ def check_summary_model(settings: Settings) -> list[Finding]:
 
 
 def check_pending(settings: Settings) -> list[Finding]:
-    """What waits to be written: to this database, and to others that were used before."""
+    """Return findings about turns that wait to be written, to this database or to earlier ones."""
     own = folder_of(settings.database, settings.pending_dir)
+    try:
+        return _pending_findings(own)
+    except OSError as error:
+        detail = f"The pending turns in {own} cannot be read ({error.strerror})."
+        return [Finding("pending writes", "fail", detail, "Correct the owner and the permissions of its files.")]
+
+
+def _pending_findings(own: Path) -> list[Finding]:
     elsewhere = sum(len(file.entries) for folder in _siblings(own) for file in waiting_files(folder))
-    found = [_waiting(waiting_files(own))]
+    found = [_waiting(waiting_files(own)), *_unusable(own), *_unreadable(own)]
     if elsewhere:
         detail = f"{counted(elsewhere, 'turn')} to be written to other databases, below {own.parent}."
         cure = "Open those databases once more with this user, or drop the turns there."
@@ -143,19 +171,38 @@ def _waiting(files: list[WaitingFile]) -> Finding:
     return Finding("pending writes", "fail" if age > _OLD_SECONDS else "warn", f"{detail}.", cure)
 
 
+def _unusable(own: Path) -> list[Finding]:
+    """Return a finding if the next turn could not be kept in the folder; the folder is not created for that."""
+    try:
+        check_folder(_existing(own))
+    except PendingFolderUnusable as error:
+        detail, _, cure = str(error).partition("). ")
+        return [Finding("pending writes", "fail", f"{detail}).", cure)]
+    return []
+
+
+def _unreadable(own: Path) -> list[Finding]:
+    turns = unreadable_turns(own)
+    if not turns:
+        return []
+    detail = f"{counted(len(turns), 'line')} of pending files cannot be read: turns that are not written anywhere else."
+    cure = "See them with `threadkeep pending list`: repair the files and start again, or drop them there."
+    return [Finding("pending writes", "fail", detail, cure)]
+
+
 def _siblings(own: Path) -> Iterator[Path]:
     if own.parent.is_dir():
         yield from (folder for folder in sorted(own.parent.iterdir()) if folder.is_dir() and folder != own)
 
 
 def _existing(folder: Path) -> Path:
-    """The folder, or the nearest one above it that is there."""
-    return next(place for place in (folder, *folder.parents) if place.is_dir())
+    """Return the folder, or its nearest existing parent."""
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def _room(name: str, folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
-    detail = f"{size(free)} are free where the {name} {'are' if name.endswith('s') else 'is'} ({folder})."
+    detail = f"{file_size(free)} are free where the {name} {'are' if name.endswith('s') else 'is'} ({folder})."
     if free < _NEARLY_FULL_BYTES:
         cure = "Make room: a turn that finds no room anywhere is kept in memory only."
         return Finding("disk", "fail" if free < _FULL_BYTES else "warn", detail, cure)

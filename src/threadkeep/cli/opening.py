@@ -1,30 +1,59 @@
-"""How commands come to the memory: the settings are read once, the database is opened directly, not by HTTP."""
+"""Access to the memory for commands: settings are read once, and the database is opened directly, not over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextvars import ContextVar
+from functools import wraps
+from inspect import iscoroutinefunction
 from typing import TYPE_CHECKING, Any
 
 from threadkeep.cli.problems import NotDone
+from threadkeep.cli.terminal import terminal
 
 if TYPE_CHECKING:
-    from threadkeep.cli.terminal import Terminal
-    from threadkeep.history.memory import Memory
+    from threadkeep.app import App
+    from threadkeep.history.all_sessions import AllSessions
+    from threadkeep.history.session import Session
+    from threadkeep.memory import Memory
+    from threadkeep.observe import Observer
+    from threadkeep.records import SessionInfo
     from threadkeep.runs.service import RunService
     from threadkeep.settings import Settings
+    from threadkeep.store.session_list import TableSessions
+
+chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=None)
+"""The URL of `--database`; it takes precedence over THREADKEEP_DATABASE_URL."""
+
+
+def command_settings(**overrides: object) -> Settings:
+    """Return the settings of the environment, with the database of `--database`; None overrides nothing.
+
+    Raises:
+        InvalidSettings: the settings are invalid.
+    """
+    # Importing pydantic takes a tenth of a second, which `--help` does not need.
+    from threadkeep.settings import load_settings
+
+    given = {"database_url": chosen_database.get(), **overrides}
+    return load_settings(**{name: value for name, value in given.items() if value is not None})
 
 
 def run[T](work: Coroutine[Any, Any, T]) -> T:
-    """The result of a command's work, in a loop of its own.
+    """Run a command's coroutine in its own event loop and return its result.
 
     Raises:
-        KeyboardInterrupt: the work was told to end, by whatever signal.
+        KeyboardInterrupt: a signal stopped the work.
     """
     import asyncio
+    import gc
     import logging
 
-    # What libraries log has no place among the sentences on stderr; `serve` sets its own log up.
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
+    # Library logs must not mix with the sentences on stderr; `serve` configures its own log.
     logging.getLogger().addHandler(logging.NullHandler())
     try:
         return asyncio.run(work)
@@ -32,21 +61,31 @@ def run[T](work: Coroutine[Any, Any, T]) -> T:
         raise KeyboardInterrupt from None
 
 
+def synchronous(command: Callable[..., object]) -> Callable[..., object]:
+    """Return a command that runs a coroutine function in its own event loop; other functions stay as they are."""
+    if not iscoroutinefunction(command):
+        return command
+
+    @wraps(command)
+    def running(**arguments: object) -> object:
+        return run(command(**arguments))
+
+    return running
+
+
 @asynccontextmanager
 async def opened_memory() -> AsyncIterator[Memory]:
-    """The memory that the settings name, for a command that is soon done: nothing goes on in the background.
+    """Open the configured memory for a short command, without background work.
 
-    Of a session or a run that is not there the error says in which database.
+    The error for a missing session or run names the database.
 
     Raises:
-        InvalidSettings: the settings cannot be used.
-        StoreUnavailable: the database does not answer.
+        InvalidSettings: the settings are invalid.
+        StoreUnavailable: the database does not respond.
     """
-    # pydantic and the store take most of a second: `--help` does without them.
-    from threadkeep.history.opening import open_memory
-    from threadkeep.settings import load_settings
+    from threadkeep.memory import open_memory
 
-    settings = load_settings()
+    settings = command_settings()
     url = settings.database_url.get_secret_value()
     async with open_memory(url, options=settings.memory_options(background=False)) as memory:
         with naming_the_database(settings):
@@ -54,49 +93,99 @@ async def opened_memory() -> AsyncIterator[Memory]:
 
 
 @asynccontextmanager
-async def opened_runs(terminal: Terminal, *, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
-    """The runs of the database that the settings name.
+async def opened_sessions() -> AsyncIterator[AllSessions]:
+    """Open the sessions of the configured memory, wherever they are stored."""
+    from threadkeep.history.all_sessions import AllSessions
 
-    A command that waits for its run and `works` is like a worker meanwhile: what another process left of the run may be
-    in the queue, before it. One that leaves its run to others takes none.
+    async with opened_memory() as memory:
+        yield AllSessions(memory)
+
+
+@asynccontextmanager
+async def opened_session(session_id: str, user_id: str | None) -> AsyncIterator[tuple[Session, SessionInfo]]:
+    """Open a session of the configured memory, with its metadata.
 
     Raises:
-        NotDone: a run is to be carried out by others, and the database is seen by nobody else.
+        SessionNotFound: the session does not exist, or this user may not see it.
     """
-    from threadkeep.settings import load_settings
+    async with opened_sessions() as sessions:
+        yield await sessions.find(session_id, user_id=user_id)
 
-    settings = load_settings()
-    if in_background:
-        check_others_see(settings)
+
+@asynccontextmanager
+async def opened_tables() -> AsyncIterator[TableSessions | None]:
+    """Open the table of sessions alone; None if some sessions are stored elsewhere or the schema is out of date.
+
+    In that case a memory is needed, whose imports take longer than a whole short command.
+    """
+    from threadkeep.environment import plain_database
+    from threadkeep.store.driver import StoreOptions
+    from threadkeep.store.migrations import known_migrations, schema_version
+    from threadkeep.store.opening import open_database
+    from threadkeep.store.session_list import TableSessions
+
+    options, transcripts = StoreOptions(), "tables"
+    if (address := plain_database(chosen_database.get())) is None:
+        settings = command_settings()
+        address, options, transcripts = settings.database, settings.store_options(), settings.transcripts
+    async with open_database(address, options) as driver:
+        sessions = TableSessions(driver)
+        current = await schema_version(driver) == known_migrations(driver.backend)[-1][0]
+        yield sessions if current and transcripts == "tables" and await sessions.are_all() else None
+
+
+@asynccontextmanager
+async def opened_app(settings: Settings, *, works: bool, observers: Sequence[Observer] = ()) -> AsyncIterator[App]:
+    """Open everything that the settings name; with `works` this process executes queued runs."""
     async with AsyncExitStack() as stack:
         with terminal.waiting("Opening"):
+            # This imports LangChain and LangGraph, which takes some seconds on a slow machine.
             from threadkeep.app import open_app
 
-            app = await stack.enter_async_context(
-                open_app(settings, works=works and not in_background, channel="other")
-            )
+            app = await stack.enter_async_context(open_app(settings, observers=observers, works=works, channel="other"))
+        yield app
+
+
+@asynccontextmanager
+async def opened_runs(*, in_background: bool, works: bool = True) -> AsyncIterator[RunService]:
+    """Open the runs of the configured database.
+
+    A command with `works` waits for its run and acts as a worker meanwhile: queued runs of other processes may be
+    ahead of it. Without `works` it executes no runs.
+
+    Raises:
+        NotDone: other processes should execute a run, but they cannot see the database.
+    """
+    settings = command_settings()
+    if in_background:
+        check_others_see(settings)
+    async with opened_app(settings, works=works and not in_background) as app:
+        with terminal.waiting("Opening"):
             service = await app.runs.service()
         with naming_the_database(settings):
             yield service
 
 
 def check_others_see(settings: Settings) -> None:
-    """Refuse a database that is gone with this process, where others are to see what is in it.
+    """Reject an in-memory database if other processes must see its content.
 
     Raises:
-        NotDone: the sentence says which variable names a lasting one.
+        NotDone: the sentence names the variable for a permanent database.
     """
     if settings.database.path is None and settings.database.dsn is None:
-        raise NotDone("A database in memory has no queue for other processes: name another in THREADKEEP_DATABASE_URL.")
+        raise NotDone(
+            "A database in memory has no queue for other processes: name another with --database, or in "
+            "THREADKEEP_DATABASE_URL."
+        )
 
 
 @contextmanager
 def naming_the_database(settings: Settings) -> Iterator[None]:
-    """Say in which database a session or a run is not, where one is missed inside the block."""
+    """Add the name of the database to errors about missing sessions or runs in the block."""
     from threadkeep.errors import RunNotFound, SessionNotFound
 
     try:
         yield
     except (RunNotFound, SessionNotFound) as error:
-        error.add_note(f"Here is {settings.database}; THREADKEEP_DATABASE_URL chooses another.")
+        error.add_note(f"Here is {settings.database}; --database or THREADKEEP_DATABASE_URL chooses another.")
         raise

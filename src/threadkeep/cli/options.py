@@ -1,14 +1,224 @@
-"""The options that several commands have, each described once."""
+"""Options shared by several commands."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from urllib.parse import quote
 
 import typer
+from typer._coercion import RuntimeParam, build_runtime_param
+from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
 
-AsJson = Annotated[bool, typer.Option("--json", help="Answer as JSON, for programs.")]
+from threadkeep.cli.opening import chosen_database, command_settings
+from threadkeep.cli.problems import WrongUse
+from threadkeep.cli.terminal import json_chosen
+
+if TYPE_CHECKING:
+    from typer._click import Context
+    from typer.core import _TyperParameter
+
+    from threadkeep.records import Json
+
+HELP_NAMES = ("-h", "--help")
+PREVIOUS = "previous"
+"""The value of a bare `--diff`."""
+
+_COMPLETION_SECONDS = 2.0
+_PAYLOAD_BYTES = 2_097_152
+
+type Cursor = tuple[datetime, str]
+
+
+def session_ids(incomplete: str) -> list[str]:
+    """Return the ids with this prefix for the shell, newest activity first; empty if they cannot be read."""
+    import asyncio
+
+    try:
+        return asyncio.run(_session_ids(incomplete))
+    except Exception:  # noqa: BLE001 - whatever is wrong, a person who types wants no traceback between the words
+        return []
+
+
+async def _session_ids(beginning: str) -> list[str]:
+    import asyncio
+
+    from threadkeep.store.driver import StoreOptions
+    from threadkeep.store.opening import open_database
+    from threadkeep.store.statements import load_statements
+
+    options = StoreOptions(lock_timeout_seconds=_COMPLETION_SECONDS, pool_timeout_seconds=_COMPLETION_SECONDS)
+    sql = load_statements("completion.sql")
+    async with (
+        asyncio.timeout(_COMPLETION_SECONDS),
+        open_database(command_settings().database, options, read_only=True) as driver,
+        driver.reading() as connection,
+    ):
+        rows = await connection.fetch(sql["session_ids"], {"beginning": beginning})
+    return [str(session_id) for (session_id,) in rows]
+
+
 UserId = Annotated[str | None, typer.Option("--user", metavar="ID", help="This user's sessions only.")]
-SessionIdArgument = Annotated[str, typer.Argument(metavar="SESSION", help="The session's id, such as telegram:123.")]
-RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
-RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only if this user asked for it.")]
+SessionIdArgument = Annotated[
+    str,
+    typer.Argument(metavar="SESSION", help="The session's id, such as telegram:123.", autocompletion=session_ids),
+]
+Limit = Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")]
+CursorOption = Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where the last list ended.")]
+ViewOption = Annotated[
+    Literal["active", "history"], typer.Option("--view", help="Without superseded messages, or all of them.")
+]
 Confirmed = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+
+
+def with_whole_options(arguments: Sequence[str]) -> list[str]:
+    """Return the arguments with a value for a bare `--diff`; typer does not support optional values."""
+    whole: list[str] = []
+    for position, word in enumerate(arguments):
+        whole.append(word)
+        following = arguments[position + 1] if position + 1 < len(arguments) else ""
+        if word == "--diff" and not following.isdigit():
+            whole.append(PREVIOUS)
+    return whole
+
+
+def one_of[T: str](option: str, text: str | None, allowed: Sequence[T]) -> T | None:
+    """Return the value of an option; None if it was not given.
+
+    Raises:
+        WrongUse: the option does not allow the value.
+    """
+    for value in allowed:
+        if value == text:
+            return value
+    if text is None:
+        return None
+    raise WrongUse(f"{option} is one of {', '.join(allowed)}.")
+
+
+def write_cursor(cursor: Cursor | None) -> str | None:
+    """Return the cursor as an argument of a command; None stays None."""
+    return None if cursor is None else f"{cursor[0].isoformat()}~{cursor[1]}"
+
+
+def read_cursor(text: str | None) -> Cursor | None:
+    """Return the cursor that `write_cursor` wrote.
+
+    Raises:
+        WrongUse: the text is not a cursor.
+    """
+    if text is None:
+        return None
+    moment, separator, key = text.partition("~")
+    try:
+        found = datetime.fromisoformat(moment)
+    except ValueError:
+        found = None
+    if not separator or found is None or found.tzinfo is None:
+        raise WrongUse("This is no cursor; take the one that the last list gave.")
+    return found, key
+
+
+def read_payload(path: str) -> dict[str, Any]:
+    """Return the JSON object in a file; `-` is stdin.
+
+    Raises:
+        WrongUse: the file does not contain a JSON object.
+    """
+    if path == "-":
+        data = sys.stdin.buffer.read(_PAYLOAD_BYTES + 1)
+    else:
+        with Path(path).open("rb") as file:
+            data = file.read(_PAYLOAD_BYTES + 1)
+    try:
+        value = json.loads(data.decode("utf-8-sig"))
+    except (ValueError, RecursionError):
+        raise WrongUse("The payload is no JSON in UTF-8; give a file with one JSON object.") from None
+    if len(data) > _PAYLOAD_BYTES or not isinstance(value, dict):
+        raise WrongUse("The payload is a JSON object of at most 2 MiB; put what the channel delivers into one.")
+    return value
+
+
+def json_or_text(text: str) -> Json:
+    """Return the text parsed as JSON, or the text itself."""
+    try:
+        value: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return value
+
+
+def with_common_options(application: typer.Typer) -> TyperGroup:
+    """Return the commands of an application, with `--database` added to each, and `--json` to each with a result."""
+    group = get_command(application)
+    assert isinstance(group, TyperGroup)  # noqa: S101 - for the type checker
+    options = {option.name: option for option in get_command(_common()).params if isinstance(option, TyperOption)}
+    for option in options.values():
+        option.expose_value = False
+    _add(group, options["database"], options["as_json"])
+    return group
+
+
+class _Conversion(RuntimeParam):
+    """A conversion of values that imports pydantic only for those that are neither texts nor defaults."""
+
+    def _coerce_value(self, value: Any, param: _TyperParameter, ctx: Context) -> Any:
+        if value == param.default or (self.annotation in (str, str | None) and isinstance(value, str)):
+            return value
+        return build_runtime_param(param.type_descriptor).coerce(value, param, ctx)
+
+
+def _add(command: TyperCommand | TyperGroup, database: TyperOption, as_json: TyperOption) -> None:
+    command.params.append(database)
+    inner = command.commands.values() if isinstance(command, TyperGroup) else ()
+    if not isinstance(command, TyperGroup) or (command.name and command.invoke_without_command):
+        command.params.append(as_json)
+    for parameter in command.get_params(typer.Context(command, help_option_names=list(HELP_NAMES))):
+        if isinstance(parameter, TyperOption | TyperArgument):
+            descriptor = parameter.type_descriptor
+            conversion = _Conversion(descriptor.parameter_info, descriptor.annotation)
+            parameter._runtime_param = conversion  # noqa: SLF001 - typer has no option for it
+    for one in inner:
+        if isinstance(one, TyperCommand | TyperGroup):
+            _add(one, database, as_json)
+
+
+def _common() -> typer.Typer:
+    """Return an application with the options as typer creates them; their values do not go to the command."""
+    application = typer.Typer()
+
+    @application.command()
+    def _(
+        database: Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL",
+                callback=_choose_database,
+                help="The database, or the path of a SQLite file, in place of THREADKEEP_DATABASE_URL.",
+            ),
+        ] = None,
+        as_json: Annotated[
+            bool, typer.Option("--json", callback=_choose_json, help="Answer as JSON, for programs.")
+        ] = False,
+    ) -> None: ...
+
+    return application
+
+
+def _choose_json(value: bool) -> None:
+    json_chosen.set(value)
+
+
+def _choose_database(value: str | None) -> None:
+    if value is None:
+        return
+    from threadkeep.store.address import parse_address
+
+    url = value if "://" in value else f"sqlite:///{quote(str(Path(value).expanduser().absolute()))}"
+    parse_address(url, variable="--database")
+    chosen_database.set(url)

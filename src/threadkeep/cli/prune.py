@@ -1,36 +1,38 @@
-"""`threadkeep sessions prune`: archive and delete what is beyond the limits, or say what would go."""
+"""`threadkeep sessions prune` and `runs prune`: archive and delete what is beyond the limits, or show a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, Confirmed, UserId
+from threadkeep.cli.opening import command_settings, opened_memory
+from threadkeep.cli.options import Confirmed, UserId, session_ids
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.pruning import MOST_SHOWN, ask_before_deleting, round_of_pruning
-from threadkeep.cli.terminal import Terminal
-from threadkeep.cli.wording import counted
+from threadkeep.cli.terminal import Reach, counted, relative, terminal
+from threadkeep.errors import StoreError
+from threadkeep.records import Retention, RetentionLimits
 
 if TYPE_CHECKING:
+    from threadkeep.history.memory import Memory
     from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
-    from threadkeep.records import Retention
+    from threadkeep.history.run_retention import PrunedRuns, RunRetention
+    from threadkeep.store.runs.retention import FinishedTree
+
+_MOST_SHOWN = 50
+_CHECKPOINTS_AT_ONCE = 50
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")]
 
 
-@dataclass(frozen=True)
-class _Scope:
-    """Which limits hold for which sessions; without `rules` those of the settings do."""
-
-    rules: Retention | None
-    sessions: tuple[str, ...]
-    user: str | None
-
-
-def prune_sessions(
-    sessions: Annotated[list[str] | None, typer.Argument(metavar="[SESSION…]", help="Only these sessions.")] = None,
+async def prune_sessions(
+    sessions: Annotated[
+        list[str] | None, typer.Argument(metavar="[SESSION…]", help="Only these sessions.", autocompletion=session_ids)
+    ] = None,
     *,
     delete: Annotated[
         bool | None, typer.Option("--delete/--archive", help="What becomes of messages beyond the limits below.")
@@ -38,45 +40,91 @@ def prune_sessions(
     max_age_days: Annotated[float | None, typer.Option(help="Messages stored longer ago go.")] = None,
     max_messages: Annotated[int | None, typer.Option(help="Only so many of the newest stay.")] = None,
     max_idle_days: Annotated[float | None, typer.Option(help="Sessions that were idle for longer go.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")] = False,
+    dry_run: DryRun = False,
     vacuum: Annotated[bool, typer.Option("--vacuum", help="Give the room back to the disk (SQLite).")] = False,
     user: UserId = None,
     confirmed: Confirmed = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Archive or delete what is beyond the limits: those given here, or else those of the settings.
+    """Archive or delete messages beyond the limits: those given here, or else those of the settings.
 
     Sessions that have limits of their own keep to those. Broken off, it can simply be begun again.
     """
-    terminal = Terminal(as_json=as_json)
-    scope = _Scope(_rules(delete, max_age_days, max_messages, max_idle_days), tuple(sessions or ()), user)
-    plan = run(_plan(terminal, scope))
-    if dry_run:
-        _tell_plan(terminal, plan)
-        return
-    total = _total(plan)
-    if total.deleted.sessions and not confirmed:
-        ask_before_deleting(terminal, f"{_amount(total.deleted)}{_whole(total)}")
-    done, vacuumed = run(_prune(terminal, scope, total, vacuum=vacuum))
-    if as_json:
+    from threadkeep.history.all_retention import AllRetention
+    from threadkeep.history.pruning import Pruned
+
+    rules = _rules(delete, RetentionLimits(max_age_days, max_messages, max_idle_days))
+    async with opened_memory() as memory:
+        retention, chosen = AllRetention(memory), tuple(sessions or ())
+        with terminal.waiting("Looking for what is beyond the limits"):
+            plan = [removal async for removal in retention.plan(rules, session_ids=chosen, user_id=user)]
+        total = _total(plan)
+        if dry_run:
+            _show_plan(plan, total)
+            return
+        _confirm_deletion(f"{_amount(total.deleted)}{_whole(total)}", confirmed or not total.deleted.sessions)
+        with _pruning(total.messages, _words(Pruned())) as reach:
+            done = await retention.prune(
+                rules, session_ids=chosen, user_id=user, told=lambda done: reach(done.messages, _words(done))
+            )
+        vacuumed = False
+        if vacuum:
+            with terminal.waiting("Giving the room back to the disk"):
+                vacuumed = await memory.retention.give_back_room()
+    if terminal.as_json:
         terminal.json({"dry_run": False, **done.to_dict(), "vacuumed": vacuumed})
     else:
-        _tell(terminal, done, vacuum=vacuum, vacuumed=vacuumed)
+        _show_result(done, vacuum=vacuum, vacuumed=vacuumed)
     if done.busy:
         raise typer.Exit(1)
 
 
-def _rules(
-    delete: bool | None, max_age_days: float | None, max_messages: int | None, max_idle_days: float | None
-) -> Retention | None:
-    """The limits of the command itself; None without any.
+async def prune_runs(
+    *,
+    older_than: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="DAYS", help="Runs that ended longer ago; else as the settings say."),
+    ] = None,
+    set_aside_older_than: Annotated[
+        float | None, typer.Option(min=0, metavar="DAYS", help="Also those that are set aside and ended longer ago.")
+    ] = None,
+    dry_run: DryRun = False,
+    confirmed: Confirmed = False,
+) -> None:
+    """Delete old finished runs with their traces; messages stay in the sessions.
+
+    A run goes with all below it, or stays. Broken off, it can simply be begun again.
+    """
+    from threadkeep.history.run_retention import PrunedRuns
+
+    async with opened_memory() as memory:
+        rules = _run_rules(memory.run_retention.rules, older_than, set_aside_older_than)
+        with terminal.waiting("Looking for runs that are over for long"):
+            plan = [tree async for tree in memory.run_retention.plan(rules)]
+        total = PrunedRuns(len(plan), sum(tree.runs for tree in plan), sum(tree.events for tree in plan))
+        if dry_run:
+            _show_run_plan(plan, total)
+            return
+        _confirm_deletion(_run_words(total), confirmed or not plan)
+        with _pruning(total.runs, _run_words(PrunedRuns())) as reach:
+            done = await memory.run_retention.prune(rules, told=lambda done: reach(done.runs, _run_words(done)))
+        with terminal.waiting("Removing their checkpoints"):
+            await _remove_checkpoints(memory, rules)
+    if terminal.as_json:
+        terminal.json({"dry_run": False, **done.to_dict()})
+    else:
+        terminal.say(f"Deleted {_run_words(done)}." if done.runs or done.versions else "No run is over for so long.")
+        if done.busy:
+            terminal.error(f"{counted(done.busy, 'tree')} were busy and stay as they are; prune again to go on.")
+    if done.busy:
+        raise typer.Exit(1)
+
+
+def _rules(delete: bool | None, limits: RetentionLimits) -> Retention | None:
+    """Return the limits given on the command line; None if there are none.
 
     Raises:
-        WrongUse: there are limits without what becomes of messages beyond them, or the other way round.
+        WrongUse: limits and the action for messages beyond them are not given together.
     """
-    from threadkeep.records import Retention, RetentionLimits
-
-    limits = RetentionLimits(max_age_days, max_messages, max_idle_days)
     if limits.nothing and delete is None:
         return None
     if delete is None:
@@ -86,36 +134,51 @@ def _rules(
     return Retention(delete=limits) if delete else Retention(archive=limits)
 
 
-async def _plan(terminal: Terminal, scope: _Scope) -> list[PlannedRemoval]:
-    from threadkeep.history.all_retention import AllRetention
-
-    async with opened_memory() as memory:
-        with terminal.waiting("Looking for what is beyond the limits"):
-            return [
-                removal
-                async for removal in AllRetention(memory).plan(
-                    scope.rules, session_ids=scope.sessions, user_id=scope.user
-                )
-            ]
+def _run_rules(rules: RunRetention, older_than: float | None, set_aside_older_than: float | None) -> RunRetention:
+    if older_than is not None:
+        # Runs that are set aside are kept at least as long.
+        aside = rules.keep_set_aside_days
+        rules = replace(rules, keep_days=older_than, keep_set_aside_days=aside and max(aside, older_than))
+    if set_aside_older_than is not None:
+        rules = replace(rules, keep_set_aside_days=set_aside_older_than)
+    return rules
 
 
-async def _prune(terminal: Terminal, scope: _Scope, total: Pruned, *, vacuum: bool) -> tuple[Pruned, bool]:
-    """Do it, with progress; the room is given back after it."""
-    from threadkeep.history.all_retention import AllRetention
-    from threadkeep.history.pruning import Pruned
+async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
+    """Delete checkpoints as the next maintenance of a service or a worker would."""
+    cutoffs, records = rules.cutoffs(memory.clock()), memory.runs.records
+    if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
+        return
+    from threadkeep.app import create_checkpointer
+    from threadkeep.runs.progress.progress import RunCheckpoints
 
-    async with opened_memory() as memory:
-        with round_of_pruning(terminal, total.messages, _words(Pruned())) as reach:
-            done = await AllRetention(memory).prune(
-                scope.rules,
-                session_ids=scope.sessions,
-                user_id=scope.user,
-                told=lambda done: reach(done.messages, _words(done)),
-            )
-        if not vacuum:
-            return done, False
-        with terminal.waiting("Giving the room back to the disk"):
-            return done, await memory.retention.give_back_room()
+    async with create_checkpointer(command_settings()) as saver:
+        checkpoints = RunCheckpoints(records, saver)
+        while await checkpoints.remove_before(cutoffs.before, limit=_CHECKPOINTS_AT_ONCE):
+            pass
+
+
+def _confirm_deletion(what: str, confirmed: bool) -> None:
+    refusal = "Deleting is for good: say --yes to do it without being asked, or --dry-run to see what goes."
+    terminal.confirm(f"Delete {what}, for good?", refusal, confirmed=confirmed)
+
+
+@contextmanager
+def _pruning(total: int, nothing: str) -> Iterator[Reach]:
+    """Show the progress of the pruning in the block, also if it is interrupted; `nothing` replaces empty progress."""
+    so_far = nothing
+
+    def note_progress(done: int, words: str) -> None:
+        nonlocal so_far
+        so_far = words
+        reach(done, words)
+
+    try:
+        with terminal.progress("Pruning", total or None) as reach:
+            yield note_progress
+    except (StoreError, asyncio.CancelledError):
+        terminal.note(f"Broken off: {so_far}. Prune again to go on; nothing is half done.")
+        raise
 
 
 def _total(plan: Sequence[PlannedRemoval]) -> Pruned:
@@ -132,8 +195,7 @@ def _total(plan: Sequence[PlannedRemoval]) -> Pruned:
     return total
 
 
-def _tell_plan(terminal: Terminal, plan: Sequence[PlannedRemoval]) -> None:
-    total = _total(plan)
+def _show_plan(plan: Sequence[PlannedRemoval], total: Pruned) -> None:
     if terminal.as_json:
         terminal.json({"dry_run": True, **total.to_dict(), "sessions": [asdict(removal) for removal in plan]})
         return
@@ -148,20 +210,39 @@ def _tell_plan(terminal: Terminal, plan: Sequence[PlannedRemoval]) -> None:
             f"{removal.messages:,}",
             f"{removal.tokens:,}",
         )
-        for removal in plan[:MOST_SHOWN]
+        for removal in plan[:_MOST_SHOWN]
     ]
     terminal.table(["session", "what", "seq", "messages", "tokens"], rows, right=["messages", "tokens"])
-    if len(plan) > MOST_SHOWN:
-        terminal.note(f"And {len(plan) - MOST_SHOWN:,} more; --json has all.")
+    _note_rest(len(plan))
     terminal.say(f"Would be {_words(total)}. Nothing was changed.")
 
 
-def _tell(terminal: Terminal, done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
-    if done.archived.sessions or done.deleted.sessions:
-        words = _words(done)
-        terminal.say(f"{words[:1].upper()}{words[1:]}.")
-    else:
-        terminal.say("Nothing is beyond the limits.")
+def _show_run_plan(plan: Sequence[FinishedTree], total: PrunedRuns) -> None:
+    if terminal.as_json:
+        counts = {"trees": total.trees, "runs": total.runs, "events": total.events}
+        terminal.json({"dry_run": True, **counts, "root_run_ids": [tree.root_run_id for tree in plan]})
+        return
+    if not plan:
+        terminal.say("No run is over for so long.")
+        return
+    rows = [
+        (tree.root_run_id, tree.workflow, tree.status, relative(tree.ended_at), f"{tree.runs:,}", f"{tree.events:,}")
+        for tree in plan[:_MOST_SHOWN]
+    ]
+    terminal.table(["run", "workflow", "status", "ended", "runs", "events"], rows, right=["runs", "events"])
+    _note_rest(len(plan))
+    terminal.say(f"Would be deleted: {_run_words(total)}. Nothing was changed.")
+
+
+def _note_rest(count: int) -> None:
+    if count > _MOST_SHOWN:
+        terminal.note(f"And {count - _MOST_SHOWN:,} more; --json has all.")
+
+
+def _show_result(done: Pruned, *, vacuum: bool, vacuumed: bool) -> None:
+    words = _words(done)
+    changed = done.archived.sessions or done.deleted.sessions
+    terminal.say(f"{words[:1].upper()}{words[1:]}." if changed else "Nothing is beyond the limits.")
     if vacuumed:
         terminal.say("The file has shrunk to what it holds.")
     elif vacuum:
@@ -171,13 +252,19 @@ def _tell(terminal: Terminal, done: Pruned, *, vacuum: bool, vacuumed: bool) -> 
 
 
 def _words(done: Pruned) -> str:
-    """What was done, or would be, in words."""
+    """Return the result or the plan in words."""
     parts = []
     if done.archived.sessions:
         parts.append(f"archived {_amount(done.archived)}")
     if done.deleted.sessions:
         parts.append(f"deleted {_amount(done.deleted)}{_whole(done)}")
     return "; ".join(parts) or "nothing yet"
+
+
+def _run_words(done: PrunedRuns) -> str:
+    runs, events = counted(done.runs, "run"), counted(done.events, "event")
+    versions = f", {counted(done.versions, 'unused version')} of workflows" if done.versions else ""
+    return f"{runs} ({events}) of {counted(done.trees, 'tree')}{versions}"
 
 
 def _amount(amount: Amount) -> str:

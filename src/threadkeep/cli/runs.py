@@ -1,31 +1,56 @@
-"""`threadkeep runs`: list, show, tree, trace, cancel; what needs nobody to carry a run out."""
+"""`threadkeep runs` and `workflows run`: looks at runs, and starts, answers, retries and cancels them."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
-from threadkeep.cli.cursors import Cursor, read_cursor, write_cursor
-from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, RunIdArgument, RunUser
+from threadkeep.cli.opening import command_settings, opened_memory, opened_runs
+from threadkeep.cli.options import (
+    CursorOption,
+    Limit,
+    json_or_text,
+    one_of,
+    read_cursor,
+    read_payload,
+    write_cursor,
+)
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.terminal import terminal
+from threadkeep.errors import InvalidInput, RunNotFound
+from threadkeep.records.runs import DOUBLE_TEXTING, RUN_STATUSES, RunBudget, RunQuery
 
 if TYPE_CHECKING:
     from threadkeep.history.memory import Memory
-    from threadkeep.records.runs import Run, RunEvent, RunStatus, TokenUsage
+    from threadkeep.records import Json
+    from threadkeep.records.runs import Run
+    from threadkeep.runs.intake import Mode
+    from threadkeep.runs.service import RunService
+
+    type Change = Callable[[RunService, Mode], Awaitable[None]]
 
 commands = typer.Typer(
     help="The runs of workflows: list, show, stop, answer or retry them.", no_args_is_help=True, rich_markup_mode=None
 )
 
+RunIdArgument = Annotated[str, typer.Argument(metavar="RUN", help="The run's id.")]
+RunUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Only if this user asked for it.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Carry it out here, and show what it says.")]
+
+
+class _Payload(NamedTuple):
+    """The fields of a payload, under the names that expressions of the workflow use."""
+
+    inputs: Mapping[str, Json] = {}
+    results: Mapping[str, Json] = {}
+    user_context: Mapping[str, Json] = {}
+
 
 @commands.command("list")
-def list_runs(
+async def list_runs(
     *,
     status: Annotated[str | None, typer.Option(metavar="STATUS", help="Only those that stand so.")] = None,
     workflow: Annotated[str | None, typer.Option(metavar="NAME", help="Only those of this workflow.")] = None,
@@ -34,180 +59,262 @@ def list_runs(
     set_aside: Annotated[
         bool, typer.Option("--set-aside", help="Only those that failed too often and wait to be tried again.")
     ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where the last list ended.")] = None,
-    as_json: AsJson = False,
+    limit: Limit = 50,
+    cursor: CursorOption = None,
 ) -> None:
     """List runs, the newest first, children among them."""
-    from threadkeep.records.runs import RunQuery
+    from threadkeep.cli.run_output import show_runs
+    from threadkeep.runs.views import RunSummary
 
     query = RunQuery(
-        status=None if status is None else _status_named(status),
+        status=one_of("--status", status, RUN_STATUSES),
         workflow=workflow,
         session_id=session,
         user_id=user,
         set_aside=True if set_aside else None,
         limit=limit,
-        cursor=None if cursor is None else read_cursor(cursor),
+        cursor=read_cursor(cursor),
     )
-
-    async def listing() -> tuple[Sequence[Run], Cursor | None]:
-        async with opened_memory() as memory:
-            return await memory.runs.records.runs(query)
-
-    found, following = run(listing())
-    text = None if following is None else write_cursor(following)
-    chosen = bool(status or workflow or session or user or set_aside)
-    _show_list(Terminal(as_json=as_json), found, text, nothing="such runs" if chosen else "runs yet")
-
-
-def _show_list(terminal: Terminal, found: Sequence[Run], following: str | None, *, nothing: str) -> None:
-    """Show a page of runs; without one, that there are `nothing`."""
-    from threadkeep.cli.run_drawing import show_runs
-    from threadkeep.cli.run_values import summary_values
-
+    async with opened_memory() as memory:
+        found, following = await memory.runs.records.runs(query)
     if terminal.as_json:
-        terminal.json({"runs": [summary_values(one) for one in found], "next_cursor": following})
-        return
-    if not found:
-        terminal.note(f"There are no {nothing}.")
-        return
-    show_runs(terminal, found, datetime.now(UTC))
-    if following is not None:
-        terminal.note(f"More: threadkeep runs list --cursor {following}")
+        runs = [RunSummary.of(run).model_dump() for run in found]
+        terminal.json({"runs": runs, "next_cursor": write_cursor(following)})
+    elif not found:
+        chosen = status or workflow or session or user or set_aside
+        terminal.note("There are no such runs." if chosen else "There are no runs yet.")
+    else:
+        show_runs(found)
+        terminal.more("threadkeep runs list --cursor", write_cursor(following))
 
 
 @commands.command("show")
-def show_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = False) -> None:
-    """Show a run: how it stands, what it said or asks, what it took with its children."""
-    from threadkeep.cli.run_values import run_values
+async def show_run(run_id: RunIdArgument, user: RunUser = None) -> None:
+    """Show a run: its status, its answer or questions, and its usage including children."""
+    from threadkeep.cli import run_output
+    from threadkeep.runs.kept_answers import with_answer
 
-    async def showing() -> tuple[Run, Sequence[TokenUsage]]:
-        from threadkeep.runs.kept_answers import with_answer
-
-        async with opened_memory() as memory:
-            found = await with_answer(memory, await _seen(memory, run_id, user))
-            return found, await memory.runs.trace.usage(run_id)
-
-    found, usages = run(showing())
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        terminal.json(run_values(found, usages))
-        return
-    from threadkeep.cli import run_drawing
-
-    run_drawing.show_run(terminal, found, usages, datetime.now(UTC))
+    async with opened_memory() as memory:
+        found = await with_answer(memory, await _find(memory, run_id, user))
+        usages = await memory.runs.trace.usage(run_id)
+    run_output.show_run(found, usages)
 
 
 @commands.command("tree")
-def show_tree(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = False) -> None:
-    """Show the whole tree that a run is in: its parents, its children, and theirs."""
-    from threadkeep.cli.run_values import summary_values
+async def show_tree(run_id: RunIdArgument, user: RunUser = None) -> None:
+    """Show the whole tree of a run: its ancestors and descendants."""
+    from threadkeep.cli import run_output
 
-    async def showing() -> tuple[Sequence[Run], dict[str, Sequence[TokenUsage]]]:
-        async with opened_memory() as memory:
-            await _seen(memory, run_id, user)
-            found = await memory.runs.records.tree(run_id)
-            usage = memory.runs.trace.usage
-            return found, {one.run_id: await usage(one.run_id, with_children=False) for one in found}
-
-    found, usages = run(showing())
-    taken = {key: sum(one.tokens for one in each) for key, each in usages.items()}
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        rows = [{**summary_values(one), "tokens": taken[one.run_id]} for one in found]
-        terminal.json({"root_run_id": found[0].root_run_id, "runs": rows})
-        return
-    from threadkeep.cli import run_drawing
-
-    run_drawing.show_tree(terminal, found, taken, datetime.now(UTC), chosen=run_id)
+    async with opened_memory() as memory:
+        await _find(memory, run_id, user)
+        found = await memory.runs.records.tree(run_id)
+        trace = memory.runs.trace
+        usages = {one.run_id: await trace.usage(one.run_id, with_children=False) for one in found}
+    run_output.show_tree(found, usages, chosen=run_id)
 
 
 @commands.command("trace")
-def show_trace(
+async def show_trace(
     run_id: RunIdArgument,
     after: Annotated[int, typer.Option(min=0, metavar="N", help="Only events after this number.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many at most.")] = 200,
     user: RunUser = None,
-    as_json: AsJson = False,
 ) -> None:
-    """Show what happened in a run, a line for each event. It holds what was said."""
-    from threadkeep.cli.run_values import event_values
+    """Show the events of a run, a line each. They contain messages' text."""
+    from threadkeep.cli import run_output
+    from threadkeep.runs.views import RunEventBody
 
-    async def showing() -> tuple[Run, Sequence[RunEvent]]:
-        async with opened_memory() as memory:
-            found = await _seen(memory, run_id, user)
-            return found, await memory.runs.trace.events(run_id, after=after, limit=limit)
-
-    found, events = run(showing())
+    async with opened_memory() as memory:
+        found = await _find(memory, run_id, user)
+        events = await memory.runs.trace.events(run_id, after=after, limit=limit)
     following = events[-1].number if len(events) == limit else None
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        values = [event_values(event) for event in events]
+    if terminal.as_json:
+        values = [RunEventBody.of(event).model_dump() for event in events]
         terminal.json({"run_id": run_id, "events": values, "next_after": following})
         return
-    from threadkeep.cli import run_drawing
-
-    run_drawing.show_trace(terminal, found, events)
+    run_output.show_trace(found, events)
     if not events:
         terminal.note(f"Nothing happened in it{' after that' if after else ' yet'}: it is {found.status}.")
-    if following is not None:
-        terminal.note(f"More: threadkeep runs trace {run_id} --after {following}")
+    terminal.more(f"threadkeep runs trace {run_id} --after", following)
 
 
 @commands.command("cancel")
-def cancel_run(run_id: RunIdArgument, user: RunUser = None, as_json: AsJson = False) -> None:
-    """Stop a run and all below it, in whatever process they are."""
-
-    async def cancelling() -> tuple[list[str], Run]:
-        async with opened_memory() as memory:
-            await _seen(memory, run_id, user)
-            stopped = await memory.runs.request_cancel(run_id)
-            await _begin_what_waited(memory, stopped)
-            return stopped, await _seen(memory, run_id, user)
-
-    stopped, found = run(cancelling())
-    terminal = Terminal(as_json=as_json)
-    if as_json:
+async def cancel_run(run_id: RunIdArgument, user: RunUser = None) -> None:
+    """Cancel a run and all its descendants, in any process."""
+    stopped, found = await _cancel(run_id, user)
+    if terminal.as_json:
         terminal.json({"run_ids": stopped})
     elif not stopped:
         terminal.note(f"Nothing is left to stop: run {run_id} is {found.status}.")
     else:
         below = f", with {len(stopped) - 1} below it" if len(stopped) > 1 else ""
-        later = "" if found.over else "; the process that carries it out ends it within two seconds"
-        terminal.say(f"{run_id} is {'cancelled' if found.over else 'being stopped'}{below}{later}.")
+        soon = "the process that executes it ends it within two seconds"
+        later = soon if found.status == "running" else "it ends when the turns before it are over"
+        state = "cancelled" if found.over else "being stopped"
+        terminal.say(f"{run_id} is {state}{below}{'' if found.over else f'; {later}'}.")
 
 
-async def _begin_what_waited(memory: Memory, stopped: Sequence[str]) -> None:
-    """Have the turns begin that were behind runs which were still in the queue: nobody carries those to an end."""
-    sessions: dict[str, None] = {}
+async def run_workflow(
+    name: Annotated[str, typer.Argument(metavar="WORKFLOW", help="The workflow's name.")],
+    message: Annotated[str, typer.Argument(metavar="[MESSAGE]", help="What the user says.")] = "",
+    *,
+    session: Annotated[
+        str | None, typer.Option(metavar="ID", help="The session; the user's last, or a new one.")
+    ] = None,
+    user: Annotated[str | None, typer.Option(metavar="ID", help="Who speaks.")] = None,
+    message_id: Annotated[
+        str | None, typer.Option(metavar="ID", help="The message's own id: the same again is the same run.")
+    ] = None,
+    payload: Annotated[
+        str | None, typer.Option(metavar="FILE", help="What starts the run, a JSON object; - is stdin.")
+    ] = None,
+    double_texting: Annotated[
+        str | None,
+        typer.Option(metavar="POLICY", help="If a turn goes on: enqueue, interrupt, reject, coalesce or rollback."),
+    ] = None,
+    background: Annotated[
+        bool, typer.Option("--background", help="Leave it to a service or a worker, and do not wait.")
+    ] = False,
+) -> None:
+    """Run a workflow and show its output as it arrives. Ctrl-C stops the run.
+
+    Exits with 1 if it failed or was stopped.
+    """
+    given = _Payload() if payload is None else _parts(read_payload(payload))
+    policy = one_of("--double-texting", double_texting, DOUBLE_TEXTING)
+    async with opened_runs(in_background=background) as service:
+        from threadkeep.cli.run_output import follow, show_queued
+        from threadkeep.runs.requests import RunRequest
+        from threadkeep.store.codec import clean_text
+
+        request = RunRequest(
+            workflow=name,
+            text=clean_text(message),
+            session_id=session,
+            user_id=user,
+            message_id=message_id,
+            inputs=given.inputs,
+            results=given.results,
+            user_context=given.user_context,
+            trigger="cli",
+            stream=not (background or terminal.as_json),
+            double_texting=policy,
+        )
+        submitted = await service.submit(request, mode="background" if background else "wait")
+        if background:
+            await show_queued(service, submitted.run_id, user)
+            return
+        origins = {"new": "", "known": ", which was asked for before", "joined": ", which another message began"}
+        origin = origins[submitted.outcome]
+        terminal.note(f"Run {submitted.run_id}{origin}, in session {submitted.session_id}.")
+        if not await follow(service, submitted.run_id, user):
+            raise typer.Exit(1)
+
+
+@commands.command("resume")
+async def resume_run(
+    run_id: RunIdArgument,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The answer: JSON, or else text as it is.")],
+    user: RunUser = None,
+    wait: Wait = False,
+) -> None:
+    """Answer the question of a waiting run. For several questions, pass a JSON object by their ids."""
+
+    async def answer(service: RunService, mode: Mode) -> None:
+        await service.resume(run_id, json_or_text(value), user_id=user, mode=mode)
+
+    await _change(run_id, user, answer, wait=wait)
+
+
+@commands.command("retry")
+async def retry_run(
+    run_id: RunIdArgument,
+    *,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, max=2**53 - 1, metavar="N", help="Tokens that it may take in all.")
+    ] = None,
+    max_cost: Annotated[float | None, typer.Option(metavar="COST", help="What it may cost in all.")] = None,
+    user: RunUser = None,
+    wait: Wait = False,
+) -> None:
+    """Retry a failed, cancelled or interrupted run from where it stopped.
+
+    One that used up its budget needs a larger one: --max-tokens or --max-cost.
+    """
+    budget = RunBudget(max_tokens, max_cost)
+
+    async def retry(service: RunService, mode: Mode) -> None:
+        await service.retry(run_id, user_id=user, mode=mode, budget=budget)
+
+    await _change(run_id, user, retry, wait=wait)
+
+
+async def _change(run_id: str, user: str | None, change: Change, *, wait: bool) -> None:
+    """Change a stopped run and continue it: here, or in a worker on this database."""
+    works = wait and await _waits_for_others(run_id)
+    async with opened_runs(in_background=not wait, works=works) as service:
+        from threadkeep.cli.run_output import follow, show_queued
+
+        await change(service, "wait" if wait else "background")
+        if not wait:
+            await show_queued(service, run_id, user)
+        elif not await follow(service, run_id, user):
+            raise typer.Exit(1)
+
+
+async def _waits_for_others(run_id: str) -> bool:
+    """Return True if the run would have to wait for another turn of its conversations, perhaps without a worker."""
+    async with opened_memory() as memory:
+        found = await memory.runs.run(run_id)
+        return found is not None and await memory.runs.order.is_beside_others(found.root_run_id)
+
+
+async def _cancel(run_id: str, user: str | None) -> tuple[list[str], Run]:
+    """Return the ids of the runs that were cancelled, and the run."""
+    async with opened_memory() as memory:
+        if not (await _find(memory, run_id, user)).unbegun:
+            stopped = await memory.runs.request_cancel(run_id)
+            await _begin_following(memory, stopped)
+            return stopped, await _find(memory, run_id, user)
+    # Its message was accepted: later questions of the session must see it.
+    async with opened_runs(in_background=True) as service:
+        stopped = await service.cancel(run_id, user_id=user)
+        return stopped, await service.run(run_id, user_id=user)
+
+
+async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
+    """Start the turns that were queued behind the stopped runs, because no worker finishes those."""
+    following: dict[str, None] = {}
     for run_id in stopped:
         run = await memory.runs.run(run_id)
-        if run is not None and run.over and run.arrival is not None and run.session_id is not None:
-            sessions[run.session_id] = None
-    following = [await memory.runs.order.next_of(session_id) for session_id in sessions]
-    if waiting := [run_id for run_id in following if run_id is not None]:
-        from threadkeep.errors import InvalidInput
-        from threadkeep.runs.engine.waking import wake
-        from threadkeep.settings import load_settings
+        if run is not None and run.over:
+            following |= dict.fromkeys(await memory.runs.order.following(run_id))
+    if waiting := list(following):
+        from threadkeep.runs.engine.opening import wake
 
-        with contextlib.suppress(InvalidInput):  # without an engine here, others see to them in half a minute
-            await wake(load_settings().database, waiting)
+        with contextlib.suppress(InvalidInput):  # without an engine here, workers start them within half a minute
+            await wake(command_settings().database, waiting)
 
 
-async def _seen(memory: Memory, run_id: str, user: str | None) -> Run:
-    from threadkeep.errors import RunNotFound
-
+async def _find(memory: Memory, run_id: str, user: str | None) -> Run:
     found = await memory.runs.run(run_id)
     if found is None or (user is not None and found.user_id != user):
         raise RunNotFound(run_id)
     return found
 
 
-def _status_named(text: str) -> RunStatus:
-    from threadkeep.records.runs import RUN_STATUSES
+def _parts(payload: Mapping[str, Json]) -> _Payload:
+    """Return the parts of a payload: its `inputs`, `results` and `user_context`, or the whole payload as inputs.
 
-    for status in RUN_STATUSES:
-        if status == text:
-            return status
-    raise WrongUse(f"--status is one of {', '.join(RUN_STATUSES)}.")
+    Raises:
+        WrongUse: one of them is not an object.
+    """
+    if not any(name in payload for name in _Payload._fields):
+        return _Payload(payload)
+    given: dict[str, Mapping[str, Json]] = {}
+    for name in _Payload._fields:
+        part = payload.get(name, {})
+        if not isinstance(part, Mapping):
+            raise WrongUse(f"{name} of the payload is a JSON object; put what it holds into one.")
+        given[name] = part
+    return _Payload(**given)

@@ -1,43 +1,152 @@
-"""`threadkeep serve`: the HTTP service, until Ctrl-C or SIGTERM."""
+"""`threadkeep serve` and `worker`: the HTTP service and the worker, which run until Ctrl-C or SIGTERM; and `bench`."""
 
 from __future__ import annotations
 
+import asyncio
 import io
+import logging
+import signal
+import statistics
 import sys
-from typing import Annotated
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+from uuid import uuid4
 
 import typer
 
-from threadkeep.cli.opening import run
-from threadkeep.cli.options import AsJson
-from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.opening import check_others_see, command_settings, opened_app, opened_memory
+from threadkeep.cli.terminal import Reach, terminal
+from threadkeep.records import Message
+from threadkeep.version import __version__
+
+if TYPE_CHECKING:
+    from threadkeep.history.session import Session
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_WARM_UP = 5
+_QUESTION = "Which of the two trains arrives earlier, and from which platform does it leave? "
+_ANSWER = "The one at nine arrives earlier, a quarter of an hour before the other; it leaves from platform seven. " * 3
+
+type _Measured = tuple[str, float, float]
+"""An operation, and its median and 95th percentile in milliseconds."""
 
 
-def serve_http(
+async def serve_http(
     host: Annotated[str | None, typer.Option(help="Address to listen on, in place of THREADKEEP_HOST.")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port, in place of THREADKEEP_PORT; 0 takes a free one.")
     ] = None,
-    as_json: AsJson = False,
 ) -> None:
     """Start the HTTP service.
 
     Ctrl-C or SIGTERM stops it when the turns that run are done. With --json it logs JSON lines.
     """
-    from threadkeep.settings import load_settings
-
-    given = {"host": host, "port": port, "log_json": True if as_json else None}
-    settings = load_settings(**{name: value for name, value in given.items() if value is not None})
-    with Terminal(as_json=as_json).waiting("Starting"):
-        # FastAPI, LangChain and LangGraph: some seconds on a slow machine.
+    settings = command_settings(host=host, port=port, log_json=True if terminal.as_json else None)
+    with terminal.waiting("Starting"):
+        # Importing FastAPI, LangChain and LangGraph takes some seconds on a slow machine.
         from threadkeep.web.service import serve
 
-    run(serve(settings, output=_Announcement() if as_json else sys.stdout))
+    await serve(settings, output=_Announcement() if terminal.as_json else sys.stdout)
 
 
 class _Announcement(io.StringIO):
-    """Says as one JSON object what the service says when it is up."""
+    """A stream that converts the service's start message into a JSON object."""
 
     def write(self, text: str, /) -> int:
-        Terminal(as_json=True).json({"announcement": text.splitlines()})
+        terminal.json({"announcement": text.splitlines()})
         return len(text)
+
+
+async def work() -> None:
+    """Execute queued runs, and runs abandoned by other processes; `serve` does so too.
+
+    Ctrl-C or SIGTERM stops it when the runs at work are done. With --json it logs JSON lines.
+    """
+    settings = command_settings(log_json=True if terminal.as_json else None)
+    check_others_see(settings)
+
+    from threadkeep.observe.log import LogObserver, configure_logging
+    from threadkeep.settings import unknown_variables
+
+    configure_logging(settings.log_level, json=settings.log_json)
+    for sentence in unknown_variables():
+        logging.getLogger("threadkeep.worker").warning(sentence)
+    with _stop_signals() as stop:
+        async with opened_app(settings, works=True, observers=[LogObserver()]) as app:
+            await app.runs.service()
+            started = f"Threadkeep {__version__} carries out the runs of {settings.database} (Ctrl+C stops it)"
+            if terminal.as_json:
+                terminal.json({"announcement": [started]})
+            else:
+                terminal.say(started)
+            await stop.wait()
+            seconds = f"{settings.shutdown_timeout:g} seconds"
+            terminal.note(f"It stops: runs at work get {seconds} to end, then others go on with them.")
+
+
+@contextmanager
+def _stop_signals() -> Iterator[asyncio.Event]:
+    """Yield an event that the first stop signal sets. A second Ctrl-C ends the process; other workers take over."""
+    loop, stopped = asyncio.get_running_loop(), asyncio.Event()
+
+    def stop() -> None:
+        stopped.set()
+        remove_handlers()
+
+    def remove_handlers() -> None:
+        for number in _SIGNALS:
+            loop.remove_signal_handler(number)
+
+    for number in _SIGNALS:
+        loop.add_signal_handler(number, stop)
+    try:
+        yield stopped
+    finally:
+        remove_handlers()
+
+
+async def bench(
+    turns: Annotated[int, typer.Option(min=10, max=100_000, help="How many turns to append.")] = 200,
+) -> None:
+    """Measure how fast the memory is here.
+
+    Appends turns to a session of its own, reads them, and deletes the session at the end.
+    """
+    database = str(command_settings().database)
+    async with opened_memory() as memory:
+        session = memory.session(f"bench:{uuid4()}")
+        try:
+            with terminal.progress("Measuring", 3 * turns) as reach:
+                results = await _measure(session, turns, reach)
+        finally:
+            await session.delete()
+    if terminal.as_json:
+        rows = [{"name": name, "median_ms": median, "p95_ms": p95, "rounds": turns} for name, median, p95 in results]
+        terminal.json({"database": database, "results": rows})
+        return
+    cells = [(name, f"{median:.2f}", f"{p95:.2f}", f"{turns:,}") for name, median, p95 in results]
+    terminal.table(["operation", "median ms", "p95 ms", "rounds"], cells, right=["median ms", "p95 ms", "rounds"])
+    terminal.note(f"On {database}, one caller at a time; the session is deleted again.")
+
+
+async def _measure(session: Session, turns: int, reach: Reach) -> list[_Measured]:
+    turn = [Message(role="user", content=_QUESTION), Message(role="assistant", content=_ANSWER)]
+    operations: list[tuple[str, Callable[[], Awaitable[object]]]] = [
+        ("append a turn of two messages", lambda: session.append(turn)),
+        ("tail(20)", lambda: session.tail(20)),
+        ("window(20 messages, 4000 tokens)", lambda: session.window(20, 4000)),
+    ]
+    results: list[_Measured] = []
+    for number, (name, operation) in enumerate(operations):
+        for _ in range(_WARM_UP):
+            await operation()
+        times: list[float] = []
+        for done in range(turns):
+            started = time.perf_counter()
+            await operation()
+            times.append((time.perf_counter() - started) * 1000)
+            reach(number * turns + done + 1, name)
+        results.append((name, statistics.median(times), statistics.quantiles(times, n=20)[-1]))
+    return results

@@ -1,22 +1,28 @@
-"""`threadkeep sessions`: list, show, search, reset, delete."""
+"""`threadkeep sessions`: lists, shows, searches, resets and deletes sessions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from threadkeep.cli.cursors import Cursor, read_cursor, write_cursor
-from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, Confirmed, SessionIdArgument, UserId
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Terminal, first_words, harmless
-from threadkeep.cli.wording import counted, relative
+from threadkeep.cli.opening import opened_session, opened_sessions, opened_tables
+from threadkeep.cli.options import (
+    Confirmed,
+    CursorOption,
+    Limit,
+    SessionIdArgument,
+    UserId,
+    ViewOption,
+    read_cursor,
+    session_ids,
+    write_cursor,
+)
+from threadkeep.cli.terminal import counted, escape, first_words, relative, terminal, typed
 
 if TYPE_CHECKING:
-    from threadkeep.records import Message, SearchResult, SessionInfo
+    from threadkeep.records import Message, SessionInfo
 
 commands = typer.Typer(
     help="List, show, search, export, import, prune, reset or delete them.", no_args_is_help=True, rich_markup_mode=None
@@ -27,218 +33,179 @@ _STYLES = {"user": "bold cyan", "assistant": "bold green", "system": "bold magen
 
 
 @commands.command("list")
-def list_sessions(
+async def list_sessions(
     user: UserId = None,
     query: Annotated[str | None, typer.Option(help="Only those with this text in title, last message or id.")] = None,
     active: Annotated[
         bool | None, typer.Option("--active/--inactive", help="Only active ones, or only others.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many at most.")] = 50,
-    cursor: Annotated[str | None, typer.Option(metavar="CURSOR", help="Go on where the last list ended.")] = None,
-    as_json: AsJson = False,
+    limit: Limit = 50,
+    cursor: CursorOption = None,
 ) -> None:
     """List sessions, newest activity first."""
-    from threadkeep.history.all_sessions import AllSessions
-    from threadkeep.store.transcripts import SessionQuery
+    from threadkeep.store.session_list import SessionQuery, sessions_page
 
-    wanted = SessionQuery(user, query, active, limit, None if cursor is None else read_cursor(cursor))
-
-    async def listing() -> tuple[Sequence[SessionInfo], Cursor | None]:
-        async with opened_memory() as memory:
-            return await AllSessions(memory).page(wanted)
-
-    infos, following = run(listing())
-    text = None if following is None else write_cursor(following)
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        terminal.json({"sessions": [_session_values(info) for info in infos], "next_cursor": text})
+    wanted = SessionQuery(user, query, active, limit, read_cursor(cursor))
+    damaged: Sequence[str] = ()
+    async with opened_tables() as tables:
+        page = None if tables is None else await sessions_page(tables, wanted)
+    if page is None:
+        async with opened_sessions() as sessions:
+            page = await sessions.page(wanted)
+            damaged = sorted({error.session_id for error in await sessions.damaged(user)})
+    infos, following = page
+    if terminal.as_json:
+        values = {"sessions": [session_values(info) for info in infos], "next_cursor": write_cursor(following)}
+        terminal.json({**values, **({"damaged": damaged} if damaged else {})})
     elif not infos:
         terminal.note("There are no such sessions." if user or query or cursor else "There are no sessions yet.")
     else:
-        _show_sessions(terminal, infos)
-        if text is not None:
-            terminal.note(f"More: threadkeep sessions list --cursor {text}")
+        rows = [
+            (
+                info.session_id,
+                info.user_id or "",
+                first_words(info.title or "", _WORDS),
+                first_words(info.last_message or "", _WORDS),
+                f"{info.message_count:,}",
+                relative(info.updated_at) + ("" if info.active else ", inactive"),
+            )
+            for info in infos
+        ]
+        terminal.table(["session", "user", "title", "last message", "messages", "activity"], rows, right=["messages"])
+        terminal.more("threadkeep sessions list --cursor", write_cursor(following))
+    _name_damaged(damaged)
 
 
 @commands.command("show")
-def show_session(
+async def show_session(
     session: SessionIdArgument,
     user: UserId = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many messages at most.")] = 50,
     before: Annotated[int | None, typer.Option(min=1, metavar="SEQ", help="Only messages before this one.")] = None,
-    as_json: AsJson = False,
+    view: ViewOption = "active",
 ) -> None:
     """Show the newest messages of a session, oldest first."""
-    from threadkeep.history.all_sessions import AllSessions
-
-    async def showing() -> tuple[SessionInfo, tuple[Message, ...], int | None]:
-        async with opened_memory() as memory:
-            handle, info = await AllSessions(memory).find(session, user_id=user)
-            page = await handle.page(before=before, limit=limit)
-            return info, page.messages, page.next_before
-
-    info, messages, older = run(showing())
-    terminal = Terminal(as_json=as_json)
-    if as_json:
+    async with opened_session(session, user) as (handle, info):
+        page = await handle.page(before=before, limit=limit, view=view)
+    messages, older = page.messages, page.next_before
+    if terminal.as_json:
         values = [message.to_dict() for message in messages]
-        terminal.json({**_session_values(info), "messages": values, "count": len(values), "next_before": older})
+        terminal.json({**session_values(info), "messages": values, "count": len(values), "next_before": older})
         return
     if older is not None:
-        terminal.note(f"Older: threadkeep sessions show {session} --before {older}")
+        options = f"--before {older}" + (" --view history" if view == "history" else "")
+        terminal.note(f"Older: threadkeep sessions show {typed(session, options)}")
+    last = info.deleted_seq if older is None else older - 1
     for message in messages:
-        if message.seq == info.archived_seq + 1 and info.archived_seq > info.deleted_seq:
+        seq = message.seq or 0
+        if last <= info.archived_seq < seq and info.archived_seq > info.deleted_seq:
             terminal.note("── archived until here ──")
-        if message.seq == info.reset_seq + 1 and info.reset_seq:
+        if last <= info.reset_seq < seq and info.reset_seq:
             terminal.note("── reset ──")
-        _show_message(terminal, message)
-    if info.reset_seq and info.reset_seq == info.last_seq:
+        _show_message(message)
+        last = seq
+    if info.reset_seq >= last and info.reset_seq and before is None:
         terminal.note("── reset ──")
 
 
 @commands.command("search")
-def search_messages(
+async def search_messages(
     query: Annotated[str, typer.Argument(help="Words that a message must all have.")],
     user: UserId = None,
     limit: Annotated[int, typer.Option(min=1, max=200, help="How many at most.")] = 10,
-    as_json: AsJson = False,
 ) -> None:
     """Find messages by their words, best first."""
-    from threadkeep.history.all_sessions import AllSessions
-
-    async def searching() -> SearchResult:
-        async with opened_memory() as memory:
-            return await AllSessions(memory).search(query, user_id=user, limit=limit)
-
-    result = run(searching())
-    hits = result.hits
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        found = [{"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in hits]
-        terminal.json({"hits": found, "unindexed": result.unindexed})
-    elif not hits:
+    async with opened_sessions() as sessions:
+        result = await sessions.search(query, user_id=user, limit=limit)
+    if terminal.as_json:
+        found = [
+            {"session_id": key, "score": score, "message": message.to_dict()} for key, message, score in result.hits
+        ]
+        damaged = {"damaged": result.damaged} if result.damaged else {}
+        terminal.json({"hits": found, "unindexed": result.unindexed, **damaged})
+    elif not result.hits:
         terminal.note("No message has all these words.")
     else:
-        now = datetime.now(UTC)
         rows = [
-            (key, str(message.seq), message.role, _around(message.content, query), _ago(message.created_at, now))
-            for key, message, _ in hits
+            (key, str(message.seq), message.role, _around(message.content, query), relative(message.created_at))
+            for key, message, _ in result.hits
         ]
         terminal.table(["session", "seq", "role", "message", "when"], rows, right=["seq"])
     if result.unindexed:
         missing = counted(result.unindexed, "message")
         terminal.note(f"Not all was searched: the index still lacks {missing}. `threadkeep migrate` fills it.")
+    _name_damaged(result.damaged)
 
 
 @commands.command("reset")
-def reset_session(session: SessionIdArgument, user: UserId = None, as_json: AsJson = False) -> None:
-    """Let later windows of a session start afresh; its transcript stays."""
-    from threadkeep.history.all_sessions import AllSessions
-
-    async def resetting() -> SessionInfo:
-        async with opened_memory() as memory:
-            handle, _ = await AllSessions(memory).find(session, user_id=user)
-            await handle.reset()
-            return await handle.info()
-
-    info = run(resetting())
-    terminal = Terminal(as_json=as_json)
-    if as_json:
-        terminal.json(_session_values(info))
+async def reset_session(session: SessionIdArgument, user: UserId = None) -> None:
+    """Exclude all earlier messages from later windows; the transcript stays."""
+    async with opened_session(session, user) as (handle, _):
+        await handle.reset()
+        info = await handle.info()
+    if terminal.as_json:
+        terminal.json(session_values(info))
     else:
         terminal.say(f"{session} starts afresh after message {info.reset_seq}; its transcript stays.")
 
 
 @commands.command("delete")
-def delete_sessions(
-    sessions: Annotated[list[str], typer.Argument(metavar="SESSION…", help="The ids of the sessions.")],
+async def delete_sessions(
+    sessions: Annotated[
+        list[str], typer.Argument(metavar="SESSION…", help="The ids of the sessions.", autocompletion=session_ids)
+    ],
     user: UserId = None,
     confirmed: Confirmed = False,
-    as_json: AsJson = False,
 ) -> None:
-    """Delete sessions with all their messages, for good."""
-    from threadkeep.history.all_sessions import AllSessions
-
-    terminal = Terminal(as_json=as_json)
-    if not confirmed:
-        _ask_before_deleting(terminal, sessions)
-
-    async def deleting() -> tuple[list[str], list[str]]:
-        async with opened_memory() as memory:
-            outcomes = {key: await AllSessions(memory).erase(key, user_id=user) for key in sessions}
-        return [key for key, gone in outcomes.items() if gone], [key for key, gone in outcomes.items() if not gone]
-
-    deleted, missing = run(deleting())
-    if as_json:
-        terminal.json({"deleted": deleted, "not_found": missing})
-    for key in [] if as_json else deleted:
-        terminal.say(f"{key} is deleted.")
-    for key in [] if as_json else missing:
-        terminal.error(f"There is no session {key} here; list what there is with: threadkeep sessions list")
+    """Delete sessions with all their messages, permanently."""
+    terminal.confirm(
+        f"Delete {', '.join(sessions)} with all messages, for good?",
+        "Deleting is for good: say --yes to do it without being asked.",
+        confirmed=confirmed,
+    )
+    async with opened_sessions() as everything:
+        outcomes = {key: await everything.erase(key, user_id=user) for key in sessions}
+    missing = [key for key, gone in outcomes.items() if not gone]
+    if terminal.as_json:
+        terminal.json({"deleted": [key for key, gone in outcomes.items() if gone], "not_found": missing})
+    else:
+        for key in outcomes:
+            if key in missing:
+                terminal.error(f"There is no session {key} here; list what there is with: threadkeep sessions list")
+            else:
+                terminal.say(f"{key} is deleted.")
     if missing:
         raise typer.Exit(1)
 
 
-def _ask_before_deleting(terminal: Terminal, sessions: Sequence[str]) -> None:
-    if not terminal.interactive:
-        raise WrongUse("Deleting is for good: say --yes to do it without being asked.")
-    typer.confirm(f"Delete {', '.join(sessions)} with all messages, for good?", abort=True, err=True)
-
-
-def _session_values(info: SessionInfo) -> dict[str, object]:
+def session_values(info: SessionInfo) -> dict[str, object]:
+    """Return the metadata of a session for JSON; a namespace only if it has one."""
     return {
-        "session_id": info.session_id,
-        "user_id": info.user_id,
-        "title": info.title,
-        "last_message": info.last_message,
-        "message_count": info.message_count,
-        "last_seq": info.last_seq,
-        "reset_seq": info.reset_seq,
-        "archived_seq": info.archived_seq,
-        "deleted_seq": info.deleted_seq,
-        "active": info.active,
-        "tags": list(info.tags),
-        "metadata": dict(info.metadata),
-        "created_at": info.created_at.isoformat(),
-        "updated_at": info.updated_at.isoformat(),
-        **({"namespace": list(info.namespace)} if info.namespace else {}),
+        name: value for name, value in vars(info).items() if name != "retention" and (name, value) != ("namespace", ())
     }
 
 
-def _show_sessions(terminal: Terminal, infos: Sequence[SessionInfo]) -> None:
-    now = datetime.now(UTC)
-    rows = [
-        (
-            info.session_id,
-            harmless(info.user_id or ""),
-            first_words(info.title or "", _WORDS),
-            first_words(info.last_message or "", _WORDS),
-            f"{info.message_count:,}",
-            relative(info.updated_at, now) + ("" if info.active else ", inactive"),
-        )
-        for info in infos
-    ]
-    terminal.table(["session", "user", "title", "last message", "messages", "activity"], rows, right=["messages"])
-
-
-def _show_message(terminal: Terminal, message: Message) -> None:
-    from rich.text import Text
-
-    told = [f"#{message.seq}", _ago(message.created_at, datetime.now(UTC))]
-    told += [message.status] if message.status != "complete" else []
-    told += [f"confidence {message.confidence:g}"] if message.confidence is not None else []
-    told += ["escalated"] if message.escalated else []
-    head = Text.assemble((message.role, _STYLES[message.role]), "  ", (" · ".join(told), "dim"))
-    terminal.say(head)
-    terminal.say(harmless(message.content))
+def _show_message(message: Message) -> None:
+    facts = [f"#{message.seq}", relative(message.created_at)]
+    facts += [message.status] if message.status != "complete" else []
+    facts += [f"confidence {message.confidence:g}"] if message.confidence is not None else []
+    facts += ["escalated"] if message.escalated else []
+    if message.superseded_at is not None:
+        facts.append(f"superseded by {message.superseded_by}" if message.superseded_by else "superseded")
+    speaker = f"{message.role} {message.author}" if message.author else message.role
+    terminal.say((speaker, _STYLES[message.role]), "  ", (" · ".join(facts), "dim"))
+    terminal.say(message.content)
     terminal.say()
 
 
+def _name_damaged(session_ids: Sequence[str]) -> None:
+    if session_ids:
+        names = escape(", ".join(session_ids))
+        terminal.note(f"Passed over, since an item in the graph store cannot be read: {names}. Details: doctor.")
+
+
 def _around(content: str, query: str) -> str:
-    """The part of a text where the first word of a query is."""
-    place = content.lower().find(query.lower().split()[0]) if query.split() else 0
-    start = max(place - _WORDS // 2, 0)
+    """Return the part of a text around the first word of a query."""
+    position = content.lower().find(query.lower().split()[0]) if query.split() else 0
+    start = max(position - _WORDS // 2, 0)
     return ("…" if start else "") + first_words(content[start:], 2 * _WORDS)
-
-
-def _ago(moment: datetime | None, now: datetime) -> str:
-    return "" if moment is None else relative(moment, now)

@@ -1,112 +1,305 @@
-"""What a command shows: tables and lines for people, JSON for programs, and what is only said by the way on stderr."""
+"""Output of commands: lines, tables and progress for people, JSON for programs, and notes on stderr."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TextIO
 
+import typer
+
+from threadkeep.cli.problems import WrongUse
+
+# Importing rich takes a tenth of a second, which pipes and JSON do not need.
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
+json_chosen: ContextVar[bool] = ContextVar("json_chosen", default=False)
+"""True if the command was called with `--json`."""
+
+LINE_SECONDS = 2.0
+"""Seconds between two lines of progress outside a terminal."""
+
 _PIPE_WIDTH = 160
 _LEAST_COLUMN = 20
-# All control characters but tab and newline: people's words must not steer the terminal.
+# All control characters except tab and newline: message text must not control the terminal.
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
-
-def harmless(text: str) -> str:
-    """The text without what would steer a terminal."""
-    return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
-
-
-def first_words(text: str, characters: int) -> str:
-    """The beginning of a text on one line."""
-    line = " ".join(harmless(text[: 4 * characters]).split())
-    return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
+type Styled = str | tuple[str, str]
+"""A text, or a text and its rich style."""
+type Reach = Callable[[int, str], None]
+"""Reports the progress in units of the total, and in words."""
 
 
 class Terminal:
-    """Stdout and stderr of a command. With `as_json`, stdout gets JSON only and nothing is said by the way."""
+    """The stdout and stderr of a command. With `--json`, stdout gets only JSON and notes are suppressed."""
 
-    def __init__(self, *, as_json: bool = False) -> None:
-        self.as_json = as_json
+    def __init__(self) -> None:
+        self._consoles: dict[str, Console] = {}
 
-    @cached_property
-    def out(self) -> Console:
-        """Stdout as rich draws on it."""
-        return _console(stderr=False)
-
-    @cached_property
-    def err(self) -> Console:
-        """Stderr as rich draws on it."""
-        return _console(stderr=True)
+    @property
+    def as_json(self) -> bool:
+        """True if the output is for programs."""
+        return json_chosen.get()
 
     @property
     def interactive(self) -> bool:
-        """Whether a person sits at both ends."""
+        """True if both stdin and stdout are a terminal."""
         return sys.stdin.isatty() and sys.stdout.isatty() and not self.as_json
 
-    def json(self, value: Mapping[str, Any] | Sequence[Any]) -> None:
-        """One JSON document on one line."""
-        utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-        print(json.dumps(value, ensure_ascii=not utf8), flush=True)  # noqa: T201 - rich would wrap it
+    @property
+    def out(self) -> Console:
+        """The rich console on stdout."""
+        return self._console("out", sys.stdout)
 
-    def say(self, text: str | Text = "", *, style: str = "") -> None:
-        """A line on stdout, as it is: wrapped by the terminal and by nobody else."""
-        self.out.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+    @property
+    def err(self) -> Console:
+        """The rich console on stderr."""
+        return self._console("err", sys.stderr)
+
+    @property
+    def width(self) -> int:
+        """The characters in a line of stdout; outside a terminal some more than usual."""
+        return self.out.width if sys.stdout.isatty() else _PIPE_WIDTH
+
+    def json(self, value: object) -> None:
+        """Print a JSON document on one line."""
+        print(dump(value, sys.stdout), flush=True)  # noqa: T201 - rich would wrap it
+
+    def say(self, *parts: Styled, style: str = "", end: str = "\n") -> None:
+        """Print a line on stdout without wrapping it."""
+        self._print(parts, style, sys.stdout, end)
+
+    def note(self, text: str) -> None:
+        """Print a note on stderr."""
+        if not self.as_json:
+            self._print([text], "dim", sys.stderr)
+
+    def error(self, sentence: str) -> None:
+        """Print an error sentence on stderr."""
+        self._print([sentence], "red", sys.stderr)
+
+    def more(self, command: str, following: object) -> None:
+        """Print the command for the next page, if there is one."""
+        if following is not None:
+            self.note(f"More: {command} {following}")
 
     def labelled(self, label: str, text: str, *, style: str = "") -> None:
-        """A line with a label; on a terminal it is wrapped between words, in a column of its own beside the label."""
-        from rich.text import Text
-
-        if not self.out.is_terminal:
+        """Print a line with a label; on a terminal, the text is wrapped in a column beside the label."""
+        if not sys.stdout.isatty():
             self.say(label + text, style=style)
             return
-        room = max(self.out.width - len(label), _LEAST_COLUMN)
-        for line in Text(text).wrap(self.out, room):
+        for line in _text([text]).wrap(self.out, max(self.out.width - len(label), _LEAST_COLUMN)):
             self.say(label + line.plain.rstrip(), style=style)
             label = " " * len(label)
 
-    def table(self, columns: Sequence[str], rows: Sequence[Sequence[str | Text]], *, right: Sequence[str] = ()) -> None:
-        """A table without frames; what is too long for its column is folded, never cut off."""
+    def table(self, columns: Sequence[str], rows: Sequence[Sequence[Styled]], *, right: Sequence[str] = ()) -> None:
+        """Print a table without frames. On a terminal long cells are folded; no cell is truncated."""
+        if not sys.stdout.isatty():
+            _print_aligned([columns, *rows], [name in right for name in columns])
+            return
         from rich.table import Table
-        from rich.text import Text
 
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for name in columns:
             table.add_column(name, justify="right" if name in right else "left", overflow="fold")
         for row in rows:
-            table.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
+            table.add_row(*(_text([cell]) for cell in row))
         self.out.print(table)
+
+    def confirm(self, question: str, refusal: str, *, confirmed: bool) -> None:
+        """Ask for confirmation unless it was given on the command line.
+
+        Raises:
+            WrongUse: there is no terminal to ask on; the sentence is `refusal`.
+            typer.Abort: the user declined.
+        """
+        if confirmed:
+            return
+        if not self.interactive:
+            raise WrongUse(refusal)
+        typer.confirm(escape(question), abort=True, err=True)
+
+    def text(self, *parts: Styled) -> Text:
+        """Return a rich text of the parts."""
+        return _text(parts)
 
     @contextmanager
     def waiting(self, words: str) -> Iterator[None]:
-        """A spinner on stderr while the block runs; nothing where stderr is no terminal."""
-        if self.as_json or not self.err.is_terminal:
+        """Show a spinner on stderr while the block runs, if stderr is a terminal."""
+        if self.as_json or not sys.stderr.isatty():
             yield
             return
         with self.err.status(words):
             yield
 
-    def note(self, text: str) -> None:
-        """Something said by the way, on stderr."""
-        if not self.as_json:
-            self.err.print(text, style="dim", markup=False, highlight=False, soft_wrap=True)
+    @contextmanager
+    def progress(self, title: str, total: int | None, *, every: bool = False) -> Iterator[Reach]:
+        """Show the progress of the work in the block: a bar on a terminal, otherwise lines on stderr.
 
-    def error(self, sentence: str) -> None:
-        """One sentence of what went wrong, on stderr."""
-        self.err.print(harmless(sentence), style="red", markup=False, highlight=False, soft_wrap=True)
+        The lines are some seconds apart, so that a log shows activity without being flooded; with `every` there is one
+        for each report.
+        """
+        if self.as_json:
+            yield lambda done, words: None
+        elif not sys.stderr.isatty():
+            yield _ProgressLines(self, title, total, 0 if every else LINE_SECONDS).reach
+        else:
+            from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+            words = TextColumn("{task.fields[words]}", style="dim")
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                words,
+                TimeRemainingColumn(),
+            )
+            with Progress(*columns, console=self.err, transient=True) as bar:
+                task = bar.add_task(title, total=total, words="")
+                yield lambda done, words: bar.update(task, completed=done, words=words)
+
+    def _print(self, parts: Sequence[Styled], style: str, stream: TextIO, end: str = "\n") -> None:
+        if stream.isatty():
+            console = self.out if stream is sys.stdout else self.err
+            console.print(_text(parts), style=style, markup=False, highlight=False, soft_wrap=True, end=end)
+        else:
+            print("".join(map(plain, parts)), file=stream, end=end, flush=True)
+
+    def _console(self, name: str, stream: TextIO) -> Console:
+        """Return the console on a stream: one at a time, because a spinner and lines share it."""
+        from rich.console import Console
+
+        if name not in self._consoles or self._consoles[name].file is not stream:
+            self._consoles[name] = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
+        return self._consoles[name]
 
 
-def _console(*, stderr: bool) -> Console:
-    # rich takes a tenth of a second, which `--version` and JSON do without.
-    from rich.console import Console
+class _ProgressLines:
+    """Lines of progress with a least time between them."""
 
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, emoji=False)
+    def __init__(self, terminal: Terminal, title: str, total: int | None, seconds: float) -> None:
+        self._terminal = terminal
+        self._title = title
+        self._total = total
+        self._seconds = seconds
+        self._next = time.monotonic() + seconds
+
+    def reach(self, done: int, words: str) -> None:
+        if time.monotonic() < self._next and done != self._total:
+            return
+        self._next = time.monotonic() + self._seconds
+        share = f" {100 * done // self._total} %" if self._total else ""
+        self._terminal.note(f"{self._title}:{share} {words}".rstrip())
+
+
+terminal = Terminal()
+
+
+def dump(value: object, stream: TextIO) -> str:
+    """Return JSON on one line, in the characters that the stream can encode; times are in ISO 8601."""
+    utf8 = (stream.encoding or "").lower().replace("-", "") == "utf8"
+    return json.dumps(value, ensure_ascii=not utf8, default=_json)
+
+
+def escape(text: str) -> str:
+    """Return the text without terminal control characters."""
+    return _CONTROLS.sub("\ufffd", text.replace("\r\n", "\n"))
+
+
+def plain(part: Styled) -> str:
+    """Return a text without its style and without terminal control characters."""
+    return escape(part if isinstance(part, str) else part[0])
+
+
+def first_words(text: str, characters: int) -> str:
+    """Return the beginning of a text on one line."""
+    line = " ".join(escape(text[: 4 * characters]).split())
+    return line if len(line) <= characters and len(text) <= 4 * characters else line[:characters] + "…"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Return a count with its noun in the right number; by default the plural ends with s."""
+    return f"{count:,} {noun if count == 1 else plural or noun + 's'}"
+
+
+def typed(session_id: str, options: str) -> str:
+    """Return a session id and options in shell syntax, for use after a command."""
+    quoted = shlex.quote(session_id)
+    return f"{options} -- {quoted}" if quoted.startswith(("-", "'-")) else f"{quoted} {options}"
+
+
+def relative(moment: datetime | None) -> str:
+    """Return the time since a moment in words; its date after more than a week, or its time if it is ahead."""
+    if moment is None:
+        return ""
+    seconds = (datetime.now(moment.tzinfo) - moment).total_seconds()
+    if seconds < -60:
+        return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+    if seconds < 1:
+        return "now"
+    for limit, unit, size in (
+        (60, "second", 1),
+        (3_600, "minute", 60),
+        (86_400, "hour", 3_600),
+        (604_800, "day", 86_400),
+    ):
+        if seconds < limit:
+            return f"{counted(int(seconds // size), unit)} ago"
+    return moment.astimezone().strftime("%Y-%m-%d")
+
+
+def duration(seconds: float) -> str:
+    """Return a time span in its two largest units."""
+    whole = int(seconds)
+    for size, unit, smaller, smaller_unit in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if whole >= size:
+            rest = whole % size // smaller
+            return f"{whole // size} {unit}" + (f" {rest} {smaller_unit}" if rest else "")
+    return f"{whole} s"
+
+
+def file_size(count: int) -> str:
+    """Return a number of bytes in its largest unit."""
+    value = float(count)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if value < 1024:
+            return f"{count} bytes" if unit == "bytes" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TB"
+
+
+def _json(value: Any) -> object:
+    if isinstance(value, datetime):
+        return value.isoformat()
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.model_dump(mode="json")
+
+
+def _text(parts: Sequence[Styled]) -> Text:
+    from rich.text import Text
+
+    return Text.assemble(*(escape(part) if isinstance(part, str) else (escape(part[0]), part[1]) for part in parts))
+
+
+def _print_aligned(rows: Sequence[Sequence[Styled]], right: Sequence[bool]) -> None:
+    """Print rows in columns, each as wide as its longest cell; East Asian characters take two columns."""
+    from rich.cells import cell_len
+
+    cells = [[" ".join(plain(cell).split("\n")) for cell in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        gaps = [" " * (width - cell_len(cell)) for cell, width in zip(row, widths, strict=True)]
+        parts = (gap + cell if flush else cell + gap for cell, gap, flush in zip(row, gaps, right, strict=True))
+        lines.append("  ".join(parts).rstrip())
+    print("\n".join(lines), flush=True)  # noqa: T201 - no style is needed

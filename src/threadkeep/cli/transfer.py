@@ -1,143 +1,141 @@
-"""`threadkeep sessions export` and `import`: transcripts as JSONL, out and in again, exactly."""
+"""`sessions export`, `facts export` and `facts import`: transcripts and facts as JSONL."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from itertools import batched
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
 
-from threadkeep.cli.opening import opened_memory, run
-from threadkeep.cli.options import AsJson, UserId
-from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.progress import progress
-from threadkeep.cli.terminal import Terminal
-from threadkeep.cli.wording import counted
-from threadkeep.errors import StoreError
+from threadkeep.cli.facts import OfSession, OfUser, OfWorkspace, scope_named
+from threadkeep.cli.opening import opened_memory
+from threadkeep.cli.options import UserId, ViewOption, session_ids
+from threadkeep.cli.problems import NotDone, WrongUse
+from threadkeep.cli.terminal import counted, terminal
+from threadkeep.errors import InvalidInput, SessionNotFound
 
 if TYPE_CHECKING:
-    from threadkeep.cli.exporting import Exported
-    from threadkeep.cli.importing import Imported
+    from threadkeep.history.exporting import Exported
+    from threadkeep.records.knowledge import Fact
 
-_MOST_TOLD = 1_000
-_LINES_BETWEEN = 500
+_PAGE = 500
+
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; stdout by default.")]
 
 
-def export_sessions(
-    sessions: Annotated[list[str] | None, typer.Argument(metavar="[SESSION…]", help="The ids of the sessions.")] = None,
+async def export_sessions(
+    sessions: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[SESSION…]", help="The ids of the sessions.", autocompletion=session_ids),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All sessions.")] = False,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The file to write; stdout by default.")] = None,
+    output: Output = None,
     user: UserId = None,
-    as_json: AsJson = False,
+    view: ViewOption = "active",
 ) -> None:
     """Write sessions as JSONL, to stdout or a file.
 
-    A line for each session is followed by one for each of its messages, and of its summaries. A file is there only when
-    it is complete.
+    A line for each session is followed by one for each of its messages, and of its summaries. Superseded messages are
+    in the view `history` only. A file is there only when it is complete. What is damaged in a graph store is left out
+    and named; then it exits with 1.
     """
     if bool(sessions) == everything:
         raise WrongUse("Name the sessions to export, or say --all for all of them.")
-    terminal = Terminal(as_json=as_json)
-    to_file = output is not None and str(output) != "-"
-    with _output(output if to_file else None) as stream:
-        done = run(_export(terminal, sessions or [], user, stream))
-    if as_json and to_file:
-        terminal.json({**asdict(done), "file": str(output)})
-    else:
-        terminal.note(f"Exported {done}" + (f" to {output}." if to_file else "."))
+    from threadkeep.history.all_sessions import AllSessions
+    from threadkeep.history.exporting import count_messages, every_session, export, named_sessions
 
-
-def import_sessions(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad line.")] = False,
-    as_json: AsJson = False,
-) -> None:
-    """Store sessions from JSONL, as they were.
-
-    What is there already is not stored again, so a second import changes nothing and an import that was broken off can
-    be begun anew. Bad lines are named and left out; exits with 1 if there were any.
-    """
-    terminal = Terminal(as_json=as_json)
-    errors: list[dict[str, int | str]] = []
-
-    def told(number: int, sentence: str) -> None:
-        if len(errors) < _MOST_TOLD:
-            errors.append({"line": number, "detail": sentence})
-        if not as_json:
-            terminal.error(f"Line {number}: {sentence}")
-
-    with _input(file) as stream:
-        done = run(_import(terminal, stream, told, strict=strict))
-    if as_json:
-        terminal.json({**asdict(done), "errors": errors})
-    else:
-        _tell_import(terminal, done)
-    if done.bad_lines:
+    named = sessions or []
+    with _opened(output) as stream:
+        async with opened_memory() as memory:
+            chosen = named_sessions(memory, named, user) if named else every_session(memory, user)
+            total = await count_messages(memory, named, user, view=view)
+            with terminal.progress("Exporting", total) as reach:
+                done = await export(chosen, stream, lambda done: reach(done.messages, _words(done)), view=view)
+            for error in await AllSessions(memory).damaged(user) if not named else ():
+                done.note_damage(error)
+    _show_exported(done.to_dict(), _words(done), output)
+    for error in done.damaged.values():
+        terminal.error(f"Left out: {error}")
+    if done.damaged:
         raise typer.Exit(1)
 
 
-async def _export(terminal: Terminal, sessions: list[str], user: str | None, stream: BinaryIO) -> Exported:
-    from threadkeep.cli.exporting import count_messages, every_session, export, named_sessions
+async def export_facts(
+    output: Output = None, session: OfSession = None, workspace: OfWorkspace = None, user: OfUser = None
+) -> None:
+    """Write facts as JSONL, one value a line, past ones too: all of them, or those of one scope.
 
-    async with opened_memory() as memory:
-        chosen = named_sessions(memory, sessions, user) if sessions else every_session(memory, user)
-        total = await count_messages(memory, sessions, user)
-        with progress(terminal, "Exporting", total) as reach:
-            return await export(chosen, stream, lambda done: reach(done.messages, str(done)))
+    A file is there only when it is complete.
+    """
+    from threadkeep.knowledge.views import FactView
+    from threadkeep.records.knowledge import FactQuery
 
-
-async def _import(terminal: Terminal, stream: BinaryIO, told: Callable[[int, str], None], *, strict: bool) -> Imported:
-    import asyncio
-
-    from threadkeep.cli.importing import Importer
-
-    size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
-    read = 0
-    async with opened_memory() as memory:
-        importer = Importer(memory, told, strict=strict)
-        try:
-            with progress(terminal, "Importing", size or None) as reach:
-                for number, line in enumerate(stream, start=1):
-                    read += len(line)
-                    if not await importer.take(number, line):
+    scope, done, cursor = scope_named(session, workspace, user), 0, None
+    with _opened(output) as stream:
+        async with opened_memory() as memory:
+            with terminal.progress("Exporting", None) as reach:
+                while True:
+                    query = FactQuery(scope, past=True, limit=_PAGE, cursor=cursor)
+                    facts, cursor = await memory.knowledge.facts_page(query)
+                    stream.writelines(f"{FactView.of(fact).model_dump_json()}\n".encode() for fact in facts)
+                    done += len(facts)
+                    reach(done, counted(done, "value"))
+                    if cursor is None:
                         break
-                    if number % _LINES_BETWEEN == 0:
-                        reach(read, str(importer.done))
-                await importer.store()
-                reach(read, str(importer.done))
-        except (StoreError, asyncio.CancelledError):
-            terminal.note(f"Broken off: {importer.done}. Import the same again to go on; nothing is doubled.")
-            raise
-    return importer.done
+    _show_exported({"facts": done}, counted(done, "value"), output)
 
 
-def _tell_import(terminal: Terminal, done: Imported) -> None:
-    terminal.say(f"Stored {counted(done.stored, 'message')}; there already: {done.known:,}.")
-    if done.moved:
-        terminal.say(f"At other places than they had, since their sessions had messages before: {done.moved:,}.")
-    if done.cleaned:
-        terminal.say(f"With U+FFFD for characters that no database keeps: {done.cleaned:,}.")
-    if done.summaries:
-        terminal.say(f"With {counted(done.summaries, 'summary', 'summaries')} of them.")
-    if done.summaries_left_out:
-        terminal.say(
-            f"Summaries left out, since their messages are not here as they were: {done.summaries_left_out:,}."
-        )
-    if done.skipped:
-        terminal.say(f"Left out because of their session: {done.skipped:,}.")
-    if done.bad_lines:
-        terminal.say(f"Bad lines: {done.bad_lines:,}. Mend them and import the file again: nothing is doubled.")
+async def import_facts(
+    source: Annotated[Path, typer.Argument(metavar="FILE", help="The file to read; - is stdin.")],
+) -> None:
+    """Store exported facts, with their ids, times and counts. What is there already is not stored again.
+
+    Where another value is valid for a key, the one that began later stays valid. A line that cannot be stored ends the
+    import; 500 lines are stored together.
+    """
+    read, stored = 0, 0
+    async with opened_memory() as memory:
+        with terminal.progress("Importing", None) as reach:
+            for batch in batched(_facts(source), _PAGE):
+                try:
+                    stored += await memory.knowledge.restore([fact for _, fact in batch])
+                except (SessionNotFound, InvalidInput) as error:
+                    lines = f"Lines {batch[0][0]} to {batch[-1][0]}"
+                    raise NotDone(f"{lines}: {error} Nothing of these lines is stored.") from None
+                read += len(batch)
+                reach(read, counted(read, "value"))
+    if terminal.as_json:
+        terminal.json({"read": read, "stored": stored})
+    else:
+        terminal.say(f"{counted(stored, 'value')} stored of {read:,}.")
+
+
+def _words(done: Exported) -> str:
+    summaries = f" and {counted(done.summaries, 'summary', 'summaries')}" if done.summaries else ""
+    return f"{counted(done.messages, 'message')}{summaries} of {counted(done.sessions, 'session')}"
+
+
+def _show_exported(counts: Mapping[str, object], words: str, output: Path | None) -> None:
+    """Show the result of an export: on stderr, because stdout may have the lines."""
+    if _is_file(output) and terminal.as_json:
+        terminal.json({**counts, "file": str(output)})
+    else:
+        terminal.note(f"Exported {words}" + (f" to {output}." if _is_file(output) else "."))
+
+
+def _is_file(path: Path | None) -> bool:
+    return path is not None and str(path) != "-"
 
 
 @contextmanager
-def _output(path: Path | None) -> Iterator[BinaryIO]:
-    """Stdout, or a file that is there only when it is complete, readable by its owner only."""
-    if path is None:
+def _opened(path: Path | None) -> Iterator[BinaryIO]:
+    """Open stdout, or a file that appears only when it is complete and that only its owner can read."""
+    if path is None or not _is_file(path):
         yield sys.stdout.buffer
         return
     part = path.with_name(path.name + ".part")
@@ -152,10 +150,25 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
         raise
 
 
-@contextmanager
-def _input(file: str) -> Iterator[BinaryIO]:
-    if file == "-":
-        yield sys.stdin.buffer
-        return
-    with Path(file).open("rb") as stream:
-        yield stream
+def _facts(source: Path) -> Iterator[tuple[int, Fact]]:
+    """Yield the facts of a file with their line numbers.
+
+    Raises:
+        NotDone: a line is not an exported fact; the sentence names the line and does not quote it.
+    """
+    from pydantic import ValidationError
+
+    from threadkeep.knowledge.views import FactView
+
+    with sys.stdin.buffer if str(source) == "-" else source.open("rb") as stream:
+        for number, line in enumerate(stream, start=1):
+            if not line.strip():
+                continue
+            try:
+                yield number, FactView.model_validate_json(line).record()
+            except ValidationError as error:
+                first = error.errors(include_input=False, include_url=False)[0]
+                where = ".".join(str(part) for part in first["loc"][:1]) or "the line"
+                raise NotDone(f"Line {number} is no exported fact ({where}); export it again.") from None
+            except InvalidInput as error:
+                raise NotDone(f"Line {number} cannot be stored: {error}") from None

@@ -1,4 +1,4 @@
-"""`threadkeep workflows`: what workflows there are, whether they are right, and what they look like."""
+"""`threadkeep workflows` and `explain-key`: lists, shows, validates and draws workflows, and explains their keys."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from threadkeep.cli.options import AsJson
+from threadkeep.cli.opening import command_settings
+from threadkeep.cli.options import one_of, read_payload
 from threadkeep.cli.problems import WrongUse
-from threadkeep.cli.terminal import Terminal
+from threadkeep.cli.terminal import terminal
 
 if TYPE_CHECKING:
     from threadkeep.errors import WorkflowProblem
-    from threadkeep.graphs.definition import Workflow
-    from threadkeep.graphs.registry import Workflows
+    from threadkeep.workflows.definition import Workflow
+    from threadkeep.workflows.explaining import KeyExplanation
+    from threadkeep.workflows.registry import Workflows
 
 commands = typer.Typer(help="The workflows there are, and their files.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -27,14 +29,13 @@ WorkflowName = Annotated[str, typer.Argument(metavar="WORKFLOW", help="A workflo
 
 
 @commands.command("list")
-def list_workflows(as_json: AsJson = False) -> None:
+def list_workflows() -> None:
     """List the built-in workflow and those that THREADKEEP_WORKFLOWS names."""
-    from threadkeep.graphs.describing import describe
+    from threadkeep.workflows.describing import describe
 
-    terminal = Terminal(as_json=as_json)
     with terminal.waiting("Reading workflows"):
-        found = registered().all()
-    if as_json:
+        found = _registered().all()
+    if terminal.as_json:
         terminal.json([describe(one) for one in found])
         return
     rows = [[one.name, one.source, one.version, str(len(one.builder.nodes)), one.description] for one in found]
@@ -42,14 +43,13 @@ def list_workflows(as_json: AsJson = False) -> None:
 
 
 @commands.command("show")
-def show_workflow(name: WorkflowName, as_json: AsJson = False) -> None:
-    """Show a workflow: its nodes, where each leads, its options."""
-    from threadkeep.graphs.describing import describe_whole
+def show_workflow(name: WorkflowName) -> None:
+    """Show a workflow: its nodes with their edges, and its options."""
+    from threadkeep.workflows.describing import describe_whole
 
-    terminal = Terminal(as_json=as_json)
-    workflow = named(name)
+    workflow = _named(name)
     described = describe_whole(workflow)
-    if as_json:
+    if terminal.as_json:
         terminal.json(described)
         return
     terminal.say(f"{workflow.name} ({workflow.source}, version {workflow.version})", style="bold")
@@ -72,30 +72,27 @@ def validate_workflows(
     imports: Annotated[
         bool, typer.Option("--imports/--no-imports", help="Whether tools and retrievers are imported.")
     ] = True,
-    as_json: AsJson = False,
 ) -> None:
-    """Say everything that is wrong with workflow files, with line, column and cure; without a path, with all there are.
+    """List all problems of workflow files, with line, column and cure; without a path, of all workflows.
 
     Exits with 1 if anything is wrong.
     """
     from threadkeep.errors import InvalidWorkflow
 
-    terminal = Terminal(as_json=as_json)
     names = [str(path) for path in paths] if paths else None
     problems: tuple[WorkflowProblem, ...] = ()
     elsewhere: Sequence[WorkflowProblem] = ()
     found: list[str] = []
     try:
-        workflows = registered(names, imports=imports)
+        workflows = _registered(names, imports=imports)
         found = [one.name for one in workflows.all()[1 if names else 0 :]]
         elsewhere = workflows.missing_children()
     except InvalidWorkflow as error:
         problems = error.problems
-    if as_json:
-        told = [
-            {"sentence": one.sentence, "file": one.file, "line": one.line, "column": one.column} for one in problems
-        ]
-        terminal.json({"valid": not problems, "workflows": found, "problems": told})
+    if terminal.as_json:
+        names_of_fields = ("sentence", "file", "line", "column")
+        values = [{name: getattr(problem, name) for name in names_of_fields} for problem in problems]
+        terminal.json({"valid": not problems, "workflows": found, "problems": values})
     elif problems:
         for problem in problems:
             terminal.error(str(problem))
@@ -119,11 +116,11 @@ def draw_workflow(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Where to; by default stdout.")
     ] = None,
 ) -> None:
-    """Draw a workflow: as Mermaid's text, SVG or PNG. Nothing is asked of a network."""
-    from threadkeep.graphs.drawing import draw_mermaid, draw_png, draw_svg
+    """Draw a workflow as Mermaid text, SVG or PNG, without network access."""
+    from threadkeep.workflows.drawing import draw_mermaid, draw_png, draw_svg
 
     wanted = _format(format_name, output)
-    workflow = named(name)
+    workflow = _named(name)
     if wanted == "png":
         if output is None and sys.stdout.isatty():
             raise WrongUse("A PNG is not for a terminal: say where to with --output FILE.")
@@ -134,37 +131,65 @@ def draw_workflow(
             output.write_bytes(picture)
         return
     text = draw_svg(workflow) if wanted == "svg" else draw_mermaid(workflow)
-    if output is None:
+    if terminal.as_json:
+        terminal.json({"workflow": workflow.name, "format": wanted, "drawing": text})
+    elif output is None:
         typer.echo(text, nl=False)
     else:
         output.write_text(text, encoding="utf-8")
 
 
-def registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
-    """The workflows that the settings name, or those at some paths."""
+def _registered(names: list[str] | None = None, *, imports: bool = True) -> Workflows:
+    """Return the workflows that the settings name, or those at the given paths."""
     from threadkeep.app import load_workflows
-    from threadkeep.settings import load_settings
 
-    return load_workflows(load_settings(), names, imports=imports)
+    return load_workflows(command_settings(), names, imports=imports)
 
 
-def named(name: str) -> Workflow:
-    """The workflow with a name, or in the file at a path."""
-    from threadkeep.graphs.loading import SUFFIXES, load_yaml
+def _named(name: str) -> Workflow:
+    """Return the workflow with this name, or in the file at this path."""
+    from threadkeep.workflows.loading import SUFFIXES, load_yaml
 
     path = Path(name)
-    return load_yaml(path) if path.suffix in SUFFIXES else registered().get(name)
+    return load_yaml(path) if path.suffix in SUFFIXES else _registered().get(name)
+
+
+def explain_keys(
+    *,
+    workflow: Annotated[str, typer.Option("--workflow", metavar="WORKFLOW", help="Its name, or the path of its file.")],
+    payload: Annotated[str, typer.Option("--payload", metavar="FILE", help="A JSON object; - is stdin.")],
+    by_hand: Annotated[
+        bool, typer.Option("--by-hand", help="As in a run that a person starts: thread_id counts.")
+    ] = False,
+) -> None:
+    """Show the key that each agent of a workflow derives from a payload, and why other candidates failed."""
+    from threadkeep.workflows.explaining import explain_key
+
+    found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
+    if terminal.as_json:
+        terminal.json({"workflow": workflow, "agents": [one.to_dict() for one in found]})
+        return
+    if not found:
+        terminal.say(f"{workflow} has no agent.")
+    for number, explanation in enumerate(found):
+        if number:
+            terminal.say()
+        _show_explanation(explanation)
+
+
+def _show_explanation(explanation: KeyExplanation) -> None:
+    key = explanation.key or "no key: it works in memory only"
+    terminal.say(f"{explanation.node}: {key}", style="bold")
+    if not explanation.uses_store:
+        terminal.say("  It does not use it: use_graph_chat_history is off, its history is that of the run's session.")
+    if explanation.key is not None:
+        terminal.say(f"  by {explanation.winner}")
+    for refusal in explanation.refused:
+        terminal.say(f"  {refusal.reason:<19} {refusal.candidate}")
 
 
 def _format(given: str | None, output: Path | None) -> Literal["mermaid", "svg", "png"]:
     text = given or (_ENDINGS.get(output.suffix.lower(), "") if output else "mermaid")
     if not text:
         raise WrongUse("The file's ending is none of .svg, .png, .mmd, .md and .txt; say which with --format.")
-    match text.lower():
-        case "mermaid":
-            return "mermaid"
-        case "svg":
-            return "svg"
-        case "png":
-            return "png"
-    raise WrongUse("--format is mermaid, svg or png.")
+    return one_of("--format", text.lower(), ("mermaid", "svg", "png")) or "mermaid"

@@ -1,11 +1,11 @@
-"""WHAT FITS: the arithmetic of what one model call sees.
+"""Pure functions that compute the context of a model call.
 
-Everything here is a pure function of its arguments: no I/O, no clock, no settings, no framework. Texts are measured
-by a `TokenCounter` (`tokens`), with what was learned of a model (`calibration`), shortened with a visible mark (`cut`),
-and chosen from the newest backwards: stored rows for a window (`window`), the messages of a model call (`trim`), the
-messages of a run (`reducers`). `budget` says how much a model takes, `plan` which section gets how much of it,
-`compression` what becomes a summary, `recall` which older turns matter for an input, `quoted_blocks` how both stand in
-a prompt. A `manifest` says afterwards why each line was there.
+Everything here depends on its arguments only: no I/O, no clock, no settings, no framework. A `TokenCounter`
+(`tokens`) measures texts; a learned factor corrects it with reported usage; `cut` shortens texts with
+a visible mark. Messages are chosen from the newest backwards: stored rows for a window (`window`), the messages of a
+model call (`trim`), the messages of a run (`reducers`). `budget` is the number of tokens that a model accepts, and
+`plan` divides it among sections. `compression` chooses the messages to summarise, `recall` ranks older turns for an
+input, and `quotation` formats both for a prompt. A `manifest` records why each message was included or excluded.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""When a session is compressed, and which messages: arithmetic over places and sizes.
+"""Decisions about compression: when a session is compressed, and which messages, from positions and sizes.
 
-A session's messages are, in order: those that a summary stands for, those that come next (the range that may be
-compressed), and the kept tail. The tail begins with a turn: with a user message that follows somebody else's. Sizes are
-in LangChain's vocabulary: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
+A session has, in order: messages replaced by summaries, the range that may be compressed next, and the kept tail.
+The tail begins with a turn: with a user message that follows a message of another role. Sizes use LangChain's
+notation: `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ type Size = tuple[Literal["tokens", "messages"], int] | tuple[Literal["fraction"
 _LEAST_SHARE = 8
 _LEAST_SUMMARY_TOKENS = 100
 _LEAST_INPUT_TOKENS = 400
-_HEADER_TOKENS = 80  # what a prompt says of summaries before the first
-_BLOCK_TOKENS = 30  # and around each of them
+_HEADER_TOKENS = 80  # the introduction before the first summary in a prompt
+_BLOCK_TOKENS = 30  # the frame around each summary
 _FULL = 0.9
 
 
 @dataclass(frozen=True)
 class Extent:
-    """How much a stretch of a session holds: user and assistant messages, and their tokens."""
+    """The size of a range of a session: its user and assistant messages, and their tokens."""
 
     messages: int
     tokens: int
@@ -35,11 +35,11 @@ class Extent:
 
 @dataclass(frozen=True)
 class SummaryRoom:
-    """How long summaries may be, in tokens.
+    """Limits for the length of summaries, in tokens.
 
-    All active ones together have `all` at most, and `framed` with what stands around each; one with more than `one` is
-    not accepted, and `asked` is what a model is asked for, since it cannot count. `record` is how much it is given to
-    read at once, beside an earlier summary.
+    All active summaries together may have `all`, and `framed` with their frames. A summary with more than `one` is
+    rejected; the model is asked for `asked`, because it cannot count exactly. `record` is the size of the transcript
+    part that the model reads at once, next to an earlier summary.
     """
 
     all: int
@@ -50,10 +50,10 @@ class SummaryRoom:
 
     @classmethod
     def within(cls, max_summary_tokens: int, budget: int, input_tokens: int) -> SummaryRoom:
-        """The room for summaries by somebody who reads so many tokens at once.
+        """Return the limits for a model that reads `input_tokens` at once.
 
-        It is what the options say at most, and never more than a quarter of the budget of a model call less what it
-        takes to say what they are.
+        The summaries have at most `max_summary_tokens`, and at most a quarter of the budget of a model call less the
+        tokens of their frames.
         """
         framed = budget // 4 - _HEADER_TOKENS
         together = max(_LEAST_SUMMARY_TOKENS, min(max_summary_tokens, framed - 2 * _BLOCK_TOKENS))
@@ -64,16 +64,16 @@ class SummaryRoom:
 
 @dataclass(frozen=True)
 class WindowRoom:
-    """How much of a session a window may hold, None for no such limit; when it is full it is cut back to a part."""
+    """The capacity of a window, None for no limit; a full window is cut back to a part of it."""
 
     tokens: int | None = None
     messages: int | None = None
     step: float = 0.5
 
     def nearly_full(self, extent: Extent) -> tuple[Size, ...]:
-        """How much to keep so that the next call has no need to leave anything out; nothing while there is room.
+        """Return the sizes to keep so that the next call excludes nothing; empty while there is enough space.
 
-        A part of the tokens is left free for the input that is to come; of the messages, the next turn's two.
+        Part of the tokens is reserved for the next input; of the messages, the two of the next turn are reserved.
         """
         keep: list[Size] = []
         if self.tokens is not None and extent.tokens > self.tokens * _FULL:
@@ -87,7 +87,7 @@ UNLIMITED = WindowRoom()
 
 
 def check_size(name: str, size: Size) -> None:
-    """Refuse what is not a size.
+    """Check a size.
 
     Raises:
         InvalidInput: names the option.
@@ -106,7 +106,7 @@ def check_size(name: str, size: Size) -> None:
 
 
 def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], int]:
-    """A size as tokens or messages; a fraction is one of the budget."""
+    """Convert a size to tokens or messages; a fraction is relative to the budget."""
     unit, value = size
     if unit == "fraction":
         return "tokens", max(1, int(budget * value))
@@ -114,30 +114,30 @@ def in_units(size: Size, budget: int) -> tuple[Literal["tokens", "messages"], in
 
 
 def reaches(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Whether there is so much that it is to be compressed."""
+    """Return True if the extent reaches the trigger of compression."""
     unit, value = in_units(trigger, budget)
     return (extent.tokens if unit == "tokens" else extent.messages) >= value
 
 
 def is_worth_it(extent: Extent, trigger: Size, budget: int) -> bool:
-    """Whether a range holds an eighth of the trigger at least.
+    """Return True if a range has at least an eighth of the trigger.
 
-    A kept tail that is itself beyond the trigger would otherwise cost a model call for every turn.
+    Without this rule, a kept tail that is larger than the trigger would cost a model call in every turn.
     """
     unit, value = in_units(trigger, budget)
     return extent.messages > 0 and reaches(extent, (unit, max(1, value // _LEAST_SHARE)), budget)
 
 
 def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: bool) -> int | None:
-    """The `seq` with which the kept tail begins: the newest messages that `keep` names, and their turn from its start.
+    """Return the first `seq` of the kept tail: the newest messages within `keep`, back to the start of a turn.
 
-    The newest user message is always in it.
+    The newest user message is always part of it.
 
     Args:
-        rows: the newest rows, newest first, without a gap.
-        keep: so many messages at least, or the newest that have so many tokens at most.
-        budget: of a model call.
-        complete: whether the rows are all that follow the last summary. If they are not, None asks for more.
+        rows: the newest rows, newest first, without gaps.
+        keep: the least number of messages, or the most tokens of the newest messages.
+        budget: the budget of a model call, in tokens.
+        complete: True if the rows include everything after the last summary. If False, None requests more rows.
     """
     unit, value = in_units(keep, budget)
     spoken = _spoken(rows)
@@ -153,12 +153,12 @@ def kept_from(rows: Sequence[Message], keep: Size, budget: int, *, complete: boo
 
 
 def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: bool) -> int | None:
-    """The `seq` with which the tail begins when all up to a place is compressed: that of the next turn, or the newest.
+    """Return the first `seq` after a compressed position: the start of the next turn, or the newest message.
 
     Args:
-        rows: the newest rows, newest first, back to the place at least.
-        left_out_upto_seq: the newest message that no window could hold.
-        complete: whether the rows are all that follow the last summary. If they are not, None asks for more.
+        rows: the newest rows, newest first, back to the position at least.
+        left_out_upto_seq: the newest message that did not fit into the window.
+        complete: True if the rows include everything after the last summary. If False, None requests more rows.
     """
     spoken = _spoken(rows)
     starts = [_seq(row) for place, row in enumerate(spoken) if _starts_turn(spoken, place, complete=complete)]
@@ -168,9 +168,9 @@ def kept_after(rows: Sequence[Message], left_out_upto_seq: int, *, complete: boo
 
 
 def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int:
-    """How many of some rows, oldest first, make the next part that a model is given: as many as fit, one at least.
+    """Return the number of rows, oldest first, in the next part for a model: as many as fit, at least one.
 
-    It ends where a turn ends if that does not make it less than half of what fits.
+    The part ends at the end of a turn, unless that makes it smaller than half of what fits.
     """
     used = fitting = 0
     for size in sizes:
@@ -185,7 +185,7 @@ def part_length(rows: Sequence[Message], sizes: Sequence[int], room: int) -> int
 
 
 def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, ...]:
-    """Lines joined into records, each as many as fit and one at least."""
+    """Join lines into records, each with as many lines as fit, at least one."""
     records: list[list[str]] = []
     used = 0
     for line, size in zip(lines, sizes, strict=True):
@@ -198,15 +198,15 @@ def packed(lines: Sequence[str], sizes: Sequence[int], room: int) -> tuple[str, 
 
 
 def even_room(total: int, room: int) -> int:
-    """The room of each part when a whole is given in as few parts as it takes, all of about one size."""
+    """Return the size of each part if a text is split into as few parts as possible, all of about the same size."""
     return -(-total // -(-total // room)) if total > room else room
 
 
 def to_merge(summaries: Sequence[Summary], room: SummaryRoom) -> tuple[Summary, ...]:
-    """Which active summaries, oldest first, are to become one: none while they are within their room together.
+    """Return the active summaries, oldest first, to merge into one; none while all of them are within their limit.
 
-    The newest one stays as it is if there are two others: what was said last is wanted in most detail. Those with
-    archived messages in between are not made one, which would stand for these too.
+    The newest summary stays unchanged if there are two others, because recent details matter most. Summaries with
+    archived messages between them are not merged, because the merged summary would cover those messages as well.
     """
     together = sum(summary.tokens for summary in summaries)
     if together <= room.all and together + _BLOCK_TOKENS * len(summaries) <= room.framed:
@@ -226,7 +226,7 @@ def _spoken(rows: Sequence[Message]) -> list[Message]:
 
 
 def _fitting(rows: Sequence[Message], tokens: int) -> int:
-    """How many rows from the first on have at most so many tokens."""
+    """Return the number of leading rows with at most this many tokens."""
     for place, row in enumerate(rows):
         tokens -= row.tokens or 0
         if tokens < 0:
@@ -235,7 +235,7 @@ def _fitting(rows: Sequence[Message], tokens: int) -> int:
 
 
 def _starts_turn(spoken: Sequence[Message], place: int, *, complete: bool) -> bool:
-    """Whether a turn begins with a row, of rows newest first: a user message after somebody else's."""
+    """Return True if a turn begins with this row, of rows newest first: a user message after another role's message."""
     if spoken[place].role != "user":
         return False
     return spoken[place + 1].role != "user" if place + 1 < len(spoken) else complete

@@ -1,4 +1,4 @@
-"""A text shortened to a token budget, with a mark that says so."""
+"""Functions that shorten a text to a token budget and mark the place."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import count
 from threadkeep.context.tokens import TokenCounter
 
 CUT_MARK = "… [cut]"
-"""Stands at the end of a text whose end was cut."""
+"""The mark at the end of a text that was cut there."""
 
 _MAX_CLUSTER = 32
 _LONGEST_TOKEN = 16
@@ -20,28 +20,29 @@ _CONTINUES = frozenset("\u200d\ufe0e\ufe0f") | {chr(tone) for tone in range(0x1F
 
 
 def middle_mark(characters: int) -> str:
-    """The mark that stands for so many characters cut out of the middle of a text."""
+    """Return the mark that replaces this many characters in the middle of a text."""
     return f"… [cut {characters} characters] …"
 
 
 def cut_end(text: str, budget: int, counter: TokenCounter) -> str:
-    """The text, or its beginning and `CUT_MARK`, such that the counter gives at most the budget.
+    """Return the text, or its beginning and `CUT_MARK`, such that it has at most `budget` tokens.
 
-    Empty when not even the mark fits. The counter need not grow with the text: what is returned has been counted.
+    The result is empty if not even the mark fits. The counter need not be monotonic: the result itself has been
+    counted.
     """
     return _cut(text, budget, counter, lambda kept: text[: _boundary(text, kept)] + CUT_MARK)
 
 
 def cut_middle(text: str, budget: int, counter: TokenCounter) -> str:
-    """The text, or its beginning, `middle_mark` and its end, such that the counter gives at most the budget.
+    """Return the text, or its beginning, `middle_mark` and its end, such that it has at most `budget` tokens.
 
-    Empty when not even the mark fits.
+    The result is empty if not even the mark fits.
     """
     return _cut(text, budget, counter, partial(keep_ends, text))
 
 
 def keep_ends(text: str, kept: int) -> str:
-    """About so many characters of the text, from its beginning and its end, with `middle_mark` for what is between."""
+    """Return about `kept` characters of the text, from its beginning and end, with `middle_mark` between them."""
     start = _boundary(text, kept - kept // 2)
     end = len(text) - kept // 2
     while end < len(text) and _boundary(text, end) != end:
@@ -50,17 +51,17 @@ def keep_ends(text: str, kept: int) -> str:
 
 
 def pieces(text: str, budget: int, counter: TokenCounter) -> list[str]:
-    """The text in pieces of at most the budget each, which joined are the text; none for an empty one.
+    """Split a text into pieces within the budget; joined, the pieces equal the text. An empty text has none.
 
-    A piece ends at white space where there is some near its end, and never parts a character from its marks unless it
-    has more of them than any language. A piece of one character may be over the budget. A long piece is not always the
-    longest that fits: the text is counted about eight times in all.
+    A piece ends at white space if there is any near its end. It separates a character from its combining marks only
+    if there are more marks than in any language. A piece of one character may exceed the budget. A long piece may be
+    shorter than necessary: the text is counted about eight times in all.
     """
     found: list[str] = []
     start = 0
     reach = max(_LONGEST_TOKEN * budget, 2 * _MAX_CLUSTER)
     while start < len(text):
-        # A look at what may fit is enough: the rest of a huge text is not counted again for each piece.
+        # Count only what may fit, instead of the rest of a huge text for each piece.
         ahead = text[start : start + reach]
         kept = _cut(ahead, budget, counter, partial(_beginning, ahead), slack=_SLACK)
         if len(kept) == reach:
@@ -79,7 +80,7 @@ def _beginning(text: str, end: int) -> str:
 
 
 def _to_white_space(text: str) -> str:
-    """The text up to its last white space, if that is in its last third; else all of it."""
+    """Return the text up to its last white space if that is in the last third; else the whole text."""
     end = next((end for end in range(len(text), len(text) * 2 // 3, -1) if text[end - 1].isspace()), len(text))
     return text[:end]
 
@@ -103,7 +104,7 @@ def _cut(text: str, budget: int, counter: TokenCounter, shortened: Callable[[int
 
 
 def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool]) -> int:
-    """A kept length that does not fit, near the budget, so that a huge text is not counted over and over."""
+    """Return a length that does not fit, near the budget, so that a huge text is not counted repeatedly."""
     high = max(64, 2 * length * max(budget, 1) // max(total, 1))
     while high < length and fits(high):
         high *= 2
@@ -111,7 +112,7 @@ def _first_miss(length: int, budget: int, total: int, fits: Callable[[int], bool
 
 
 def _boundary(text: str, end: int) -> int:
-    """The nearest place at or before `end` that does not part a character from its marks."""
+    """Return the nearest position at or before `end` that does not separate a character from its combining marks."""
     for place in range(end, max(end - _MAX_CLUSTER, 0), -1):
         if place >= len(text) or not _belongs(text[place - 1], text[place]):
             return place

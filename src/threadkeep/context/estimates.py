@@ -1,45 +1,192 @@
-"""How many tokens a text has, estimated: counters that need nothing but the text."""
+"""Token estimates: counters that need only the text."""
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 from typing import Protocol
 
-from threadkeep.context.character_kinds import CAPITALS, KINDS, digit_groups, framed
+from threadkeep.context import script_weights as weights
 from threadkeep.context.exact_tokens import Encoding
-from threadkeep.context.token_costs import Counted, TokenCosts, token_costs
+from threadkeep.context.script_weights import Pattern, Script, as_bytes
+
+
+def _table(default: str, *kinds: tuple[str, int, int]) -> bytes:
+    table = bytearray(default.encode() * 256)
+    for letter, first, last in kinds:
+        table[first : last + 1] = letter.encode() * (last + 1 - first)
+    return bytes(table)
+
+
+KINDS = _table(
+    "x",  # combining marks, phonetic letters
+    (".", 0x00, 0x7F),
+    ("t", 0x09, 0x09),
+    ("n", 0x0A, 0x0D),
+    (" ", 0x20, 0x20),
+    ("0", 0x30, 0x39),
+    ("A", 0x41, 0x5A),
+    ("_", 0x5F, 0x5F),
+    ("a", 0x61, 0x7A),
+    ("c", 0x80, 0xBF),  # continuation bytes
+    ("p", 0xC2, 0xC2),  # « » ° and similar
+    ("l", 0xC3, 0xC9),  # accented Latin
+    ("g", 0xCE, 0xCF),  # Greek
+    ("r", 0xD0, 0xD3),  # Cyrillic
+    ("m", 0xD4, 0xD6),  # Armenian
+    ("h", 0xD7, 0xD7),  # Hebrew
+    ("b", 0xD8, 0xDB),  # Arabic
+    ("I", 0xE0, 0xE0),  # the scripts of India, Thai, Lao
+    ("v", 0xE1, 0xE1),  # Vietnamese, Georgian, Khmer, Burmese
+    ("q", 0xE2, 0xE2),  # quotation marks, dashes, symbols
+    ("k", 0xE3, 0xE3),  # kana and the punctuation of Chinese and Japanese
+    ("z", 0xE4, 0xE9),  # han
+    ("K", 0xEA, 0xED),  # hangul
+    ("f", 0xEF, 0xEF),  # full-width forms
+    ("e", 0xF0, 0xF4),  # emoji
+)
+LETTERS = bytes(97 if chr(kind) in "aAlgrmhbIvc" else 32 for kind in KINDS)
+"""Maps letters to `a` and everything else to a space."""
+
+DIGITS = bytes(48 if chr(kind) == "0" else 32 for kind in KINDS)
+"""Maps digits to `0` and everything else to a space."""
+
+CAPITALS = _table(".", ("n", 0x0A, 0x0D), (" ", 0x20, 0x20), ("D", 0xD0, 0xD0), ("u", 0x90, 0xAF))
+"""Maps capital Cyrillic letters to `Du`."""
+
+
+def framed(text: str) -> bytes:
+    """Return the text in UTF-8, between a space and a byte that never occurs in UTF-8."""
+    return b" " + text.encode("utf-8", "surrogatepass") + b"\xff"
+
+
+def digit_groups(data: bytes) -> int:
+    """Return the number of groups of at most three digits, as tokenizers split numbers."""
+    groups = data.translate(DIGITS).replace(b"000", b"3")
+    return groups.count(b"3") + groups.count(b" 0") + groups.count(b"30")
+
+
+_BYTES = tuple(range(256))
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Patterns that are counted, with their costs."""
+
+    patterns: tuple[bytes, ...]
+    costs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptCosts:
+    """The longer patterns of one script."""
+
+    lead: bytes
+    kinds: Counted
+    text: Counted
+    capitals: Counted
+
+
+@dataclass(frozen=True, slots=True)
+class TokenCosts:
+    """All costs of one tokenizer. The index of a pair is its two bytes as a number in native byte order."""
+
+    pairs: list[float]
+    digit_group: float
+    kinds: Counted
+    text: Counted
+    scripts: tuple[ScriptCosts, ...]
+
+
+@cache
+def token_costs(encoding: Encoding) -> TokenCosts:
+    """Return the costs for the tokenizer of an encoding."""
+    column = 1 if encoding == "o200k" else 2
+    words, digit_group = (float(pattern[column]) for pattern in weights.RUNS)
+    return TokenCosts(
+        pairs=_pairs(column, words),
+        digit_group=digit_group,
+        kinds=_counted(weights.KINDS, column),
+        text=_counted(weights.TEXT, column),
+        scripts=tuple(_script(script, column) for script in weights.SCRIPTS.values()),
+    )
+
+
+def _script(script: Script, column: int) -> ScriptCosts:
+    groups = (script.kinds, script.text, script.capitals)
+    return ScriptCosts(as_bytes(script.kinds[0]), *(_counted(group, column) for group in groups))
+
+
+def _counted(patterns: Iterable[Pattern], column: int) -> Counted:
+    longer = [pattern for pattern in patterns if len(as_bytes(pattern)) > 2]
+    return Counted(tuple(map(as_bytes, longer)), tuple(float(pattern[column]) for pattern in longer))
+
+
+def _pairs(column: int, word: float) -> list[float]:
+    table = [0.0] * 65_536
+    for firsts, seconds, cost in _costs_of_pairs(column, word):
+        for first in firsts:
+            for second in seconds:
+                table[_index(first, second)] += cost
+    return table
+
+
+def _costs_of_pairs(column: int, word: float) -> Iterator[tuple[Iterable[int], Iterable[int], float]]:
+    letters = [byte for byte in _BYTES if chr(LETTERS[byte]) == "a"]
+    yield [byte for byte in _BYTES if byte not in letters], letters, word
+    scripts = weights.SCRIPTS.values()
+    for of_kind, groups in (
+        (True, [weights.KINDS, *(script.kinds for script in scripts)]),
+        (False, [weights.TEXT, *(script.text for script in scripts)]),
+    ):
+        for pattern in (pattern for group in groups for pattern in group):
+            found = [_bytes_of(part, of_kind) for part in as_bytes(pattern)]
+            if len(found) <= 2:
+                yield found[0], found[1] if len(found) == 2 else _BYTES, float(pattern[column])
+
+
+def _bytes_of(part: int, of_kind: bool) -> Iterable[int]:
+    return [byte for byte in _BYTES if KINDS[byte] == part] if of_kind else (part,)
+
+
+def _index(first: int, second: int) -> int:
+    return first | second << 8 if sys.byteorder == "little" else first << 8 | second
 
 
 class TokenCounter(Protocol):
-    """Measures a text; any function from text to a whole number is one.
+    """A token counter; any function from text to an integer is one.
 
-    Its laws: deterministic, 0 for an empty text, never negative. It need not grow with the text, nor be additive.
+    It must be deterministic, return 0 for an empty text, and never return a negative number. It need not be
+    monotonic or additive.
     """
 
     def __call__(self, text: str, /) -> int:
-        """The tokens of this text."""
+        """Return the tokens of this text."""
         ...
 
 
-_MOST_CHARACTERS = 10  # a token: hardly any writing has more, but repetitions may look as if they had
+_MOST_CHARACTERS = 10  # per token: hardly any text has more, but the estimate of repetitive text may be lower
 
 
 def chars4(text: str) -> int:
-    """Four characters a token: the rule of thumb for English, far too low for Chinese (`len(text) // 4`)."""
+    """Return four characters a token (`len(text) // 4`): fair for English, far too low for Chinese."""
     return len(text) // 4
 
 
 def estimate(text: str) -> int:
-    """The default: an offline estimate that is fair to languages, in linear passes.
+    """Return the default estimate: offline, for all languages, in linear time.
 
-    Calibrated against the tokenizer of OpenAI's current models. Rather over than under; at least 1 for a text that is
-    not empty.
+    It is calibrated against the tokenizer of OpenAI's current models, and rather too high than too low. It is at
+    least 1 for a text that is not empty.
     """
     return _estimate(text, "o200k")
 
 
 def estimate_cl100k(text: str) -> int:
-    """The same for OpenAI's older models (gpt-4, gpt-3.5), which need up to three times as many tokens."""
+    """Return the estimate for OpenAI's older models (gpt-4, gpt-3.5), which need up to three times as many tokens."""
     return _estimate(text, "cl100k")
 
 
@@ -59,7 +206,7 @@ def _estimate(text: str, encoding: Encoding) -> int:
 
 
 def _cost_of_pairs(data: bytes, pairs: list[float]) -> float:
-    """Each byte with its follower: those at even places, then those at odd ones, as numbers of two bytes."""
+    """Return the cost of all pairs of neighbouring bytes, read as 16-bit numbers at even and at odd offsets."""
     view, size = memoryview(data), len(data)
     even, odd = view[: size & ~1].cast("H"), view[1 : size - 1 + size % 2].cast("H")
     return sum(map(pairs.__getitem__, even)) + sum(map(pairs.__getitem__, odd))

@@ -1,4 +1,4 @@
-"""The tokens of OpenAI's models, exactly and without a network: the extra `threadkeep[tokens]`."""
+"""Exact, offline token counts of OpenAI's models; needs the extra `threadkeep[tokens]`."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from typing import Literal, Protocol
 from threadkeep.errors import InvalidInput
 
 type Encoding = Literal["o200k", "cl100k"]
-"""`o200k` is that of gpt-4o and all since, `cl100k` that of gpt-4 and gpt-3.5."""
+"""`o200k` belongs to gpt-4o and later models, `cl100k` to gpt-4 and gpt-3.5."""
 
 
 class _Vocabulary(Protocol):
     def count(self, text: str, /) -> int:
-        """The tokens of a text that UTF-8 can hold; what looks like a special token is plain text."""
+        """Return the tokens of a text that is valid in UTF-8; special tokens in it count as plain text."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ExactCounter:
-    """Counts as the models of an encoding do; half of a surrogate pair counts as the character that stands for it."""
+    """A counter that matches an encoding exactly; a lone surrogate counts as its replacement character."""
 
     name: Encoding
     vocabulary: _Vocabulary = field(repr=False, compare=False)
 
     def __call__(self, text: str, /) -> int:
-        """The tokens of this text."""
+        """Return the tokens of this text."""
         try:
             return self.vocabulary.count(text)
         except UnicodeEncodeError:
@@ -36,7 +36,7 @@ class ExactCounter:
 
 
 def exact_counter(encoding: Encoding) -> ExactCounter:
-    """The exact counter of an encoding.
+    """Return the exact counter of an encoding.
 
     Raises:
         InvalidInput: the extra is not installed.
@@ -51,12 +51,12 @@ def exact_counter(encoding: Encoding) -> ExactCounter:
 
 @cache
 def installed_counter(encoding: Encoding) -> ExactCounter | None:
-    """The exact counter of an encoding, or None without the extra; the first call takes half a second."""
+    """Return the exact counter of an encoding, or None without the extra; the first call takes half a second."""
     try:
         with warnings.catch_warnings():
-            # The package reads its files in a way that Python 3.12, alone of all versions, calls deprecated.
+            # The package reads its files with a function that only Python 3.12 reports as deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
-            # Not its own `get_encoding`: that one refuses texts of a million characters or 200,000 tokens.
+            # The package's own `get_encoding` rejects texts of a million characters or 200,000 tokens.
             bindings = import_module("bpe_openai._bindings")
     except ImportError:
         return None

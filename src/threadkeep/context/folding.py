@@ -1,7 +1,7 @@
-"""Exchanges that repeat word for word, shown once with a visible count.
+"""Folding of repeated exchanges: they appear once in a window, with a visible count.
 
-"ok" and "Done." five times in a row are five exchanges in the transcript, and stay so there; in a window four of them
-tell a model nothing but the count. Only what follows each other without anything between is folded.
+Five times "ok" and "Done." are five exchanges in the transcript. In a window, the repetitions would tell a model
+only the count. Only exchanges that follow each other directly are folded.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from threadkeep.records import Message
 
 @dataclass(frozen=True)
 class Fold:
-    """Exchanges that one stands for: `times` of them, itself included, and the places of the messages left out.
+    """A group of equal exchanges, shown as one: their number `times`, and the positions of the excluded messages.
 
-    `seq` is the place of the user message that is shown with the count.
+    `seq` is the position of the user message that shows the count.
     """
 
     seq: int | None
@@ -28,28 +28,28 @@ class Fold:
 
 @dataclass(frozen=True)
 class Folded:
-    """Messages in their order, and what was folded in them; the same messages when there was nothing to fold."""
+    """Messages in their order, with the folds among them; the same messages if nothing was folded."""
 
     messages: tuple[Message, ...]
     folds: tuple[Fold, ...] = ()
 
 
 def fold_mark(times: int) -> str:
-    """What follows the user's words of an exchange that stands for several."""
+    """Return the suffix of the user message of a folded exchange."""
     return f"… [this exchange {times} times in a row]"
 
 
 def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = None, least: int = 2) -> Folded:
-    """The messages with each run of equal exchanges folded into its newest one.
+    """Fold each sequence of equal exchanges into its newest exchange.
 
-    An exchange is a user message with the assistant messages that answer it. Two are equal when they say the same words
-    in the same order, and each message is complete. The newest stays, so the newest user message always does; what was
-    not answered yet is never folded.
+    An exchange is a user message with the assistant messages that answer it. Two exchanges are equal if they have
+    the same words in the same order and all messages are complete. The newest exchange stays, so the newest user
+    message always stays; an exchange without an answer is never folded.
 
     Args:
         messages: user and assistant messages, oldest first.
-        counter: counts the tokens of a user message that got the mark; the default estimate when None.
-        least: how many equal exchanges in a row are folded; from 2.
+        counter: counts the tokens of user messages with a mark; the default estimate if None.
+        least: the least number of equal exchanges in a row to fold; from 2.
 
     Raises:
         InvalidInput: `least` is below 2.
@@ -70,7 +70,7 @@ def fold_repeats(messages: Sequence[Message], *, counter: TokenCounter | None = 
 
 
 def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
-    """The messages in pieces that each begin with a user message, but perhaps the first."""
+    """Split the messages into pieces that each begin with a user message, except perhaps the first."""
     pieces: list[list[Message]] = []
     for message in messages:
         if message.role == "user" or not pieces:
@@ -80,7 +80,7 @@ def _exchanges(messages: Sequence[Message]) -> list[list[Message]]:
 
 
 def _runs(exchanges: Sequence[list[Message]]) -> list[list[list[Message]]]:
-    """The exchanges in groups of equal ones that follow each other."""
+    """Group equal exchanges that follow each other."""
     runs: list[list[list[Message]]] = []
     for exchange in exchanges:
         if runs and _said(runs[-1][-1]) == _said(exchange):

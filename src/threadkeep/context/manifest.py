@@ -1,4 +1,4 @@
-"""Why a window or a model call holds what it holds: places, ids, counts and reasons, never text."""
+"""Manifests: the positions, ids, counts and reasons behind a window or a model call, never text."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Literal
 
 from threadkeep.records import Json, Message
+from threadkeep.records.html import messages_html
+from threadkeep.records.knowledge import ScopeKind
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -25,12 +27,14 @@ type ExclusionReason = Literal[
     "archived",
     "empty",
     "folded",
+    "superseded",
+    "failed",
 ]
 
 
 @dataclass(frozen=True)
 class Cut:
-    """One message that stands shortened, with the mark, in the window."""
+    """A message that is shortened with a mark in the window."""
 
     seq: int
     tokens_before: int
@@ -39,7 +43,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Exclusion:
-    """A range of places (both ends included) that is out, and why."""
+    """A range of excluded positions (both ends included) and the reason."""
 
     first_seq: int
     last_seq: int
@@ -50,8 +54,9 @@ class Exclusion:
 class WindowManifest:
     """The record of one window.
 
-    `included` are the places of its messages in order. `dropped` is how many messages since the last reset are out and
-    not archived; when the caller could not say how many there are, it is the number of places in the excluded ranges.
+    `included` are the positions of its messages in order. `dropped` is the number of excluded messages since the
+    last reset that are neither archived nor superseded; if the caller did not know the number of messages, it is the
+    number of positions in the excluded ranges.
     """
 
     counter: str
@@ -72,9 +77,18 @@ class Window:
     tokens: int
     manifest: WindowManifest
 
+    def _repr_html_(self) -> str:
+        """Return the window as an HTML table for notebooks."""
+        title = f"Window of {len(self.messages)} messages, {self.tokens:,} tokens; {self.manifest.dropped:,} left out"
+        return messages_html(title, self.messages)
 
-type Section = Literal["system", "summary", "window", "input", "facts", "snippets", "selected", "steps"]
+
+type Section = Literal[
+    "system", "summary", "window", "earlier_steps", "input", "facts", "snippets", "selected", "steps"
+]
 type Source = Literal["transcript", "summaries", "turns", "text"]
+type FactSource = Literal["memory", "graphiti"]
+type GraphOutcome = Literal["ok", "deadline", "failed", "breaker_open", "off", "no_consent", "untrusted"]
 
 
 @dataclass(frozen=True)
@@ -86,8 +100,44 @@ class TurnReference:
 
 
 @dataclass(frozen=True)
+class FactReference:
+    """A fact that is quoted in a context: its origin, its first day, and the messages that state it.
+
+    `rank` is the rank of a Graphiti fact in the recall, from 1.
+    """
+
+    id: str
+    scope: ScopeKind
+    source: FactSource = "memory"
+    since: str | None = None
+    evidence: tuple[TurnReference, ...] = ()
+    rank: int | None = None
+
+
+@dataclass(frozen=True)
+class ScopeRecall:
+    """The outcome of a Graphiti query for one scope, with the reasons for missing facts.
+
+    Of the facts `found`, some are `shown`; the others are `superseded`, a `duplicate` of a shown fact, `over_quota`,
+    or did not fit (`no_room`). `queued` messages of the scope wait to be sent; `unconfirmed` messages were sent but
+    not yet seen there.
+    """
+
+    scope: ScopeKind
+    outcome: GraphOutcome = "ok"
+    found: int = 0
+    shown: int = 0
+    superseded: int = 0
+    duplicate: int = 0
+    over_quota: int = 0
+    no_room: int = 0
+    queued: int = 0
+    unconfirmed: int = 0
+
+
+@dataclass(frozen=True)
 class ConversationPlace:
-    """A conversation that an agent keeps in a graph store by itself: its key, and how it is laid out there."""
+    """A conversation that an agent stores in a graph store: its key and its layout."""
 
     key: str
     namespace: tuple[str, ...]
@@ -97,12 +147,13 @@ class ConversationPlace:
 
 @dataclass(frozen=True)
 class Entry:
-    """One message that was sent: its section, its tokens by the counter, and where its text is.
+    """A message of a model call: its section, its tokens by the counter, and the source of its text.
 
-    `source` says what the text is made of: the `transcript`'s message at `seq` (or with the `id`, which has no place
-    before it is written), the `summaries` with these ids, older `turns` that are quoted, or a `text` that is kept under
-    its `digest` (SHA-256) because no transcript has it: system prompts, tool calls and results, cut messages.
-    `snippets` are ids of what a knowledge base gave. `tokens_before` is the size of a message that was cut.
+    `source` names the origin of the text: the `transcript`'s message at `seq` (or with the `id`, if it was not
+    stored yet), the `summaries` with these ids, quoted older `turns`, or a `text` stored under its `digest`
+    (SHA-256) because no transcript has it: system prompts, tool calls and results, cut messages. `snippets` are ids
+    of knowledge base results; `facts` name the quoted facts; both in the order of the text. `tokens_before` is the
+    original size of a cut message.
     """
 
     section: Section
@@ -114,15 +165,16 @@ class Entry:
     summaries: tuple[str, ...] = ()
     turns: tuple[TurnReference, ...] = ()
     snippets: tuple[str, ...] = ()
+    facts: tuple[FactReference, ...] = ()
     tokens_before: int | None = None
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """Messages of the run's state that were not sent, and why.
+    """Messages of the run's state that were not sent, and the reason.
 
-    One message, by its `id`, which is None for one without; or `count` messages that follow each other in the state,
-    system messages aside, from that one to `last_id`. Those of them that the transcript has are excluded places too.
+    Either one message, by its `id` (None if it has none), or `count` consecutive messages of the state, without
+    system messages, up to `last_id`. Messages of the transcript are listed as excluded positions too.
     """
 
     id: str | None
@@ -133,7 +185,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ReportedUsage:
-    """Tokens as the provider counted them; `cached_tokens` of the input came from its prompt cache."""
+    """Tokens as the provider counted them; `cached_tokens` is the part of the input from its prompt cache."""
 
     input_tokens: int
     output_tokens: int
@@ -142,7 +194,7 @@ class ReportedUsage:
 
 @dataclass(frozen=True)
 class StablePrefix:
-    """The leading messages that the next call may share: how many, their tokens, and a hash of them (SHA-256)."""
+    """The leading messages that the next call may share: their number, their tokens and their hash (SHA-256)."""
 
     messages: int
     tokens: int
@@ -151,16 +203,17 @@ class StablePrefix:
 
 @dataclass(frozen=True, kw_only=True)
 class ContextManifest:
-    """The record of one model call: what went in, in order, and what stayed out and why. It holds no message's text.
+    """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
 
-    It is kept with its session, or without a `session_id` with its run; `node` made the call in a workflow. Places are
-    those of the session's transcript, or of a `conversation` that the node keeps elsewhere. Where there is no
-    transcript at all, as in a run without a session, every entry is a `text`.
+    It is stored with its session, or with its run if it has no `session_id`; `node` of the workflow made the call.
+    Positions refer to the session's transcript, or to a `conversation` that the node stores elsewhere. Without any
+    transcript, as in a run without a session, every entry is a `text`.
 
-    `tokens` and those of the entries are by `counter`, and so are those of the `tools` that the model is told of, which
-    come on top; `reported` is by the provider. `digest` is a hash of all messages:
-    `threadkeep.rebuild` proves itself by it. `anchor_seq` is where the window began (0: nothing was cut yet), `call`
-    numbers the calls of a run from 1 (0 before it is stored). `notes` say what was missing: `history_unavailable`.
+    `tokens` and the tokens of entries are by `counter`, and so are the tokens of the `tools`, which are added to
+    them; `reported` is by the provider. `digest` is a hash of all messages, which `threadkeep.rebuild` verifies. The
+    window began at `anchor_seq` (0: nothing was cut yet). `call` numbers the calls of a run from 1 (0 before it is
+    stored). `notes` name missing parts, such as `history_unavailable`. `graph` is the outcome of the Graphiti query
+    for each scope.
     """
 
     session_id: str | None = None
@@ -185,29 +238,30 @@ class ContextManifest:
     digest: str = ""
     reported: ReportedUsage | None = None
     notes: tuple[str, ...] = ()
+    graph: tuple[ScopeRecall, ...] = ()
 
     @property
     def sections(self) -> dict[Section, int]:
-        """Tokens per section, in the order in which they are sent."""
+        """Tokens per section, in sending order."""
         tokens: dict[Section, int] = {}
         for entry in self.entries:
             tokens[entry.section] = tokens.get(entry.section, 0) + entry.tokens
         return tokens
 
     def to_dict(self) -> dict[str, Json]:
-        """The manifest as JSON values, without what is at its default, and with the tokens per section."""
+        """Return the manifest as JSON values, without default values, with the tokens per section."""
         values: dict[str, Json] = _adapter().dump_python(self, mode="json", exclude_defaults=True)
         sections: dict[str, Json] = {str(name): tokens for name, tokens in self.sections.items()}
         return {**values, "sections": sections}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Json]) -> ContextManifest:
-        """The manifest that `to_dict` described. Raises `ValueError` for anything else."""
+        """Return the manifest that `to_dict` described. Raises `ValueError` for anything else."""
         return _adapter().validate_python({key: value for key, value in values.items() if key != "sections"})
 
 
 @cache
 def _adapter() -> TypeAdapter[ContextManifest]:
-    from pydantic import TypeAdapter  # windows need it not, and load nothing for it
+    from pydantic import TypeAdapter  # windows do not need it, so it is imported on use
 
     return TypeAdapter(ContextManifest)

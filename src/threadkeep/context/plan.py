@@ -1,19 +1,20 @@
-r"""The sections of a context: in which order they are sent, what each may take, which yields first when it is tight.
+r"""The sections of a context: their order, their limits, and which of them shrink first.
 
 ::
 
     system    pinned, whole, first
-    summary   what stands for messages before the window; pinned, at most its share
-    window    earlier turns, from an anchor that moves in steps
-    input     the newest user message; cut only when it alone is too big
-    facts     what is known of the user         \
-    snippets  what a knowledge base says         > change with each input, so they come after what does not;
-    selected  older turns that matter now       /  each at most its share
+    summary   replaces messages before the window; pinned, at most its share
+    facts     known facts about the user; changes if something is remembered, at most its share
+    window    earlier turns, from an anchor that moves in steps; after each question the tool calls and
+              results of the newest turns (`earlier_steps`), at most their share
+    input     the newest user message; cut only if it alone is too big
+    snippets  results of a knowledge base         \ change with each input, so they come after stable parts;
+    selected  older turns relevant to the input   /  each at most its share
     steps     the tool calls and results of the turn so far
 
-When it is tight the extras yield first, in the order of `yields`; then the beginning of the window, what is big in the
-steps (in the older ones first, which are cut before they are left out), the end of the input, and all summaries. Of
-summaries that are more than their share the oldest yield, each as a whole. The system message never does.
+If the budget is exceeded, the extras shrink first, in the order of `yields`; then the beginning of the window, large
+results in the steps (older steps first, which are cut before they are excluded), the end of the input, and all
+summaries. Summaries that exceed their share are excluded as a whole, oldest first. The system message never shrinks.
 """
 
 from __future__ import annotations
@@ -29,23 +30,24 @@ from threadkeep.errors import InvalidInput
 type WindowKind = Literal["anchored", "sliding"]
 
 EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
-"""The sections that are found anew for each input."""
+"""The sections that are searched for each input."""
 
-_ORDER: Final[tuple[Section, ...]] = ("system", "summary", "window", "input", "facts", "snippets", "selected")
+_ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "input", "snippets", "selected")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
-    {"summary": 0.25, "window": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.25}
+    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.25}
 )
 
 
 @dataclass(frozen=True)
 class ContextPlan:
-    """How a budget is laid out; see the picture above.
+    """The division of a budget among sections; see the module's table.
 
-    `order` is that of the sections, the turn's steps always being last. `shares` are parts of the budget: the most that
-    the summary and each extra may take, and what the window keeps before extras get anything. `yields` are the extras,
-    the first to go first. An `anchored` window begins where it did at the call before until it does not fit, and is
-    then cut back to `step` of its room; a `sliding` one is always the newest that fits. With `fold_repeats` an exchange
-    that repeats word for word, several times in a row, is shown once with its count.
+    `order` is the order of the sections; the turn's steps are always last. `shares` are fractions of the budget:
+    maxima for the summary and each extra, and the minimum of the window before extras get anything. `yields` lists
+    the extras, the first to shrink first. An `anchored` window begins at the same message as in the previous call
+    until it does not fit, and is then cut back to `step` of its capacity; a `sliding` window always has the newest
+    messages that fit. With `fold_repeats`, an exchange that repeats several times in a row is shown once with its
+    count.
     """
 
     order: tuple[Section, ...] = _ORDER
@@ -56,10 +58,10 @@ class ContextPlan:
     fold_repeats: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be laid out.
+        """Reject an inconsistent plan.
 
         Raises:
-            InvalidInput: says which field, and what it may be.
+            InvalidInput: names the field and its valid values.
         """
         object.__setattr__(self, "shares", MappingProxyType({**_SHARES, **self.shares}))
         if sorted(self.order) != sorted(_ORDER) or self.order[0] != "system":
@@ -77,30 +79,40 @@ class ContextPlan:
         if not _is_part(self.step) or self.step in (0, 1):
             raise InvalidInput("step is the part of its room that the window is cut back to, between 0 and 1.")
 
-    def rooms(self, budget: int, fixed: int, wanted: Collection[Section]) -> dict[Section, int]:
-        """The tokens that each wanted extra may take.
+    def rooms(
+        self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None
+    ) -> dict[Section, int]:
+        """Return the tokens that each wanted extra may use.
 
         Args:
             budget: the tokens of the whole call.
-            fixed: what the system message, the summary and the turn take of them.
-            wanted: the extras that there could be.
+            fixed: the tokens of the system message, the summary and the turn.
+            wanted: the extras that may be present.
+            shared: the tokens to which the shares apply; the budget by default.
         """
+        whole = min(budget, shared or budget)
         left = budget - fixed - int(self.shares["window"] * budget)
         rooms: dict[Section, int] = {}
         for section in reversed(self.yields):
             if section in wanted:
-                rooms[section] = max(min(int(self.shares[section] * budget), left), 0)
+                rooms[section] = max(min(int(self.shares[section] * whole), left), 0)
                 left -= rooms[section]
         return rooms
 
     def most(self, section: Section, budget: int) -> int:
-        """The tokens that a section may take of a budget."""
+        """Return the most tokens of a budget that a section may use."""
         return int(self.shares[section] * budget)
 
     @property
+    def extras_before_window(self) -> tuple[Section, ...]:
+        """The extras that are sent before the window, after the system message and the summary, in order."""
+        return tuple(section for section in self.order[: self.order.index("window")] if section in EXTRAS)
+
+    @property
     def extras_before_input(self) -> tuple[Section, ...]:
-        """The extras that are sent before the input, in order."""
-        return tuple(section for section in self.order[: self.order.index("input")] if section in EXTRAS)
+        """The extras that are sent between the window and the input, in order."""
+        window, input_ = self.order.index("window"), self.order.index("input")
+        return tuple(section for section in self.order[window:input_] if section in EXTRAS)
 
     @property
     def extras_after_input(self) -> tuple[Section, ...]:

@@ -1,7 +1,7 @@
-"""What stays in a run's memory: bounded first by characters, then by number of messages.
+"""Limits for a run's memory: first by characters, then by number of messages.
 
-System messages are pinned, and the newest user message is never dropped: it is cut if it alone is too big. What goes
-first, and what is cut, is planned as for a model call, with characters for tokens.
+System messages are pinned, and the newest user message is never dropped; it is cut if it alone is too big. Messages
+to drop or cut are planned as for a model call, with characters instead of tokens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from threadkeep.context.trim import Item, Size, plan
 
 @dataclass(frozen=True)
 class TrimReport:
-    """What one reduction did: messages before and after, and what went for each of the two limits.
+    """The result of one reduction: messages before and after, and the amount removed by each limit.
 
-    `trimmed_by_chars` is in characters, those of cut messages included; `trimmed_by_count` in messages.
+    `trimmed_by_chars` is in characters, including the removed parts of cut messages; `trimmed_by_count` is in
+    messages.
     """
 
     before: int
@@ -28,7 +29,7 @@ class TrimReport:
 
 @dataclass(frozen=True)
 class Bounded:
-    """The indexes of what stays, in order, and to how many characters some of it is to be cut."""
+    """The indexes of the messages to keep, in order, and the lengths to which some of them are cut."""
 
     kept: tuple[int, ...]
     report: TrimReport
@@ -36,16 +37,16 @@ class Bounded:
 
 
 def bound(items: Sequence[Item], lengths: Sequence[int], *, max_messages: int, max_chars: int) -> Bounded:
-    """Choose what stays of a run's messages.
+    """Choose the messages of a run to keep.
 
     Args:
-        items: the messages in order: kinds, and which tool calls belong together.
+        items: the messages in order: kinds, and tool calls with their results.
         lengths: the characters of each.
-        max_messages: how many may stay, system messages counted; less than 1 is 1. The newest tool calls stay with
-            their results even if they are more: a loop that lost them would only make them again.
-        max_chars: how many characters they may have together; 0 is unlimited.
+        max_messages: the most messages to keep, system messages included; values below 1 count as 1. The newest tool
+            calls stay with their results even beyond the limit, because an agent that lost them would repeat the calls.
+        max_chars: the most characters of all messages together; 0 means no limit.
     """
-    # A result whose call somebody removed is not for the reducer to judge.
+    # A result without its call is kept: removing it is not the reducer's task.
     known = [Item("assistant") if item == Item("tool") else item for item in items]
     kept, cuts = _by_chars(known, lengths, max_chars) if max_chars > 0 else (range(len(known)), {})
     chosen = _by_count(known, kept, max(max_messages, 1))
@@ -67,7 +68,7 @@ def _by_chars(items: Sequence[Item], lengths: Sequence[int], max_chars: int) -> 
     user = next(
         (size.minimum for item, size in reversed(list(zip(items, sizes, strict=True))) if item.kind == "user"), 0
     )
-    # Where the system messages leave no room at all, the user is still seen to have said something.
+    # Keep at least one character of the user message even if the system messages take the whole budget.
     planned = plan(items, sizes.__getitem__, max(max_chars, pinned + user), whole_steps=True)
     return sorted(planned.kept), planned.cuts
 

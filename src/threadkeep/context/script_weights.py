@@ -1,13 +1,34 @@
-"""What each pattern of characters costs in tokens: the calibrated figures behind the estimates.
+"""Token costs of character patterns: the calibrated data of the estimates.
 
-Each line is a pattern and its tokens per occurrence in the tokenizers `o200k` and `cl100k`; those of a text are added
-up. A letter costs what it costs on average, and frequent sequences correct that: `tion` makes a word cheaper in all
-languages that have it. Fitted by `python -m bench.fit_tokens`, rather over than under; `character_kinds` has the kinds.
+Each line is a pattern and its tokens per occurrence in the tokenizers `o200k` and `cl100k`; an estimate is their
+sum. A letter has its average cost, and frequent sequences correct it: `tion` makes a word cheaper in every language
+that has it. Fitted by `python -m bench.fit_tokens`, rather too high than too low; `estimates` has the kinds.
 """
 
 from __future__ import annotations
 
-from threadkeep.context.patterns import Pattern, Script
+from dataclasses import dataclass
+
+type Pattern = tuple[str | bytes, float, float]
+"""Characters or kinds of them, and the tokens per occurrence in the tokenizers `o200k` and `cl100k`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """The patterns for texts with this script: kinds, characters, and positions of capitals.
+
+    The first kind is the kind of the script's characters.
+    """
+
+    kinds: tuple[Pattern, ...]
+    text: tuple[Pattern, ...] = ()
+    capitals: tuple[Pattern, ...] = ()
+
+
+def as_bytes(pattern: Pattern) -> bytes:
+    """Return the bytes to search for."""
+    return pattern[0] if isinstance(pattern[0], bytes) else pattern[0].encode()
+
 
 RUNS: tuple[Pattern, ...] = (
     ("words", 0.219, 0.232),
@@ -275,4 +296,4 @@ SCRIPTS: dict[str, Script] = {
         kinds=(("x", 2.006, 2.781),),
     ),
 }
-"""By the kind of a character's first byte."""
+"""The patterns by the kind of a character's first byte."""

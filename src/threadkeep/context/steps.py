@@ -1,8 +1,8 @@
-"""How what a turn has beside its question shares the room: the newest step first, the older ones cut to fit beside it.
+"""Division of the budget among the steps of a turn: newest step first, older steps cut to fit.
 
-A step whose result is not there any more would only be done again, so an older one is cut before it is left out. What
-was cut stays as it is for the calls to come: the shares are those that each call of the turn had in its time, replayed
-from its first step, and where one more step does not fit, the older ones are cut back to half of the room at once.
+A model would repeat a step whose result is missing, so an older step is cut before it is excluded. A cut stays the
+same in later calls: the shares are computed again for each call of the turn, from its first step. If one more step
+does not fit, the older steps are cut back to half of the budget at once.
 """
 
 from __future__ import annotations
@@ -12,37 +12,37 @@ from dataclasses import dataclass
 from typing import Final
 
 _SMALL: Final = 8
-"""A result of less than this part of the room is cut only where cutting the bigger ones is not enough."""
+"""A result smaller than this fraction of the budget is cut only if cutting the larger ones is not enough."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """The tokens of a message, and of the shortest form that it can be cut to (the same when it cannot be cut)."""
+    """The tokens of a message, and of its shortest form (the same if it cannot be cut)."""
 
     tokens: int
     minimum: int
 
     def at(self, level: int) -> int:
-        """The tokens of the message when nothing may have more than the level."""
+        """Return the tokens of the message if no message may exceed the level."""
         return max(self.minimum, min(self.tokens, level))
 
 
 type Step = Sequence[Size]
-"""The messages that stay or go together: a tool call and its results, or a single message."""
+"""Messages that are kept or excluded together: a tool call with its results, or a single message."""
 
 
 def whole_of(step: Step) -> int:
-    """The tokens of a step that is not cut."""
+    """Return the tokens of the whole step."""
     return sum(size.tokens for size in step)
 
 
 def least_of(step: Step) -> int:
-    """The tokens of a step that is cut as short as can be."""
+    """Return the tokens of a step in its shortest form."""
     return sum(size.minimum for size in step)
 
 
 def level_of(step: Step, room: int) -> int:
-    """The level to which the biggest messages of a step are cut, such that it takes at most the room."""
+    """Return the level to which the largest messages of a step are cut, so that the step fits."""
     low, high = 0, room
     while low <= high:
         level = (low + high) // 2
@@ -54,18 +54,18 @@ def level_of(step: Step, room: int) -> int:
 
 
 def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int | None]:
-    """The tokens that each may take, in order; None for one that has no room even cut to its mark.
+    """Return the tokens of each part and step, in order; None if even its shortest form does not fit.
 
     Args:
-        parts: what else is of the question, the oldest first; it is cut after the older steps.
-        steps: what came after the question, the oldest first. The shortest form of the newest has room.
+        parts: other messages of the question, oldest first; they are cut after the older steps.
+        steps: the messages after the question, oldest first. The shortest form of the newest fits.
         room: the tokens for all of them.
     """
     everything = [*parts, *steps]
     if not everything:
         return []
     newest = everything[-1]
-    # A quarter of it is the newest one's before any older one is there as a mark.
+    # The newest step gets a quarter before any older step gets even its shortest form.
     left = room - min(whole_of(newest), max(least_of(newest), room // 4))
     kept = {len(everything) - 1}
     for numbers in (range(len(parts)), range(len(parts), len(everything))):
@@ -83,7 +83,7 @@ def shares(parts: Sequence[Step], steps: Sequence[Step], room: int) -> list[int 
 
 
 def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
-    """The tokens of each, where the newest may be cut and the older ones are there whole, newest first, or not."""
+    """Return the tokens of each step if only the newest may be cut; older ones are whole, newest first, or excluded."""
     found: list[int | None] = [None] * len(steps)
     for number in range(len(steps) - 1, -1, -1):
         tokens = whole_of(steps[number])
@@ -97,14 +97,14 @@ def whole_shares(steps: Sequence[Step], room: int) -> list[int | None]:
 
 
 def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
-    """The tokens of each after the last one came; the first `parts` are of the question."""
+    """Return the tokens of each step after the last one; the first `parts` belong to the question."""
     granted: list[int] = []
     older = 0
     for step in steps:
         whole, least = whole_of(step), least_of(step)
         claim = min(whole, max(least, room * 3 // 4))
         if older > room - claim:
-            # To half, as a window is cut back: so the next steps find room, and what stands before them stays.
+            # Back to half, as for a window: the next steps then fit, and the messages before them stay the same.
             _cut_back(steps, granted, parts, older - min(room // 2, room - claim), room // _SMALL)
             older = sum(granted)
         granted.append(max(least, min(whole, room - older)))
@@ -113,7 +113,7 @@ def _replayed(steps: Sequence[Step], parts: int, room: int) -> list[int]:
 
 
 def _cut_back(steps: Sequence[Step], granted: list[int], parts: int, excess: int, small: int) -> None:
-    """Take so many tokens from what was granted, from the oldest steps first, and from small results last."""
+    """Take tokens back from granted shares: from the oldest steps first, and from small results last."""
     for floor in (small, 0):
         for number in (*range(parts, len(granted)), *range(min(parts, len(granted)))):
             least = sum(size.at(floor) for size in steps[number])

@@ -1,15 +1,96 @@
-"""Token counters by the name of a counter, and by the name of a model."""
+"""Token counters by their own name and by model name."""
 
 from __future__ import annotations
 
+import math
 import re
+from dataclasses import dataclass, replace
 from typing import get_args
 
-from threadkeep.context.calibration import ScaledCounter, TokenFactor, plain_name, scaled
+from threadkeep.context.budget import continues, names_of
 from threadkeep.context.estimates import TokenCounter, chars4, estimate, estimate_cl100k
-from threadkeep.context.exact_tokens import Encoding, exact_counter, installed_counter
-from threadkeep.context.model_names import continues, names_of
+from threadkeep.context.exact_tokens import Encoding, ExactCounter, exact_counter, installed_counter
 from threadkeep.errors import InvalidInput
+
+LEAST_FACTOR, GREATEST_FACTOR = 0.5, 3.0
+"""Bounds of the learned factor."""
+
+MIN_TOKENS = 200
+"""Smaller prompts are ignored: too much of them is the provider's framing of messages and tools."""
+
+_LONGEST_STEP = 0.15  # of the logarithm: one report changes the factor by 16 % at most
+_LEAST_WEIGHT = 0.1  # of the newest report: about twenty reports count
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFactor:
+    """The factor by which an estimate is multiplied for a model: 1 before the first report."""
+
+    model: str
+    value: float = 1.0
+    samples: int = 0
+
+    def learn(self, estimated: int, reported: int) -> TokenFactor:
+        """Return the factor after one more model call; unchanged if the call is too small.
+
+        The first reports weigh most. A report moves the factor by a bounded step, so an outlier has little effect,
+        and many consistent reports move the factor to their ratio.
+
+        Args:
+            estimated: the tokens of the whole request, tools included, by the counter without a factor.
+            reported: the input tokens that the provider reported, cached tokens included.
+        """
+        if estimated < MIN_TOKENS or reported < MIN_TOKENS:
+            return self
+        here = math.log(_bounded(self.value))
+        there = math.log(_bounded(reported / estimated))
+        weight = max(_LEAST_WEIGHT, 2 / (self.samples + 2))
+        step = max(-_LONGEST_STEP, min(_LONGEST_STEP, weight * (there - here)))
+        return replace(self, value=_bounded(math.exp(here + step)), samples=self.samples + 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledCounter:
+    """A token estimate times a factor in hundredths, rounded up."""
+
+    counter: TokenCounter
+    base: str
+    hundredths: int
+
+    @property
+    def name(self) -> str:
+        """The counter's name and factor, such as `estimate×1.12`."""
+        return f"{self.base}×{self.hundredths / 100:.2f}"
+
+    def __call__(self, text: str, /) -> int:
+        """Return the tokens of this text."""
+        return -(-self.counter(text) * self.hundredths // 100)
+
+
+def scaled(counter: TokenCounter, factor: TokenFactor) -> TokenCounter:
+    """Return the counter with its counts multiplied by the factor, rounded to hundredths, and rounded up.
+
+    An exact counter is never scaled: the difference to the provider's number is framing, not text.
+    """
+    if isinstance(counter, ExactCounter):
+        return counter
+    unscaled, base = (counter.counter, counter.base) if isinstance(counter, ScaledCounter) else (counter, None)
+    hundredths = round(100 * _bounded(factor.value))
+    return unscaled if hundredths == 100 else ScaledCounter(unscaled, base or plain_name(unscaled), hundredths)
+
+
+def plain_name(counter: TokenCounter) -> str:
+    """Return the counter's own name, or the name of its type."""
+    for attribute in ("name", "__name__"):
+        name = getattr(counter, attribute, None)
+        if isinstance(name, str) and name:
+            return name
+    return type(counter).__name__
+
+
+def _bounded(value: float) -> float:
+    return min(GREATEST_FACTOR, max(LEAST_FACTOR, value)) if math.isfinite(value) else 1.0
+
 
 __all__ = [
     "TokenCounter",
@@ -47,12 +128,12 @@ _FAMILY_ESTIMATES: dict[Encoding, TokenCounter] = {"o200k": estimate, "cl100k": 
 
 
 def counter_named(name: str) -> TokenCounter:
-    """The counter of a name: `estimate`, `estimate_cl100k`, `chars4`, `o200k`, `cl100k`, or an estimate and its factor.
+    """Return the counter with this name: `estimate`, `estimate_cl100k`, `chars4`, `o200k`, `cl100k` or a scaled one.
 
-    `o200k` and `cl100k` are exact. With a factor is written as `name_of` gives it: `estimate×1.12`.
+    `o200k` and `cl100k` are exact. A scaled estimate has the form of `name_of`: `estimate×1.12`.
 
     Raises:
-        InvalidInput: there is no such counter, or the extra that it needs is not installed.
+        InvalidInput: the name is unknown, or its extra is not installed.
     """
     if name in _ESTIMATES:
         return _ESTIMATES[name]
@@ -67,11 +148,11 @@ def counter_named(name: str) -> TokenCounter:
 
 
 def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> TokenCounter:
-    """The best counter there is for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
+    """Return the best counter for a model: exact for OpenAI's with the extra `tokens`, else an estimate.
 
     Args:
-        model: its name, with or without its provider; None and unknown ones have the estimate for current models.
-        factor: what was learned of the estimate for this model; exact counters take no notice of it.
+        model: its name, with or without its provider; None and unknown names get the estimate for current models.
+        factor: the learned correction of the estimate for this model; exact counters ignore it.
     """
     encoding = encoding_of(model)
     if encoding is not None and (exact := installed_counter(encoding)) is not None:
@@ -81,7 +162,7 @@ def counter_for(model: str | None, *, factor: TokenFactor | None = None) -> Toke
 
 
 def encoding_of(model: str | None) -> Encoding | None:
-    """The encoding of a model of OpenAI's; None for others."""
+    """Return the encoding of an OpenAI model; None for others."""
     for name in names_of(model):
         if known := [known for known in _FAMILIES if continues(name.removeprefix("ft:"), known)]:
             return _FAMILIES[max(known, key=len)]
@@ -89,7 +170,52 @@ def encoding_of(model: str | None) -> Encoding | None:
 
 
 def name_of(counter: TokenCounter) -> str:
-    """The counter's name, for manifests: that of `counter_named`, or the function's own."""
+    """Return the counter's name, for manifests: a name of `counter_named`, or the function's own name."""
     if isinstance(counter, ScaledCounter):
         return counter.name
     return next((name for name, known in _ESTIMATES.items() if counter is known), plain_name(counter))
+
+
+_MOST = 16_384
+
+
+class RememberingCounter:
+    """A counter with a cache of recent counts, by the hash and length of the text. It stores no text."""
+
+    def __init__(self, counter: TokenCounter, *, most: int = _MOST) -> None:
+        self.counter = counter
+        self.name = plain_name(counter)
+        self._most = most
+        self._counts: dict[tuple[int, int], int] = {}
+
+    def __call__(self, text: str, /) -> int:
+        """Return the tokens of this text."""
+        key = (hash(text), len(text))
+        if (known := self._counts.get(key)) is not None:
+            return known
+        if len(self._counts) >= self._most:
+            self._counts.clear()
+        self._counts[key] = tokens = self.counter(text)
+        return tokens
+
+
+class RememberedCounts:
+    """The caching counters of one memory, one for each estimate; exact counters are fast without a cache."""
+
+    def __init__(self) -> None:
+        self._counters: dict[TokenCounter, RememberingCounter] = {}
+
+    def remembering(self, counter: TokenCounter) -> TokenCounter:
+        """Return a counter with the same counts and a cache."""
+        if isinstance(counter, ExactCounter | RememberingCounter):
+            return counter
+        if isinstance(counter, ScaledCounter):
+            return ScaledCounter(self.remembering(counter.counter), counter.base, counter.hundredths)
+        return self._counters.setdefault(counter, RememberingCounter(counter))
+
+
+def plain_counter(counter: TokenCounter) -> TokenCounter:
+    """Return the counter without its cache and its learned factor."""
+    while isinstance(counter, ScaledCounter | RememberingCounter):
+        counter = counter.counter
+    return counter

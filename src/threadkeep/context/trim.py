@@ -1,12 +1,12 @@
-"""Which messages of one model call fit: planned over kinds and sizes, without knowing any message.
+"""The plan of one model call: which messages fit, from kinds and sizes only.
 
-The order of what matters: system messages, whole and first; the newest user message, cut if it alone is too big; the
-newest step of the current turn, cut if need be and never left out; the turn's earlier steps, cut before they are left
-out (`steps`); then history, newest first, up to a number of messages; its newest message is cut if nothing else of it
-would be there. A tool call and its results are one group: all of it or nothing.
+Priorities: system messages, whole and first; the newest user message, cut if it alone is too big; the newest step of
+the current turn, cut if necessary and never excluded; the turn's earlier steps, cut before they are excluded
+(`steps`); then history, newest first, up to a number of messages. The newest message of history is cut if nothing
+else of it fits. A tool call and its results form one group: all of it is kept, or nothing.
 
-Where history begins can be an anchor that stays from call to call, so that calls share their leading messages: what
-does not fit any more moves it by a whole step (`Anchor`).
+An anchor can fix the start of history, so that consecutive calls share their leading messages. If the messages no
+longer fit, the anchor moves by a whole step (`Anchor`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from threadkeep.errors import BudgetTooSmall
 __all__ = ["Anchor", "Item", "Kind", "Plan", "Reason", "Size", "plan"]
 
 _LEAST_TOKENS: Final = 16
-"""What is left of a message of history that is cut says something from here on."""
+"""The least tokens of a cut history message that is worth sending."""
 
 type Kind = Literal["system", "user", "assistant", "tool"]
 type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool"]
@@ -29,7 +29,7 @@ type Reason = Literal["over_budget", "over_limit", "before_anchor", "orphan_tool
 
 @dataclass(frozen=True)
 class Item:
-    """One message of a call: its kind, and the index of the assistant message with whose tool calls it belongs."""
+    """A message of a call: its kind, and the index of the assistant message whose tool calls it belongs to."""
 
     kind: Kind
     group: int | None = None
@@ -37,12 +37,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Anchor:
-    """Where history begins, and how far that moves when it does not fit.
+    """The start of history, and the distance that it moves if history does not fit.
 
-    Nothing before the index `begin` is kept. When an earlier call `set` it and what follows is too much (by itself, or
-    `overflowing`: there was more than was handed in), history is cut back to `fraction` of its room and of its number
-    of messages, the question counted, and begins with a user message; the last exchange stays if it fits at all. Where
-    no call has set it yet, history is the newest that fits.
+    Messages before the index `begin` are excluded. If an earlier call `set` it and the rest is too large (by itself,
+    or `overflowing`: not all messages were passed in), history is cut back to `fraction` of its budget and of its
+    number of messages, the question included. It then begins with a user message; the last exchange stays if it fits
+    at all. If no call has set it yet, history is the newest messages that fit. If the steps of the turn leave too
+    little space, it is cut back as well: the next steps then fit, and the calls of a loop share their beginning.
     """
 
     begin: int = 0
@@ -53,11 +54,11 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Plan:
-    """What to send: indexes in sending order, the tokens to which some are to be cut, what is out and why.
+    """The messages to send: indexes in sending order, sizes of cut messages, and exclusions with reasons.
 
-    `begin` is where history begins (where the turn does if there is none); `cut_back` whether that is another place
-    than the anchor said; `lasting` whether it is so for the turns to come, too: what only this turn's own steps have
-    pushed out is there again after it.
+    `begin` is the start of history (or of the turn, without history). `cut_back` is True if it differs from the
+    anchor. `lasting` is True if the new start also holds for later turns; messages excluded only because of this
+    turn's steps return after it. `opened` is True if the tokens include those of an opening.
     """
 
     kept: tuple[int, ...]
@@ -67,6 +68,7 @@ class Plan:
     begin: int = 0
     cut_back: bool = False
     lasting: bool = False
+    opened: bool = False
 
 
 def plan(
@@ -78,31 +80,37 @@ def plan(
     turn: int | None = None,
     anchor: Anchor | None = None,
     whole_steps: bool = False,
+    opening: int = 0,
 ) -> Plan:
     """Choose the messages of one model call.
 
     Args:
         items: the messages in order.
-        measure: the size of the message at an index; asked only for those that may be sent.
-        budget: the most tokens that all of them together may have.
+        measure: returns the size of the message at an index; called only for messages that may be sent.
+        budget: the most tokens of all messages together.
         max_messages: the most user messages and assistant messages without tool calls before the current turn.
-        turn: where the current turn begins, if it is asked in several messages; else with the newest user message.
-        anchor: where history begins; without one it is the newest that fits.
-        whole_steps: the turn's older steps are there whole or not at all, and the newest not if it has no room.
+        turn: the start of the current turn if its question has several messages; by default the newest user message.
+        anchor: the start of history; without one, history is the newest messages that fit.
+        whole_steps: the turn's older steps are kept whole or excluded, and the newest is excluded if it does not fit.
+        opening: the tokens of a message placed first if the first message is not a user message; 0 for none.
 
     Raises:
-        BudgetTooSmall: the system messages are over the budget, or they with the newest user message and the newest
-            step of the turn, both cut as short as can be.
+        BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
+            newest step of the turn, both in their shortest form.
     """
-    return _Planner(items, measure, budget, whole_steps).plan(max_messages, turn, anchor or Anchor())
+    return _Planner(items, measure, budget, whole_steps, opening).plan(max_messages, turn, anchor)
 
 
 class _Planner:
-    def __init__(self, items: Sequence[Item], measure: Callable[[int], Size], budget: int, whole_steps: bool) -> None:
+    def __init__(
+        self, items: Sequence[Item], measure: Callable[[int], Size], budget: int, whole_steps: bool, opening: int
+    ) -> None:
         self._items = items
         self._measure = measure
         self._budget = budget
         self._whole_steps = whole_steps
+        self._opening = opening
+        self._opened = False
         self._left = budget
         self._kept: list[int] = []
         self._cuts: dict[int, int] = {}
@@ -111,7 +119,7 @@ class _Planner:
         self._steps = 0
         self._pushed_out = False
 
-    def plan(self, max_messages: int | None, turn: int | None, anchor: Anchor) -> Plan:
+    def plan(self, max_messages: int | None, turn: int | None, anchor: Anchor | None) -> Plan:
         system = [index for index, item in enumerate(self._items) if item.kind == "system"]
         self._pin(system)
         user = next((i for i in range(len(self._items) - 1, -1, -1) if self._items[i].kind == "user"), None)
@@ -120,8 +128,10 @@ class _Planner:
         first = first if turn is None else min(turn, first)
         current = [unit for unit in units if unit[0] >= first]
         history = [unit for unit in units if unit[0] < first]
+        if user is None and units:
+            self._open()
         squeezed = self._place_turn(user, current)
-        older = [unit for unit in history if unit[0] < anchor.begin]
+        older = [unit for unit in history if anchor is not None and unit[0] < anchor.begin]
         for unit in older:
             self._excluded |= dict.fromkeys(unit, "before_anchor")
         history = history[len(older) :]
@@ -135,9 +145,10 @@ class _Planner:
         rest = sorted(index for index in self._kept if self._items[index].kind != "system")
         excluded = tuple(sorted(self._excluded.items()))
         begin = kept[0][0] if kept else first
-        cut_back = bool(history) and (anchor.overflowing or len(kept) < len(history))
+        cut_back = bool(history) and (_overflows(anchor) or len(kept) < len(history))
         lasting = cut_back and not self._pushed_out
-        return Plan((*system, *rest), self._budget - self._left, self._cuts, excluded, begin, cut_back, lasting)
+        tokens = self._budget - self._left
+        return Plan((*system, *rest), tokens, self._cuts, excluded, begin, cut_back, lasting, self._opened)
 
     def _pin(self, system: Sequence[int]) -> None:
         tokens = sum(self._measure(index).tokens for index in system)
@@ -149,7 +160,7 @@ class _Planner:
         self._left -= tokens
 
     def _units(self, user: int | None) -> list[list[int]]:
-        """What stays or goes together, in order, but for the newest user message; results without a call are out."""
+        """Return the groups to keep or exclude, without the newest user message; exclude results without a call."""
         units: dict[int, list[int]] = {}
         for index, item in enumerate(self._items):
             if item.kind == "system" or index == user:
@@ -162,7 +173,7 @@ class _Planner:
         return list(units.values())
 
     def _place_turn(self, user: int | None, current: Sequence[list[int]]) -> bool:
-        """Place the newest user message and what else is of the turn; whether something of it is cut or out."""
+        """Place the newest user message and the rest of the turn; return True if something of it is cut or excluded."""
         parts = [unit for unit in current if user is not None and unit[0] < user]
         steps = current[len(parts) :]
         fits = self._place_user(user, current, bool(steps) and not self._whole_steps)
@@ -183,7 +194,7 @@ class _Planner:
         return bool(self._cuts) or None in granted
 
     def _place_user(self, user: int | None, current: Sequence[list[int]], needs_newest: bool) -> bool:
-        """Place the newest user message, cut if it must be; whether the newest of the others has room beside it."""
+        """Place the newest user message, cut if necessary; return True if the newest step fits beside it."""
         size = self._measure(user) if user is not None else Size(0, 0)
         if size.minimum > self._left:
             raise BudgetTooSmall(
@@ -209,14 +220,15 @@ class _Planner:
         return beside
 
     def _place_history(
-        self, history: Sequence[list[int]], places: int | None, anchor: Anchor, reason: Reason
+        self, history: Sequence[list[int]], places: int | None, anchor: Anchor | None, reason: Reason
     ) -> Sequence[list[int]]:
-        """Place the newest of history that fits, or a step less where it does not fit as the anchor would have it."""
+        """Place the newest history that fits, or less by a step if it does not fit behind the anchor."""
         fitting, stopped = self._newest(history, self._left, places)
-        if anchor.overflowing or len(fitting) < len(history):
+        if _overflows(anchor) or len(fitting) < len(history):
             self._pushed_out = bool(self._steps)
-            if anchor.set or self._steps:
+            if anchor is not None and (anchor.set or self._steps):
                 fitting = self._stepped(fitting, places, anchor.fraction)
+        fitting = self._opened_by_user(fitting)
         out = history[: len(history) - len(fitting)]
         if out and not fitting and stopped and self._cut_newest(out[-1]):
             fitting, out = out[-1:], out[:-1]
@@ -228,10 +240,10 @@ class _Planner:
         return fitting
 
     def _stepped(self, fitting: Sequence[list[int]], places: int | None, fraction: float) -> Sequence[list[int]]:
-        """Of what fits the newest that leaves room to grow, from a user message on, and at least the last exchange."""
-        # The question and the answer to come count as well: after this turn the window is at the fraction.
+        """Return the newest groups that leave space to grow, from a user message on; at least the last exchange."""
+        # The question and its answer count as well: after this turn the window is at the fraction.
         allowed = None if places is None else max(int(fraction * places) - 2, 0)
-        # As if the turn had no steps yet, so that the next turn can begin there as well; else for this turn only.
+        # Calculated without the turn's steps, so that the next turn can begin there as well; else for this turn only.
         room = int(fraction * (self._left + self._question + self._steps)) - self._question
         if room > self._left or room <= 0:
             room = int(fraction * self._left)
@@ -244,17 +256,43 @@ class _Planner:
             return fitting[next((number for number in users if number >= start), users[-1]) :]
         return fewer or fitting
 
+    def _opened_by_user(self, fitting: Sequence[list[int]]) -> Sequence[list[int]]:
+        """Return history with space for the opening, if it does not begin with a user message."""
+        needed = self._opening_of(fitting)
+        left = self._left - sum(map(self._tokens, fitting)) if needed else 0
+        while needed > left:
+            self._pushed_out = self._pushed_out or bool(self._steps)
+            left += self._tokens(fitting[0])
+            fitting = fitting[1:]
+            needed = self._opening_of(fitting)
+        if needed:
+            self._open()
+        return fitting
+
+    def _opening_of(self, history: Sequence[Sequence[int]]) -> int:
+        """Return the tokens of the opening that this history needs."""
+        asked = self._opened or not history or self._items[history[0][0]].kind == "user"
+        return 0 if asked else self._opening
+
+    def _open(self) -> None:
+        """Place the opening."""
+        self._opened = self._opening > 0
+        self._left -= self._opening
+
     def _cut_newest(self, unit: Sequence[int]) -> bool:
-        """Place the newest of history, cut to what is left, unless next to nothing of it would be there."""
-        if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS > self._left:
+        """Place the newest message of history, cut to the remaining budget; skip it if almost nothing would be left."""
+        opening = self._opening_of([unit])
+        if sum(self._measure(index).minimum for index in unit) + _LEAST_TOKENS + opening > self._left:
             return False
+        if opening:
+            self._open()
         self._place(unit, self._left)
         return True
 
     def _newest(
         self, history: Sequence[list[int]], room: int, places: int | None
     ) -> tuple[Sequence[list[int]], Reason | None]:
-        """The newest units within a number of tokens and of messages, and what stopped them."""
+        """Return the newest groups within a number of tokens and of messages, and the limit that stopped them."""
         number = len(history)
         while number:
             unit = history[number - 1]
@@ -269,7 +307,7 @@ class _Planner:
         return history, None
 
     def _place(self, unit: Sequence[int], tokens: int) -> None:
-        """Keep a group in so many tokens; where it has more, its biggest messages are cut to one level."""
+        """Place a group in `tokens` tokens; if it is larger, cut its largest messages to one level."""
         sizes = [self._measure(index) for index in unit]
         level = level_of(sizes, tokens) if whole_of(sizes) > tokens else tokens
         for index, size in zip(unit, sizes, strict=True):
@@ -290,10 +328,14 @@ class _Planner:
         self._left -= tokens
 
 
-def _reserved(wanted: int, room: int) -> int:
-    """What a question that is cut leaves to the turn's steps: a sixteenth, an eighth or a quarter of the room.
+def _overflows(anchor: Anchor | None) -> bool:
+    return anchor is not None and anchor.overflowing
 
-    It is not as much as they have just now, or the question would be cut anew at each call.
+
+def _reserved(wanted: int, room: int) -> int:
+    """Return the tokens that a cut question leaves to the turn's steps: a sixteenth, an eighth or a quarter.
+
+    The amount does not depend on the exact size of the steps, else each call would cut the question differently.
     """
     if not wanted:
         return 0

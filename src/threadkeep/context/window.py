@@ -1,15 +1,16 @@
-"""The newest messages that fit: which stored rows a model call may see.
+"""Windows: the newest stored rows that fit into a model call.
 
-The rules: contiguous from the newest, oldest first in the result; it stops at the first message that does not fit.
-The newest user message is always there: its room is reserved before any other's, and where it is older than the rest
-it stands first. If it alone is over the budget it stands alone, cut. If the newest message of all does not fit beside
-it, that one is cut instead of leaving the history empty. A limit of 0 means none; None means no such limit.
+A window is contiguous from the newest row, and oldest first in the result. It stops at the first message that does
+not fit. The newest user message is always included: its tokens are reserved first, and if it is older than the other
+rows, it comes first. If it alone exceeds the budget, it is the only message, and it is cut. If the newest message
+does not fit beside it, that message is cut so that the history is not empty. A limit of 0 means none; None means no
+limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from threadkeep.context.cut import CUT_MARK, cut_end
 from threadkeep.context.manifest import Cut, Exclusion, ExclusionReason, Window, WindowManifest
@@ -17,16 +18,16 @@ from threadkeep.context.tokens import TokenCounter, estimate, name_of
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Message
 
-# What somebody has put out of windows; it is not the limits that leave it out.
-_NOT_DROPPED = ("reset", "archived")
+# Excluded by a caller or by retention, not by the limits.
+_NOT_DROPPED = ("reset", "archived", "superseded")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How much a window may hold, and what measures it.
+    """The limits of a window, and its counter.
 
-    Without a counter the tokens counted when a message was stored are trusted; a counter given here recounts
-    everything.
+    Without a counter, the stored token counts of the messages are used; a counter given here counts everything
+    again.
     """
 
     max_messages: int | None = None
@@ -34,7 +35,7 @@ class Limits:
     counter: TokenCounter | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits below zero.
+        """Reject negative limits.
 
         Raises:
             InvalidInput: names the limit.
@@ -45,17 +46,17 @@ class Limits:
 
     @property
     def nothing(self) -> bool:
-        """Whether a limit of 0 leaves nothing at all."""
+        """True if a limit of 0 leaves nothing."""
         return self.max_messages == 0 or self.max_tokens == 0
 
 
 @dataclass(frozen=True)
 class Extent:
-    """What the session has, beside the rows that were read: enough to name everything that is out, in O(1).
+    """The extent of a session beyond the rows that were read: enough to name all exclusions, in O(1).
 
-    `first_seq` is the oldest place that is still stored, `reset_seq` the place of the last reset (0: never),
-    `archived_seq` the end of what is archived (0: nothing), `available` the number of user and assistant messages after
-    both, if known.
+    `first_seq` is the oldest stored position, `reset_seq` the position of the last reset (0: never), `archived_seq`
+    the end of the archived messages (0: none), `available` the number of user and assistant messages after both, if
+    known.
     """
 
     first_seq: int = 1
@@ -67,24 +68,53 @@ class Extent:
 def choose(
     rows: Sequence[Message], limits: Limits, *, newest_user: Message | None = None, extent: Extent | None = None
 ) -> Window:
-    """The window over rows that were read newest first.
+    """Return the window over rows that were read newest first.
 
     Args:
-        rows: the newest user and assistant rows, newest first, all with their `seq`; reading `limits.max_messages` of
-            them is enough.
-        limits: the bounds and the counter.
-        newest_user: the session's newest user message when it is not among the rows.
-        extent: what the session has beside the rows; by default everything from place 1.
+        rows: the newest user and assistant rows, newest first, all with their `seq`; `limits.max_messages` of them are
+            enough.
+        limits: the limits and the counter.
+        newest_user: the session's newest user message if it is not among the rows.
+        extent: the extent of the session; by default everything from position 1.
     """
     chooser = WindowChooser(limits, newest_user=newest_user)
     chooser.add(rows)
     return chooser.window(extent)
 
 
-class WindowChooser:
-    """A window chosen while its rows are still being read, page by page.
+def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
+    """Return the window with superseded ranges separated from those that its limits exclude."""
+    if not superseded:
+        return window
+    excluded = [*window.manifest.excluded]
+    for first, last in superseded:
+        excluded = [part for gap in excluded for part in _without(gap, first, last)]
+    excluded += [Exclusion(first, last, "superseded") for first, last in superseded]
+    excluded.sort(key=lambda gap: gap.first_seq)
+    return replace(
+        window, manifest=replace(window.manifest, excluded=tuple(excluded), dropped=_dropped_places(excluded))
+    )
 
-    The newest user message must be in the first page, or be given: its room is reserved before anything else::
+
+def _without(gap: Exclusion, first_seq: int, last_seq: int) -> Iterator[Exclusion]:
+    """Yield the parts of a gap outside two positions, both included."""
+    if gap.last_seq < first_seq or gap.first_seq > last_seq:
+        yield gap
+        return
+    if gap.first_seq < first_seq:
+        yield replace(gap, last_seq=first_seq - 1)
+    if gap.last_seq > last_seq:
+        yield replace(gap, first_seq=last_seq + 1)
+
+
+def _dropped_places(excluded: Sequence[Exclusion]) -> int:
+    return sum(gap.last_seq - gap.first_seq + 1 for gap in excluded if gap.reason not in _NOT_DROPPED)
+
+
+class WindowChooser:
+    """A window chosen page by page while its rows are being read.
+
+    The newest user message must be in the first page, or be given: its tokens are reserved first::
 
         chooser = WindowChooser(limits, newest_user=...)
         while chooser.wants_more and (rows := await next_older_rows()):
@@ -93,14 +123,14 @@ class WindowChooser:
     """
 
     def __init__(self, limits: Limits, *, newest_user: Message | None = None, before_question: bool = False) -> None:
-        """A chooser; `before_question` says that the newest user message is another one, which comes after all rows.
+        """Create a chooser; with `before_question`, the newest user message is not stored yet and follows all rows.
 
-        Then nothing is cut, and the newest row is there even if it alone is over the budget.
+        Then nothing is cut, and the newest row is included even if it alone exceeds the budget.
         """
         self._limits = limits
         self._counter = limits.counter or estimate
         self._before_question = before_question
-        self._pinned = None if before_question else newest_user  # reserved and not yet met among the rows
+        self._pinned = None if before_question else newest_user  # reserved and not yet found among the rows
         self._pinned_tokens = 0
         self._chosen: list[tuple[Message, int]] = []  # newest first
         self._cuts: list[Cut] = []
@@ -111,11 +141,11 @@ class WindowChooser:
 
     @property
     def wants_more(self) -> bool:
-        """Whether older rows could still be in the window."""
+        """True if older rows could still be in the window."""
         return not (self._limits.nothing or self._stop or self._full)
 
     def add(self, rows: Sequence[Message]) -> None:
-        """Take the next older rows, newest first.
+        """Add the next older rows, newest first.
 
         Raises:
             InvalidInput: a row has no `seq`, or a role that is never in a window.
@@ -130,13 +160,13 @@ class WindowChooser:
             self._take(row)
 
     def window(self, extent: Extent | None = None) -> Window:
-        """The window over the rows so far, oldest first, with its manifest."""
+        """Return the window over the rows so far, oldest first, with its manifest."""
         if not self._started:
             self.add(())
         pinned = [(self._pinned, self._pinned_tokens)] if self._pinned else []
         chosen = [*pinned, *reversed(self._chosen)]
         excluded = self._excluded(extent or Extent())
-        dropped = sum(gap.last_seq - gap.first_seq + 1 for gap in excluded if gap.reason not in _NOT_DROPPED)
+        dropped = _dropped_places(excluded)
         if extent and extent.available is not None:
             dropped = max(extent.available - len(chosen), 0)
         manifest = WindowManifest(
@@ -157,7 +187,7 @@ class WindowChooser:
         return limit is not None and len(self._chosen) + (self._pinned is not None) >= limit
 
     def _start(self, rows: Sequence[Message]) -> Sequence[Message]:
-        """Reserve the newest user message's room before any other's."""
+        """Reserve the newest user message's tokens before any others."""
         self._started = True
         among = next((row for row in rows if row.role == "user"), None) if not self._before_question else None
         if self._pinned is None or (among and _seq(among) >= _seq(self._pinned)):
@@ -188,7 +218,7 @@ class WindowChooser:
             self._pinned = None
             return
         if self._full:
-            # As if this row had not been read: how far one reads must not show.
+            # As if this row had not been read: the result must not depend on the size of pages.
             self._stop = (_seq(self._chosen[-1][0]) - 1 if self._chosen else _seq(row), "over_limit")
             return
         tokens, budget = self._tokens(row), self._limits.max_tokens
@@ -199,14 +229,14 @@ class WindowChooser:
         self._stop = (_seq(row), "over_budget")
         if row.seq != self._newest_seq:
             return
-        # Before a question the newest stays whole: the model call knows how much room it has, and cuts it to that.
+        # Before a question the newest row stays whole: the model call knows its budget and cuts it to fit.
         newest = (row, tokens) if self._before_question else self._shorten(row, tokens, budget - self._used)
         if newest is not None:
             self._chosen.append(newest)
             self._stop = (_seq(row) - 1, "over_budget")
 
     def _shorten(self, message: Message, tokens: int, budget: int) -> tuple[Message, int] | None:
-        """The message cut to the budget; None when not even the mark and one character fit."""
+        """Return the message cut to the budget; None if not even the mark and one character fit."""
         counter = _scaled(self._counter, message.content, tokens)
         content = cut_end(message.content, budget, counter)
         if content in ("", CUT_MARK):
@@ -221,7 +251,7 @@ class WindowChooser:
         return self._counter(message.content)
 
     def _excluded(self, extent: Extent) -> tuple[Exclusion, ...]:
-        """Everything older than the run of chosen messages, but the pinned one."""
+        """Return everything older than the chosen messages, except the pinned one."""
         gaps: list[Exclusion] = []
         if extent.reset_seq >= extent.first_seq:
             gaps.append(Exclusion(extent.first_seq, extent.reset_seq, "reset"))
@@ -242,7 +272,7 @@ class WindowChooser:
 
 
 def _scaled(counter: TokenCounter, content: str, tokens: int) -> TokenCounter:
-    """The counter brought in line with a stored count of the whole text, so that both speak of the same size."""
+    """Return the counter scaled to the stored count of the whole text, so that both use the same unit."""
     counted = counter(content)
     if counted == tokens or counted == 0:
         return counter

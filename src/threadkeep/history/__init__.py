@@ -1,7 +1,7 @@
-"""WHAT WAS SAID: sessions and their keys, and all that is made of a transcript.
+"""History: sessions and their keys, and everything derived from a transcript.
 
-`Memory` opens sessions, and a `Session` reads windows and appends turns; those that the database does not take wait
-(`pending`). What is old becomes summaries (`compressor`), is found again when it matters (`older_turns`), and is
-archived or deleted by rule (`retention`). The records of model calls (`manifests`) and what was learned of models'
-tokens (`learned_factors`) are kept beside it.
+`Memory` opens sessions. A `Session` reads windows and appends turns; turns that the database does not accept wait
+(`pending`). Old messages become summaries (`compressor`), are found again when they matter (`older_turns`), and are
+archived or deleted by rule (`retention`). Records of model calls (`manifests`) and learned token factors of models
+(`learned_factors`) are stored as well.
 """

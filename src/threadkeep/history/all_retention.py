@@ -1,4 +1,4 @@
-"""Retention of all that people said: of the sessions of a memory, and of the conversations beside them."""
+"""Retention of all messages: in the sessions of a memory and in the conversations that agents keep."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from threadkeep.errors import SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.history.keys import check_key
+from threadkeep.history.keys import check_session_id
 from threadkeep.history.memory import Memory
 from threadkeep.history.pruning import PlannedRemoval, Pruned
 from threadkeep.history.retention import Pruner
@@ -17,32 +17,32 @@ from threadkeep.records import Retention
 
 @dataclass(frozen=True)
 class _Chosen:
-    """What to look at in one place: some sessions, or all where none is named."""
+    """The sessions to prune in one location; all if none is named."""
 
     pruner: Pruner
     session_ids: tuple[str, ...] = ()
 
 
 class AllRetention:
-    """The `Pruner` of each place after the other, as one for the faces and for the schedule.
+    """A pruner that runs the `Pruner` of each location in turn, for the interfaces and the schedule.
 
-    A session that is named is whatever has the id.
+    A session id means every session or conversation with that id.
     """
 
     def __init__(self, memory: Memory) -> None:
         self._memory = memory
 
     async def has_work(self) -> bool:
-        """Whether there are any rules, or sessions with limits of their own."""
+        """Return whether there are rules, or sessions with limits of their own."""
         return await self._memory.retention.has_work()
 
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """What would go now, place by place; nothing is written.
+        """Yield the removals that are due now, location by location; nothing is written.
 
         Raises:
-            SessionNotFound: one of those that are named is nowhere, or not for this user.
+            SessionNotFound: a named session does not exist, or not for this user.
         """
         for chosen in await self._chosen(session_ids, user_id):
             async for removal in chosen.pruner.plan(rules, session_ids=chosen.session_ids, user_id=user_id):
@@ -57,11 +57,11 @@ class AllRetention:
         told: Callable[[Pruned], object] | None = None,
         goes_on: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete what is beyond the limits; as `Pruner.prune` in each place.
+        """Archive and delete messages beyond the limits, as `Pruner.prune` in each location.
 
         Raises:
-            SessionNotFound: one of those that are named is nowhere, or not for this user; nothing was done.
-            StoreError: a database does not take it; what was done until then is done.
+            SessionNotFound: a named session does not exist, or not for this user; nothing was done.
+            StoreError: a database is not available; completed steps stay done.
         """
         done = Pruned()
         for chosen in await self._chosen(session_ids, user_id):
@@ -77,11 +77,11 @@ class AllRetention:
         return done
 
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
-        """Give a session limits of its own, or take them away.
+        """Set or remove a session's own limits.
 
         Raises:
             SessionNotFound: there is no such session, or not for this user.
-            InvalidInput: it is in a place where sessions have none.
+            InvalidInput: it is in a location where sessions have no own limits.
         """
         for _, keeper in await AllSessions(self._memory).places():
             try:
@@ -96,7 +96,7 @@ class AllRetention:
         if not session_ids:
             return [_Chosen(keeper.retention) for _, keeper in places]
         for session_id in session_ids:
-            check_key(session_id)
+            check_session_id(session_id)
         chosen: list[_Chosen] = []
         missing = dict.fromkeys(session_ids)
         for _, keeper in places:

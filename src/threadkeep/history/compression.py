@@ -1,4 +1,4 @@
-"""How a session is compressed: the options, who writes the summaries, and what can go wrong."""
+"""Compression of sessions: the options, the protocol of summarizers, and the errors."""
 
 from __future__ import annotations
 
@@ -16,49 +16,50 @@ _LEAST_SUMMARY_TOKENS = 100
 
 
 class Summarizer(Protocol):
-    """Writes summaries.
+    """A writer of summaries.
 
-    What it is given to read is a record in JSON, one message or summary a line: data, whatever it says. It raises when
-    it cannot do its work; nothing is stored then, and it is asked again later. It may be called for several sessions.
+    Its input is a record in JSON, one message or summary per line. The record is data, never instructions. A summarizer
+    raises if it fails; then nothing is stored, and it is called again later. It may be called for several sessions at
+    once.
     """
 
     @property
     def name(self) -> str:
-        """The model's name, which is kept with each summary."""
+        """The model's name, which is stored with each summary."""
         ...
 
     @property
     def prompt_version(self) -> str:
-        """What tells the summaries of one prompt from those of another; kept with each summary."""
+        """The version of the prompt, which is stored with each summary."""
         ...
 
     @property
     def input_tokens(self) -> int:
-        """How many tokens of record it takes at once."""
+        """The number of tokens of a record that it accepts at once."""
         ...
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
-        """The text that stands for a record, in the language of the talk.
+        """Return the summary of a record, in the language of the conversation.
 
         Args:
-            record: what to summarise.
-            earlier: what was said before it, in summary: for `messages` to understand the record by, not to be
-                repeated; for `continuation` the summary of the record's first part, to be taken up whole.
-            task: whether the record is `messages`, the `continuation` of one, or `summaries` that become one.
-            max_tokens: about how long the answer may be.
+            record: the text to summarise.
+            earlier: the summary of the text before it. For `messages` it is only context and must not be repeated; for
+                `continuation` it is the summary of the record's first part and must be included completely.
+            task: the record has `messages`, the `continuation` of messages, or `summaries` to merge into one.
+            max_tokens: the approximate maximum length of the summary.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Compression:
-    """When older messages become a summary, and how much stays as it was said; sizes are in LangChain's vocabulary.
+    """Options for summaries of older messages; sizes use LangChain's format.
 
-    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. `trigger` is how
-    much there is without a summary when one is made, `keep` how much stays without one: the newest messages, from the
-    beginning of a turn on. What a window had to leave out is summarised before the trigger too. `max_summary_tokens` is
-    what all summaries that count may have together, and never more than a quarter of the budget of a model call; when
-    they have more, older ones become one.
+    A size is `("tokens", n)`, `("messages", n)`, or `("fraction", f)` of the budget of a model call. A summary is made
+    when the messages without a summary reach `trigger`. The newest messages of size `keep` stay without a summary, from
+    the beginning of a turn on. Messages that did not fit a window are summarised before the trigger is reached.
+    `max_summary_tokens` limits all active summaries together, and is never more than a quarter of the budget of a model
+    call; beyond it, older summaries are merged.
     """
 
     trigger: Size = ("tokens", 20_000)
@@ -67,10 +68,10 @@ class Compression:
     summarizer: Summarizer | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would never or always compress.
+        """Refuse options that would never or always compress.
 
         Raises:
-            InvalidInput: says which option, and what it may be.
+            InvalidInput: the message names the option and its valid values.
         """
         check_size("trigger", self.trigger)
         check_size("keep", self.keep)
@@ -84,10 +85,10 @@ class Compression:
 
 
 def read_size(text: str) -> Size:
-    """A size as settings have it: `tokens:20000`, `messages:40` or `fraction:0.5`.
+    """Return the size for a setting: `tokens:20000`, `messages:40` or `fraction:0.5`.
 
     Raises:
-        ValueError: says how it is written.
+        ValueError: the message shows the format.
     """
     unit, _, number = (part.strip() for part in text.lower().partition(":"))
     size: Size | None = None
@@ -104,10 +105,10 @@ def read_size(text: str) -> Size:
 
 
 class CompressionFailed(ThreadkeepError):
-    """A summary could not be made; nothing has changed, and it is tried again later.
+    """A summary could not be made; nothing has changed, and it is retried later.
 
-    `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`; `kind` is the name of the class of the
-    error behind it, whose own sentence may quote people.
+    `reason` is `model`, `timeout`, `empty`, `too_long`, `outdated` or `store`. `kind` is the class name of the
+    underlying error, because its message may quote people.
     """
 
     def __init__(self, reason: SummaryFailure, kind: str | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Compresses sessions off the turn's path: a bounded queue of sessions to look at, and one task that does it.
+"""Compression of sessions outside of turns: a bounded queue of sessions, and one task that processes it.
 
-`consider` is called after an answer is stored, and returns at once. What fails changes nothing, and is tried again at a
-turn of the session after a pause that grows; also by another process, since all that counts is in the database.
+`consider` is called after an answer is stored and returns at once. A failure changes nothing; a later turn of the
+session retries after a growing pause, also in another process, because all state is in the database.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _MOST_SESSIONS = 1_000
 
 @dataclass(frozen=True)
 class CompressorOptions:
-    """How long to wait. Times in seconds.
+    """Options of the compressor. Times are in seconds.
 
-    After a failure a session is left alone for the first pause, then twice as long each time, up to the longest. Work
-    that is queued when the memory closes gets `closing_seconds` to end: what is not done by then is done after the next
-    turn, wherever that is.
+    After a failure a session is skipped for the first pause, then twice as long each time, up to the longest. Queued
+    work gets `closing_seconds` to finish when the memory closes. The rest is done after the next turn, in whichever
+    process.
     """
 
     first_pause_seconds: float = 60.0
@@ -45,7 +45,7 @@ class CompressorOptions:
 
 @dataclass(frozen=True)
 class _Trouble:
-    """How often a session could not be compressed, how often for what was too long, and until when it is left alone."""
+    """The failures of a session: all of them, those with a summary that was too long, and the end of the pause."""
 
     failures: int
     too_long: int
@@ -53,7 +53,7 @@ class _Trouble:
 
 
 class Compressor:
-    """Makes the summaries of a memory's sessions; see the module."""
+    """A compressor that makes the summaries of a memory's sessions; see the module."""
 
     def __init__(
         self,
@@ -89,16 +89,16 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> None:
-        """Look at a session soon, and compress it if that is due; returns at once.
+        """Queue a session for compression, if it is due; return at once.
 
         Args:
-            session_id: the session, whose newest answer is stored.
-            compression: when and how much.
-            summarizer: who writes the summary.
-            budget: the tokens of a model call, of which fractions are meant.
-            left_out_upto_seq: the newest message that the window had to leave out, 0 for none; up to it all is
-                summarised before the trigger too.
-            window: how much the window may hold: what it would have to leave out next is summarised now.
+            session_id: the session; its newest answer is stored.
+            compression: when and how much to compress.
+            summarizer: the writer of the summary.
+            budget: the tokens of a model call, for sizes that are fractions.
+            left_out_upto_seq: the newest message that did not fit the window, 0 for none; messages up to it are
+                summarised before the trigger is reached.
+            window: the capacity of the window: messages that would be left out next are summarised now.
         """
         if self._closed:
             return
@@ -109,7 +109,7 @@ class Compressor:
         self._idle.clear()
         self._wake.set()
         if self._task is None:
-            # A context of its own: else it would keep the whole run of whoever came first, and stream into it.
+            # A context of its own: otherwise the task would keep the first caller's run alive and stream into it.
             self._task = asyncio.create_task(self._until_closed(), context=Context(), name="threadkeep-compression")
 
     async def compress_now(
@@ -122,12 +122,12 @@ class Compressor:
         left_out_upto_seq: int = 0,
         window: WindowRoom = UNLIMITED,
     ) -> Summary | None:
-        """Compress a session if that is due, whatever failed before.
+        """Compress a session if it is due, regardless of earlier failures.
 
-        Answers the newest summary that was made; None if there was nothing to do, or another process is at it.
+        Return the newest summary that was made; None if nothing was due, or another process is compressing the session.
 
         Raises:
-            CompressionFailed: nothing else has changed; what was made before that stays.
+            CompressionFailed: nothing else has changed; earlier summaries stay.
             StoreUnavailable: the database does not answer.
         """
         newest: Summary | None = None
@@ -141,11 +141,11 @@ class Compressor:
         return newest
 
     async def idle(self) -> None:
-        """Return when nothing waits any more and nothing is being done."""
+        """Wait until the queue is empty and no work is in progress."""
         await self._idle.wait()
 
     async def close(self) -> None:
-        """Let what is queued end for a moment, then stop."""
+        """Give queued work a moment to finish, then stop."""
         self._closed = True
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._options.closing_seconds):
@@ -181,11 +181,11 @@ class Compressor:
         else:
             self._troubles.pop(session_id, None)
             if writer.rest is not None:
-                # Behind the others, who should not have to wait for a session with a long past.
+                # After the others, which should not wait for a session with a long history.
                 self._put(self._waiting.get(session_id, writer.rest), writer.rest.upto_seq)
 
     def _put(self, request: CompressionRequest, left_out_upto_seq: int = 0) -> None:
-        """Queue a session, last; nothing that was to be summarised of it is forgotten."""
+        """Queue a session at the end; keep the larger range that is to be summarised."""
         before = self._waiting.pop(request.session_id, request)
         left_out = max(request.left_out_upto_seq, before.left_out_upto_seq, left_out_upto_seq)
         self._waiting[request.session_id] = replace(request, left_out_upto_seq=left_out)
@@ -196,7 +196,7 @@ class Compressor:
     def _failed(self, session_id: str, reason: SummaryFailure, error: str | None) -> None:
         self._tell(session_id, reason, error)
         if reason == "outdated":
-            return  # somebody else did it, or there is nothing to do any more
+            return  # another process did it, or nothing is due any more
         before = self._troubles.pop(session_id, _Trouble(0, 0, self._clock()))
         failures, too_long = before.failures + 1, before.too_long + (reason == "too_long")
         pause = min(self._options.first_pause_seconds * 2 ** min(failures - 1, 30), self._options.longest_pause_seconds)

@@ -1,7 +1,7 @@
-"""The runs that spoke in a conversation, and the records of the model calls that they made there.
+"""The runs that spoke in a conversation, and the records of their model calls there.
 
-A conversation that an agent keeps by itself has no row in our tables: the records of its calls are with the runs, and
-its messages say which runs those are.
+A conversation that an agent keeps has no row in our tables: the records of its calls are stored with the runs, and its
+messages name the runs.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from datetime import datetime
 
 from threadkeep.context.manifest import ContextManifest, ConversationPlace
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.session import LONGEST_PAGE, Session
 from threadkeep.store.manifests import Cursor, StoredManifest
@@ -19,15 +19,25 @@ from threadkeep.store.manifests import Cursor, StoredManifest
 async def runs_in(
     session: Session, *, page_size: int = LONGEST_PAGE, since: datetime | None = None
 ) -> AsyncIterator[list[str]]:
-    """The runs that spoke in a session, some at a time, each once, the one with the newest message first.
+    """Yield the runs that spoke in a session, in groups, each once, the run with the newest message first.
 
-    The first page has `page_size` messages, each further one twice as many; those stored before `since` are not read.
+    The first page has `page_size` messages, including superseded ones, and each further page twice as many. Messages
+    stored before `since` are not read. The first messages of a branch belong to another session.
     """
+    try:
+        info = await session.info()
+    except SessionNotFound:
+        return
+    begun = info.created_at if info.parent_session_id is not None else None
     seen: set[str] = set()
     before: int | None = None
     while True:
-        page = await session.page(before, min(page_size, LONGEST_PAGE))
-        newest_first = [message.run_id for message in reversed(page.messages) if message.run_id is not None]
+        page = await session.page(before, min(page_size, LONGEST_PAGE), view="history")
+        newest_first = [
+            message.run_id
+            for message in reversed(page.messages)
+            if message.run_id is not None and not (begun and message.created_at and message.created_at < begun)
+        ]
         if found := [run_id for run_id in dict.fromkeys(newest_first) if run_id not in seen]:
             seen.update(found)
             yield found
@@ -40,9 +50,9 @@ async def runs_in(
 async def calls_in(
     session: Session, place: ConversationPlace, manifests: Manifests, *, limit: int, before: Cursor | None = None
 ) -> list[StoredManifest]:
-    """The calls that saw a conversation, before a cursor: those of the run that spoke last first, its last call first.
+    """Return the calls that saw a conversation, before a cursor: newest run first, newest call first.
 
-    Only as much of the conversation is read as the page needs.
+    It reads only as much of the conversation as the page needs.
     """
     if limit < 1:
         raise InvalidInput("A page of manifests has at least one.")
@@ -66,7 +76,7 @@ async def calls_in(
 
 
 def _saw(call: StoredManifest, place: ConversationPlace) -> bool:
-    """Whether a call was made in a conversation."""
+    """Return whether a call was made in a conversation."""
     conversation = call.manifest.get("conversation")
     if not isinstance(conversation, dict) or conversation.get("key") != place.key:
         return False

@@ -1,15 +1,16 @@
-"""The vectors of talks: made once for each message by whatever model is given, kept in the database, compared here."""
+"""Vectors of conversations: computed once per message by an embedding model, stored in the database, compared here."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from array import array
 from collections.abc import Sequence
 from contextvars import Context
 from typing import Protocol
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.history.talk_index import TalkIndex, Vectors, id_at, place_of
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
 from threadkeep.store.embeddings import EmbeddingRows
@@ -20,28 +21,28 @@ _COMPARED_AT_ONCE = 500
 _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
-"""In a row, after which it is the model and not what it is given; a batch with one bad text has seven."""
+"""After so many failures in a row the model is at fault, not the input; a batch with one bad text has seven."""
 
 
 class Embedder(Protocol):
-    """Makes vectors of texts. `name` tells the vectors of one model from those of another."""
+    """An embedding model. `name` distinguishes the vectors of different models."""
 
     @property
     def name(self) -> str:
-        """The model's name, which is kept with each vector."""
+        """The model's name, which is stored with each vector."""
         ...
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """A vector for each text, all of one length."""
+        """Return a vector for each text, all of one length."""
         ...
 
     async def embed_query(self, text: str) -> Sequence[float]:
-        """The vector of what is looked for."""
+        """Return the vector of a query."""
         ...
 
 
 class EmbeddedTalks:
-    """Gives the turns of talks their vectors, each of length 1."""
+    """A service that computes and compares the vectors of turns, normalised to length 1."""
 
     def __init__(self, transcripts: Transcripts, rows: EmbeddingRows, observer: Observer) -> None:
         self._transcripts = transcripts
@@ -49,9 +50,9 @@ class EmbeddedTalks:
         self._observer = observer
 
     async def likeness(self, talk: TalkIndex, query: str, embedder: Embedder) -> dict[str, float]:
-        """How alike a query and each turn are that has a vector by now (cosine); the others are given one soon.
+        """Return the cosine similarity of the query to every embedded turn; schedule the missing embeddings.
 
-        Nothing where the model fails, which is told.
+        If the model fails, return an empty result and report the failure.
         """
         vectors = talk.vectors.setdefault(embedder.name, {})
         if talk.embedding is None or talk.embedding.done():
@@ -62,7 +63,7 @@ class EmbeddedTalks:
         try:
             async with asyncio.timeout(_QUERY_SECONDS):
                 wanted = _unit(await embedder.embed_query(query))
-        except Exception as error:  # noqa: BLE001 - whatever the model does, words alone find turns too
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find turns too
             self._tell(error)
             return {}
         alike: dict[str, float] = {}
@@ -74,7 +75,7 @@ class EmbeddedTalks:
         return alike
 
     async def _embed(self, talk: TalkIndex, vectors: Vectors, embedder: Embedder) -> None:
-        """Read the vectors that are kept, and make those that are missing."""
+        """Read the stored vectors, and compute the missing ones."""
         try:
             for session_id in list(talk.read):
                 if (embedder.name, session_id) not in talk.embedded:
@@ -87,12 +88,13 @@ class EmbeddedTalks:
             ]
             for session_id in dict.fromkeys(session_id for session_id, _ in missing):
                 seqs = [seq for place, seq in missing if place == session_id]
-                await self._embed_session(session_id, seqs, talk, embedder)
+                with contextlib.suppress(SessionDamaged):
+                    await self._embed_session(session_id, seqs, talk, embedder)
         except Exception as error:  # noqa: BLE001 - it is tried again at the next question
             self._tell(error)
 
     async def _embed_session(self, session_id: str, seqs: Sequence[int], talk: TalkIndex, embedder: Embedder) -> None:
-        """Embed in batches. One that fails is halved, until what the model does not take is found and left out."""
+        """Embed in batches. A batch that fails is halved until the text that the model rejects is found and skipped."""
         batches = [seqs[start : start + _BATCH] for start in range(0, len(seqs), _BATCH)]
         batches.reverse()
         refused, in_a_row = 0, 0
@@ -104,7 +106,7 @@ class EmbeddedTalks:
                 in_a_row = 0
             except StoreError:
                 raise
-            except Exception as error:  # noqa: BLE001 - whatever the model does, the others get their vectors
+            except Exception as error:  # noqa: BLE001 - a model may raise anything; other batches go on
                 last = error
                 in_a_row += 1
                 if len(batch) == 1:
@@ -132,7 +134,7 @@ class EmbeddedTalks:
 
 
 def _unit(vector: Sequence[float]) -> array[float]:
-    """The vector with length 1; one without a direction (zeros, or NaN in it) is like nothing."""
+    """Return the vector with length 1; a vector without a direction (zeros, or with NaN) is similar to nothing."""
     length = math.hypot(*vector)
     if not 0 < length < math.inf:
         return array("f", bytes(4 * len(vector)))

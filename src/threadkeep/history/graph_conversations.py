@@ -1,8 +1,9 @@
-"""Conversations that agents keep in a graph store by themselves: where it is, and what reads and writes them."""
+"""Conversations that agents keep in a graph store: its location, and the objects that read and write them."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
@@ -10,12 +11,13 @@ from hashlib import sha256
 from typing import TYPE_CHECKING, NamedTuple
 
 from threadkeep.context.manifest import ConversationPlace
-from threadkeep.errors import StoreError
+from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.codec import Counter
+from threadkeep.store.contexts import Contexts
 from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.graph_transcripts.archive import ConversationArchive
@@ -26,8 +28,10 @@ from threadkeep.store.graph_transcripts.search import TextSearch
 from threadkeep.store.graph_transcripts.table import TabledStore
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
 from threadkeep.store.graphs import open_graph_store
+from threadkeep.store.opening import open_database
 from threadkeep.store.retaining import Retaining
 from threadkeep.store.search import Search
+from threadkeep.store.statements import load_statements
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -35,21 +39,23 @@ if TYPE_CHECKING:
 
 _NOTING_SECONDS = 5.0
 _OWN = "own"
-_ALL_AT_ONCE = 1_000_000  # a page of them reads the metadata of all
+_NO_SESSION = "\x1f"
+"""The first character of names in the order of turns that are no session ids, which have no control characters."""
+
+_ALL_AT_ONCE = 1_000_000  # one page: it reads the metadata of all
 
 
 class Opening(NamedTuple):
-    """What a store is opened on, which closes it, and how."""
+    """The exit stack that closes a store, and the options to open it."""
 
     stack: AsyncExitStack
     options: StoreOptions
 
 
 class GraphConversations:
-    """The graph store of a memory, opened at its first use, and the transcripts that conversations in any store are.
+    """The graph store of a memory, opened on first use, and the transcripts of conversations in any store.
 
-    The store is `given`, or the database that it is in; `layouts` are those of the conversations that agents keep
-    there.
+    `given` is the store, or the database that it is in; `layouts` are the layouts of the conversations there.
     """
 
     def __init__(
@@ -73,11 +79,23 @@ class GraphConversations:
         self._noted: set[GraphLayout] = set()
 
     async def store(self) -> BaseStore:
-        """The store, which closes with the memory. Raises `StoreUnavailable` when its database does not answer."""
+        """Return the store, which closes with the memory. Raises `StoreUnavailable` if its database does not answer."""
         async with self._opening:
             if self._store is None:
                 self._store = await self._opened()
             return self._store
+
+    async def exists(self) -> bool:
+        """Return whether the store is open, or its table is in its database."""
+        address = self.given
+        if self._store is not None or not isinstance(address, DatabaseAddress):
+            return True
+        if address.in_memory or (address.path is not None and not address.path.exists()):
+            return False
+        options, sql = self._to_open.options, load_statements("foreign.sql")
+        async with open_database(address, options, read_only=True) as driver, driver.reading() as connection:
+            rows = await connection.fetch(sql[f"columns_{driver.backend}"], {})
+        return any(table == "store" for table, _ in rows)
 
     async def _opened(self) -> BaseStore:
         address = self.given
@@ -91,7 +109,7 @@ class GraphConversations:
         return await stack.enter_async_context(open_graph_store(address, options))
 
     def name_of(self, store: BaseStore) -> object:
-        """What a store is known by: every way to the memory's own has the same name, any other is itself."""
+        """Return the identity of a store: all objects for the memory's own store share one name."""
         if store is self._store:
             return _OWN
         address = self.given if isinstance(self.given, DatabaseAddress) else None
@@ -99,15 +117,15 @@ class GraphConversations:
         return _OWN if same else store
 
     def is_own(self, store: BaseStore) -> bool:
-        """Whether a store is the memory's own."""
+        """Return whether a store is the memory's own."""
         return self.name_of(store) == _OWN
 
     def is_news(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Whether other processes do not know for certain that agents keep conversations so."""
+        """Return whether other processes may not yet know this layout of conversations."""
         return layout not in self._noted and self.is_own(store)
 
     async def note(self, layout: GraphLayout) -> None:
-        """Let other processes know of a layout in the memory's own store; what fails is tried again the next time."""
+        """Register a layout in the memory's own store for other processes; a failure is retried the next time."""
         self._noted.add(layout)
         try:
             async with asyncio.timeout(_NOTING_SECONDS):
@@ -116,8 +134,8 @@ class GraphConversations:
             self._noted.discard(layout)
 
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
-        """The conversations of a layout in a store."""
-        # It knows LangGraph, which a memory of the tables alone does without.
+        """Return the conversations of a layout in a store."""
+        # Imports LangGraph, which a memory on tables alone does not need.
         from threadkeep.store.graph_transcripts.opening import items_of
 
         items = items_of(store)
@@ -128,27 +146,50 @@ class GraphConversations:
 
         return GraphTranscripts(items, layout, count=self._count, clock=self._clock, conflicted=conflicted)
 
+    def contexts(self, transcripts: GraphTranscripts) -> Contexts:
+        """Return the contexts of conversations in a store."""
+        from threadkeep.store.graph_transcripts.contexts import ConversationContexts
+
+        return ConversationContexts(transcripts.items, transcripts.writer)
+
     def archive(self, transcripts: GraphTranscripts) -> Restoring:
-        """What brings exported conversations back."""
+        """Return the object that restores exported conversations."""
         return ConversationArchive(transcripts.writer, count=self._count, clock=self._clock)
 
     def retention(
         self, transcripts: GraphTranscripts, forget_runs: Callable[[Sequence[str]], Awaitable[object]]
     ) -> Retaining:
-        """What retention asks of conversations."""
+        """Return the retention interface of conversations."""
         return ConversationRetention(transcripts, forget_runs=forget_runs)
 
     def search(self, transcripts: GraphTranscripts) -> Search:
-        """What finds words in conversations."""
+        """Return the text search of conversations."""
         return TextSearch(transcripts, transcripts.reader, page_sessions=_ALL_AT_ONCE)
 
 
 def place_in(layout: GraphLayout, key: str) -> ConversationPlace:
-    """Where a conversation of a layout is, as the records of model calls name it."""
+    """Return the location of a conversation, as records of model calls name it."""
     return ConversationPlace(key, layout.namespace, layout.meta_key_suffix, layout.value_field)
 
 
+def order_name(layout: GraphLayout, key: str) -> str:
+    """Return the name of a conversation in the order of turns; no session has it as its id."""
+    parts = [layout.namespace, layout.meta_key_suffix, layout.value_field, key]
+    return _NO_SESSION + json.dumps(parts, ensure_ascii=False, separators=(",", ":"))
+
+
+def of_order_name(name: str) -> tuple[GraphLayout, str] | None:
+    """Return the layout and the key of a conversation in the order of turns; None if the name is a session id."""
+    if not name.startswith(_NO_SESSION):
+        return None
+    try:
+        namespace, suffix, value_field, key = json.loads(name.removeprefix(_NO_SESSION))
+        return GraphLayout(tuple(namespace), suffix, value_field=value_field), str(key)
+    except (ValueError, TypeError, InvalidInput):
+        return None  # an older version wrote a digest
+
+
 def folder_of(layout: GraphLayout) -> str:
-    """Where turns wait that a store does not take: each layout has a folder of its own."""
+    """Return the folder name for turns that a store does not accept; each layout has its own folder."""
     name = "\0".join([*layout.namespace, layout.meta_key_suffix, layout.value_field])
     return f"store-{sha256(name.encode()).hexdigest()[:16]}"

@@ -1,9 +1,10 @@
-"""Session ids: what a valid key is, how an id becomes part of one, and which candidate wins."""
+"""Session ids, which may be any text, and keys that templates build from external values."""
 
 from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -17,27 +18,60 @@ MAX_KEY_CHARACTERS = 256
 MAX_TEMPLATE_CHARACTERS = 4096
 KEY_TEMPLATE = "{{conversation_key}}"
 
+_TELEGRAM = "results.telegram_events_parser"
+_AIBOT = "results.wecom_ai_bot_events_parser"
+_DIRECT = "results.wecom_events_parser"
+
+KEY_CANDIDATES = (
+    "{{results.resolve_history_key.session_key}}",
+    "{{configurable.history_key}}",
+    "{{inputs.history_key}}",
+    f"telegram:{{{{{_TELEGRAM}.bot_id}}}}:{{{{{_TELEGRAM}.chat_id}}}}:{{{{{_TELEGRAM}.message_thread_id}}}}",
+    f"telegram:{{{{{_TELEGRAM}.bot_id}}}}:{{{{{_TELEGRAM}.chat_id}}}}",
+    "wecom_cs:{{results.wecom_cs_sync.open_kf_id}}:{{results.wecom_cs_sync.external_userid}}",
+    f"wecom_aibot:{{{{{_AIBOT}.bot_id}}}}:{{{{{_AIBOT}.chat_type}}}}:{{{{{_AIBOT}.chat_id}}}}",
+    f"wecom_aibot:{{{{{_AIBOT}.bot_id}}}}:{{{{{_AIBOT}.chat_type}}}}:{{{{{_AIBOT}.user}}}}",
+    f"wecom_dm:{{{{{_DIRECT}.corp_id}}}}:{{{{{_DIRECT}.agent_id}}}}:{{{{{_DIRECT}.user}}}}",
+    "{{thread_id}}",
+)
+"""The candidates for the key of a run's conversation; the first that can be filled in wins.
+
+In order: a given key, the key of the channel, the thread. The key of a channel has the bot or tenant, the chat and the
+topic; a chat without a topic has none in its key. A group of WeCom's bot is named by its chat, a single chat by its
+user.
+"""
+
 _KEY = re.compile(r"[A-Za-z0-9:_-]+")
 _UNSAFE = re.compile(r"[^A-Za-z0-9-]")
 _ESCAPED = re.compile(r"(?:[A-Za-z0-9-]|_[0-9a-f]{2})*")
 _BYTE = re.compile(rb"_([0-9a-f]{2})")
 PLACEHOLDER = re.compile(r"\{\{([^{}]*)\}\}")
+WHOLE = "key:"
+"""The prefix of a placeholder whose value is a whole key: `{{key:inputs.history_key}}`."""
 _PATH = re.compile(r"[\w-]+(?:\.[\w-]+|\[[0-9]+\])*")
 _STEP = re.compile(r"[\w-]+")
 _RUN_IDS = ("thread_id", "configurable.thread_id")
 
-_CURES: Mapping[Reason, str] = {
-    "empty": "A session id has at least one character; give the id of the chat or the person.",
-    "empty_part": "A session id has no empty part between its colons; give every part a value, such as telegram:123.",
-    "unresolved_template": "A session id holds no {{…}}; resolve the template with threadkeep.resolve_key first.",
+# Also shown by the HTTP API and commands, so they name no Python function.
+_SESSION_ID_CURES: Mapping[Reason, str] = {
+    "empty": "A session id has at least one character that is no blank; give the id of the chat or the person.",
+    "empty_part": "A session id that begins with a channel has no empty part; give every part a value: telegram:123.",
+    "unresolved_template": "A session id holds no {{…}} that was not filled in; put the value in its place.",
     "too_long": f"A session id has at most {MAX_KEY_CHARACTERS} characters; use a shorter id or a hash of it.",
-    "invalid_chars": "A session id is text of A-Z, a-z, 0-9, colon, _ and -; other ids need threadkeep.escape_key.",
+    "invalid_chars": "A session id is text without control characters such as line breaks; take them out.",
+}
+_KEY_CURES: Mapping[Reason, str] = {
+    "empty": "A key has at least one character; give the id of the chat or the person.",
+    "empty_part": "A key has no empty part between its colons; give every part a value, such as telegram:123.",
+    "unresolved_template": "A key holds no {{…}}; resolve the template with threadkeep.resolve_key first.",
+    "too_long": f"A key has at most {MAX_KEY_CHARACTERS} characters; use a shorter id or a hash of it.",
+    "invalid_chars": "A key is text of A-Z, a-z, 0-9, colon, _ and -; escape other values with threadkeep.escape_key.",
 }
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A candidate, as its author typed it, and why it gave no key."""
+    """A candidate, as its author wrote it, and the reason why it gave no key."""
 
     candidate: str
     reason: Reason
@@ -45,10 +79,10 @@ class Refusal:
 
 @dataclass(frozen=True)
 class KeyResolution:
-    """The key, if there is one, and every template that was refused on the way, in the order of trying.
+    """The key, if there is one, and all refused templates in the order of trying.
 
-    `conversation_key` is what the winning candidate gave; `key` is what the key template made of it. If the key
-    template was refused, it is the last in `refused` and `key` is None.
+    `conversation_key` is the value of the winning candidate; `key` is the rendered key template. If the key template
+    was refused, it is the last in `refused` and `key` is None.
     """
 
     key: str | None
@@ -57,14 +91,40 @@ class KeyResolution:
 
     @property
     def reason(self) -> Reason | None:
-        """Why there is no key, by the last that was refused; None when there is one."""
+        """The reason of the last refusal if there is no key; None if there is one."""
         if self.key is not None:
             return None
         return self.refused[-1].reason if self.refused else "empty"
 
 
+def check_session_id(session_id: str) -> None:
+    """Refuse an id that cannot name a conversation; every other text is a valid session id.
+
+    Raises:
+        InvalidKey: the error has the reason; its message does not repeat the id.
+    """
+    reason = _session_id_refusal(session_id)
+    if reason is not None:
+        raise InvalidKey(_SESSION_ID_CURES[reason], reason=reason)
+
+
+def _session_id_refusal(value: object) -> Reason | None:
+    if not isinstance(value, str):
+        return "invalid_chars"
+    if not value.strip():
+        return "empty"
+    if channel_of(value) != "other" and "" in value.split(":"):
+        return "empty_part"  # otherwise all chats of the channel without an id would share one history
+    if PLACEHOLDER.search(value):
+        return "unresolved_template"
+    if len(value) > MAX_KEY_CHARACTERS:
+        return "too_long"
+    unstorable = any(unicodedata.category(character) in ("Cc", "Cs") for character in value)
+    return "invalid_chars" if unstorable else None
+
+
 def refusal(value: object) -> Reason | None:
-    """Why a value is not a valid key, or None if it is; of several reasons the first in the order of `Reason`."""
+    """Return the reason why a value is not a valid key, the first in the order of `Reason`; None if it is valid."""
     if not isinstance(value, str):
         return "invalid_chars"
     if not value.strip():
@@ -78,46 +138,52 @@ def refusal(value: object) -> Reason | None:
     return None if _KEY.fullmatch(value) else "invalid_chars"
 
 
+def whole_refusal(value: str) -> Reason | None:
+    """Return the reason why an external key is no session id without empty parts; None if it is one."""
+    reason = _session_id_refusal(value)
+    return "empty_part" if reason is None and "" in value.split(":") else reason
+
+
 def check_key(key: str) -> None:
-    """Let a valid key pass.
+    """Refuse an invalid key. This checks keys made from templates; a session id may be any text.
 
     Raises:
-        InvalidKey: the key is not valid; the sentence does not repeat it.
+        InvalidKey: the key is not valid; the message does not repeat it.
     """
     reason = refusal(key)
     if reason is not None:
-        raise InvalidKey(_CURES[reason], reason=reason)
+        raise InvalidKey(_KEY_CURES[reason], reason=reason)
 
 
 def escape_key(text: str) -> str:
-    """The text as one part of a key: `li@corp` becomes `li_40corp`.
+    """Return the text as one part of a key: `li@corp` becomes `li_40corp`.
 
-    Of every character other than A-Z, a-z, 0-9 and minus, each UTF-8 byte becomes `_` and two hex digits. Two different
-    texts never become the same part, and `unescape_key` gives the text back.
+    Each UTF-8 byte of a character other than A-Z, a-z, 0-9 and minus becomes `_` and two hex digits. Different texts
+    never become the same part, and `unescape_key` restores the text.
 
     Raises:
-        InvalidKey: the text has a lone surrogate, which stands for no character.
+        InvalidKey: the text has a lone surrogate, which is not a character.
     """
     try:
         return _UNSAFE.sub(lambda found: "".join(f"_{byte:02x}" for byte in found[0].encode()), text)
     except UnicodeEncodeError:
         sentence = "An id with a lone surrogate stands for no text; repair where it is decoded."
-        # From None: the encoding error carries the whole text.
+        # From None: the encoding error contains the whole text.
         raise InvalidKey(sentence, reason="invalid_chars") from None
 
 
 def unescape_key(part: str) -> str:
-    """The text that `escape_key` made this part of.
+    """Return the text that `escape_key` converted to this part.
 
     Raises:
-        InvalidKey: `escape_key` never gives this.
+        InvalidKey: `escape_key` never returns this part.
     """
     if _ESCAPED.fullmatch(part):
         try:
             text = _BYTE.sub(lambda found: bytes.fromhex(found[1].decode()), part.encode()).decode()
         except UnicodeDecodeError:
             text = ""
-        # `_41` would give A, which is escaped as A: only one spelling of a text is accepted.
+        # `_41` would decode to A, which is escaped as A: only one spelling of a text is accepted.
         if escape_key(text) == part:
             return text
     sentence = "This is not an escaped part; pass what escape_key returned, which is one part and not a whole key."
@@ -125,7 +191,7 @@ def unescape_key(part: str) -> str:
 
 
 def channel_of(session_id: str, *, default: Channel = "other") -> Channel:
-    """The channel that the first part of a session id names, else the default."""
+    """Return the channel that the first part of a session id names, else the default."""
     first, colon, _ = session_id.partition(":")
     return next((channel for channel in CHANNELS if colon and channel == first), default)
 
@@ -137,17 +203,20 @@ def resolve_key(
     template: str = KEY_TEMPLATE,
     manual: bool = False,
 ) -> KeyResolution:
-    """The key that the first valid candidate gives, after the key template was rendered with it as `conversation_key`.
+    """Return the key of the first valid candidate, rendered into the key template as `conversation_key`.
 
     A candidate is a literal or has `{{dotted.path}}` placeholders: names, and indexes of lists (`items.0.id` or
-    `items[0].id`); there are no expressions. It is rendered from `scope`, which is only read, and then checked. What is
-    not a string is skipped; one string alone counts as one candidate.
+    `items[0].id`); there are no expressions. It is rendered from `scope`, which is only read, and then checked.
+    Candidates that are not strings are skipped; a single string counts as one candidate.
 
-    A text from the scope is escaped with `escape_key`, a whole number gives its digits (12.0 is 12; another fraction is
-    escaped as text). A missing path, null, true, false, a list or an object is `unresolved_template`. An empty or blank
-    value is `empty`, or `empty_part` if the candidate has more than it. `{{thread_id}}` is missing unless the run is
-    `manual`, since elsewhere it is new in each run. Keep placeholders apart with colons, the only character that no
-    value can contain: `{{a}}-{{b}}` gives two pairs of values one key.
+    A text from the scope is escaped with `escape_key`; a whole number becomes its digits (12.0 is 12; another fraction
+    is escaped as text). A missing path, null, true, false, a list or an object is `unresolved_template`. An empty or
+    blank value is `empty`, or `empty_part` if the candidate has more than it. `{{thread_id}}` is missing unless the run
+    is `manual`, because otherwise it is new in each run. Separate placeholders with colons, the only character that no
+    value can contain: `{{a}}-{{b}}` gives two pairs of values the same key.
+
+    `{{key:dotted.path}}` is a whole external key: any session id without empty parts, used unchanged. It must be the
+    only content of its candidate.
     """
     refused: list[Refusal] = []
     values = _Values(scope, manual=manual)
@@ -158,7 +227,8 @@ def resolve_key(
         if reason is not None:
             refused.append(Refusal(candidate, reason))
             continue
-        key, reason = _Values(scope, manual=manual, conversation_key=found).render(template)
+        whole = whole_path(candidate) is not None
+        key, reason = _Values(scope, manual=manual, conversation_key=found, whole=whole).render(template)
         if reason is not None:
             return KeyResolution(None, found, (*refused, Refusal(template, reason)))
         return KeyResolution(key, found, tuple(refused))
@@ -166,42 +236,65 @@ def resolve_key(
 
 
 class _Values:
-    """What placeholders may refer to in one resolution."""
+    """The values that placeholders may refer to in one resolution."""
 
-    def __init__(self, scope: Mapping[str, object], *, manual: bool, conversation_key: str | None = None) -> None:
+    def __init__(
+        self,
+        scope: Mapping[str, object],
+        *,
+        manual: bool,
+        conversation_key: str | None = None,
+        whole: bool = False,
+    ) -> None:
         self._scope = scope
         self._manual = manual
         self._conversation_key = conversation_key
+        self._refusal = whole_refusal if whole else refusal
 
     def render(self, template: str) -> tuple[str, Reason | None]:
-        """The template with values in place of its placeholders, and why the result is no key."""
+        """Return the rendered template, and the reason why the result is no key."""
         if len(template) > MAX_TEMPLATE_CHARACTERS:
             return "", "too_long"
+        if (path := whole_path(template)) is not None:
+            return self._whole(template, path)
         try:
             values = [self._text(found[1].strip()) for found in PLACEHOLDER.finditer(template)]
         except InvalidKey:
             return "", "invalid_chars"
         texts = iter(values)
-        # A placeholder without a value stays as it is, and is refused as an unresolved template.
+        # A placeholder without a value stays unchanged, and is refused as an unresolved template.
         rendered = PLACEHOLDER.sub(lambda found: found[0] if (text := next(texts)) is None else text, template)
-        # `room-{{user}}` without a user would be one room for everybody, though none of its parts is empty.
-        return rendered, refusal(rendered) or ("empty_part" if "" in values else None)
+        # `room-{{user}}` without a user would be one key for everybody, though no part of it is empty.
+        return rendered, self._refusal(rendered) or ("empty_part" if "" in values else None)
+
+    def _whole(self, template: str, path: str) -> tuple[str, Reason | None]:
+        value = self._value(path)
+        text = value if isinstance(value, str) else _text_of(value)
+        return (template, "unresolved_template") if text is None else (text, whole_refusal(text))
 
     def _text(self, path: str) -> str | None:
         if path == "conversation_key" and self._conversation_key is not None:
             return self._conversation_key
-        if path in _RUN_IDS and not self._manual:
-            return None
-        return _text_of(look_up(self._scope, path))
+        return _text_of(self._value(path))
+
+    def _value(self, path: str) -> object:
+        return None if path in _RUN_IDS and not self._manual else look_up(self._scope, path)
+
+
+def whole_path(template: str) -> str | None:
+    """Return the path in `{{key:path}}`; None if the template is anything else."""
+    found = PLACEHOLDER.fullmatch(template.strip())
+    inner = found[1].strip() if found is not None else ""
+    return inner.removeprefix(WHOLE).strip() if inner.startswith(WHOLE) else None
 
 
 def is_path(text: str) -> bool:
-    """Whether a text is a dotted path, such as `results.parser.items[0].id`."""
+    """Return whether a text is a dotted path, such as `results.parser.items[0].id`."""
     return _PATH.fullmatch(text) is not None
 
 
 def look_up(scope: Mapping[str, object], path: str) -> object:
-    """The value at a dotted path, through mappings and sequences only; None if there is none."""
+    """Return the value at a dotted path, through mappings and sequences only; None if there is none."""
     if not is_path(path):
         return None
     here: object = scope
@@ -209,7 +302,7 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
         if isinstance(here, Mapping):
             here = here.get(step)
         elif isinstance(here, Sequence) and not isinstance(here, str | bytes | bytearray):
-            # Nine digits: more are no index, and int() refuses thousands of them with an error.
+            # Nine digits: more are no index, and int() raises an error for thousands of them.
             index = int(step) if step.isascii() and step.isdigit() and len(step) < 10 else len(here)
             here = here[index] if index < len(here) else None
         else:
@@ -218,13 +311,13 @@ def look_up(scope: Mapping[str, object], path: str) -> object:
 
 
 def _text_of(value: object) -> str | None:
-    """A value from the scope as part of a key, empty if it is blank, None if it is neither text nor a number."""
+    """Return a value as part of a key; empty if it is blank, None if it is neither text nor a number."""
     if isinstance(value, float) and math.isfinite(value):
         value = int(value) if value.is_integer() else repr(value)
     if isinstance(value, int) and not isinstance(value, bool):
         # A number beyond any float is longer than a key in any case, and str() refuses to print the largest.
         return f"{int(value):d}" if value.bit_length() <= 1024 else "9" * (MAX_KEY_CHARACTERS + 1)
     if isinstance(value, str):
-        # Escaping never shortens, so what follows cannot make the key fit again.
+        # Escaping never shortens, so the rest cannot make the key valid again.
         return escape_key(value[: MAX_KEY_CHARACTERS + 1]) if value.strip() else ""
     return None

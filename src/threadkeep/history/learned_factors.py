@@ -1,11 +1,11 @@
-"""How far the token estimate is from what each model's provider counts, learned as calls are made, and kept."""
+"""Ratios between the token estimate and each provider's count, learned from calls and stored."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 
-from threadkeep.context.calibration import TokenFactor
+from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import StoreError
 from threadkeep.store.token_factors import TokenFactors
 
@@ -14,9 +14,9 @@ _PAUSE_SECONDS = 15.0
 
 
 class LearnedFactors:
-    """The factors of all models, read once, and written now and then by whoever keeps the memory.
+    """The token factors of all models, read once and saved periodically by the memory.
 
-    Each process goes on from what was stored when it began; of several that learn, the last to save is kept.
+    Each process starts from the stored values. If several processes learn, the last one to save wins.
     """
 
     def __init__(self, rows: TokenFactors) -> None:
@@ -26,13 +26,13 @@ class LearnedFactors:
         self._reading = asyncio.Lock()
 
     async def of(self, model: str) -> TokenFactor:
-        """The factor of a model; 1 where nothing was learned, and where the database does not answer."""
+        """Return the factor of a model; 1 if nothing was learned or the database does not answer."""
         if self._factors is None:
             await self._read()
         return (self._factors or {}).get(model) or TokenFactor(model)
 
     def learn(self, model: str, estimated: int, reported: int) -> None:
-        """Take in one call: the estimate without a factor, and the input tokens that the provider counted."""
+        """Learn from one call: the estimate without a factor, and the input tokens that the provider counted."""
         if self._factors is None:
             return
         before = self._factors.get(model) or TokenFactor(model)
@@ -42,10 +42,10 @@ class LearnedFactors:
             self._unsaved.add(model)
 
     async def save(self) -> None:
-        """Write what was learned since the last time.
+        """Write the factors learned since the last save.
 
         Raises:
-            StoreError: the database does not answer; it is written at the next call.
+            StoreError: the database does not answer; they are written by the next save.
         """
         for model in sorted(self._unsaved):
             factor = (self._factors or {})[model]
@@ -57,14 +57,14 @@ class LearnedFactors:
                 raise
 
     async def keep_saving(self) -> None:
-        """Write what is learned now and then, until cancelled."""
+        """Save learned factors periodically, until cancelled."""
         while True:
             await asyncio.sleep(_PAUSE_SECONDS)
             with contextlib.suppress(StoreError):
                 await self.save()
 
     async def close(self) -> None:
-        """Write the last of it, if the database answers."""
+        """Save the remaining factors, if the database answers."""
         with contextlib.suppress(StoreError):
             await self.save()
 

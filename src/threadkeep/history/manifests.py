@@ -1,7 +1,7 @@
-"""The records of model calls, written behind the call: whoever answers a person neither waits for them nor fails.
+"""Records of model calls, written in the background: they never delay or fail an answer.
 
-What is noted waits in memory and is written in groups. While the database takes nothing it waits longer, until there is
-too much of it: then the oldest goes, counted. A conversation is whole without its manifests.
+Records wait in memory and are written in groups. While the database is not available they wait longer, up to a limit;
+beyond it the oldest are dropped and counted. A conversation is complete without its manifests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from datetime import datetime, timedelta
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError, StoreUnavailable
 from threadkeep.observe import ManifestLoss, ManifestsDropped, ManifestWriteFailed, Observer
 from threadkeep.records import Json
-from threadkeep.store.driver import DuplicateRow, RowLocked
+from threadkeep.store.driver import DuplicateRow, RowLocked, Statement
 from threadkeep.store.manifests import Cursor, ManifestRows, NotedManifest, StoredManifest
 
 _MOST_WAITING = 1_000
@@ -37,7 +37,7 @@ _FOR_GOOD_DAYS = 36_500  # dates do not reach much further back
 class Manifests:
     """The manifests of a memory.
 
-    `retention_days` says how long they are kept: None is for good, 0 is not at all.
+    `retention_days` is the number of days to keep them: None keeps them forever, 0 stores none.
     """
 
     def __init__(
@@ -56,35 +56,49 @@ class Manifests:
         self._wake = asyncio.Event()
 
     def note(self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]) -> None:
-        """Keep the record of one model call, soon; returns at once, whatever the database does.
+        """Queue the record of one model call; return at once, also if the database is down.
 
-        Without a session it is kept with its run. `texts` are by their digests what the call was sent that is in no
-        transcript. They are written before their manifest can be read, and kept as long as a manifest of the session
-        (or the run) that names them.
+        A record without a session is stored with its run. `texts` maps digests to texts that the call was sent and that
+        are in no transcript. They are written before their manifest can be read, and kept as long as a manifest of the
+        session (or the run) refers to them.
         """
+        if (entry := self.entry(session_id, run_id, manifest, texts)) is not None:
+            self.queue(entry)
+
+    def entry(
+        self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]
+    ) -> NotedManifest | None:
+        """Return the record of one model call as of now; None if records are not kept."""
         if self._retention_days == 0:
-            return
-        entry = NotedManifest(session_id, run_id, self._clock(), dict(manifest), dict(texts))
+            return None
+        return NotedManifest(session_id, run_id, self._clock(), dict(manifest), dict(texts))
+
+    def joined(self, entry: NotedManifest) -> list[Statement]:
+        """Return the statements that store a record in the transaction of its turn."""
+        return self._rows.joined(entry)
+
+    def queue(self, entry: NotedManifest) -> None:
+        """Queue a record to be written in the background."""
         self._waiting.append(entry)
         self._characters += _weight(entry)
         self._drop_the_oldest()
         self._wake.set()
 
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """The calls of a run in order; with a `user_id` only if it was that user's, or in a session of that user."""
+        """Return the calls of a run in order; with a `user_id` only if the run or its session is that user's."""
         await self._flush_for_reader()
         found = await self._rows.of_run(run_id, user_id=user_id)
         return [replace(manifest, origin=self.origin) for manifest in found]
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """The calls of some runs, in no order."""
+        """Return the calls of several runs, in no order."""
         await self._flush_for_reader()
         return [replace(manifest, origin=self.origin) for manifest in await self._rows.of_runs(run_ids)]
 
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """The calls of a session, the newest first; `before` is the `cursor` of the last one of the page before."""
+        """Return the calls of a session, the newest first; `before` is the `cursor` of the last call before."""
         if limit < 1:
             raise InvalidInput("A page of manifests has at least one.")
         await self._flush_for_reader()
@@ -94,12 +108,12 @@ class Manifests:
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """What calls of a session (and of a run) were sent that is in no transcript, by digest; those that are kept."""
+        """Return the stored texts with these digests that calls were sent and that are in no transcript."""
         await self._flush_for_reader()
         return await self._rows.texts(session_id, digests, run_id=run_id)
 
     async def flush(self) -> bool:
-        """Write what waits now; False when something of it still waits, which is told to the observers."""
+        """Write the waiting records now; return False if some still wait, which is reported to the observers."""
         async with self._writing:
             left = len(self._waiting)
             again: list[NotedManifest] = []
@@ -118,13 +132,13 @@ class Manifests:
         return not self._waiting
 
     def kept_since(self) -> datetime | None:
-        """When the oldest of them may have been made; None where they are kept for good."""
+        """Return the time of the oldest record that may exist; None if records are kept forever."""
         if self._retention_days is None or self._retention_days > _FOR_GOOD_DAYS:
             return None
         return self._clock() - timedelta(days=self._retention_days)
 
     async def purge(self) -> int:
-        """Delete what is older than the retention; answers how many rows went."""
+        """Delete records older than the retention; return the number of rows deleted."""
         before = self.kept_since()
         if before is None:
             return 0
@@ -135,14 +149,14 @@ class Manifests:
         return gone
 
     async def keep_writing(self) -> None:
-        """Write what is noted and delete what is old, until cancelled."""
+        """Write queued records and delete old ones, until cancelled."""
         loop = asyncio.get_running_loop()
         next_purge = loop.time() + _PURGE_SECONDS
         while True:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(next_purge):
                     await self._wake.wait()
-                    # What one turn notes is one group, and does not stand in the way of the turn itself.
+                    # Records of one turn form one group, and the write does not compete with the turn itself.
                     await asyncio.sleep(_GATHERING_SECONDS)
             self._wake.clear()
             await self._write_until_done()
@@ -152,7 +166,7 @@ class Manifests:
                     await self.purge()
 
     async def close(self) -> None:
-        """Write what waits, if the database takes it in time; the rest is dropped, and counted."""
+        """Write the waiting records, if the database accepts them in time; the rest is dropped and counted."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSING_SECONDS):
                 await self.flush()
@@ -166,10 +180,10 @@ class Manifests:
             pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def _write(self, group: list[NotedManifest]) -> None:
-        """Write a group, and take out of the list what is done; those whose session somebody has locked stay in it.
+        """Write a group, and remove the written records from the list; those of a locked session stay.
 
         Raises:
-            StoreError, TimeoutError: the database takes nothing; what is in the list has to wait.
+            StoreError, TimeoutError: the database is not available; the records in the list have to wait.
         """
         try:
             async with asyncio.timeout(_WRITE_SECONDS):
@@ -189,7 +203,7 @@ class Manifests:
         group.clear()
 
     async def _write_one_by_one(self, group: list[NotedManifest]) -> None:
-        """The same where one of them is in trouble: it does not cost the others."""
+        """Write the records one by one because one of them failed, so that it does not block the others."""
         locked: set[tuple[bool, str]] = set()
         for entry in tuple(group):
             if entry.place in locked:
@@ -202,7 +216,7 @@ class Manifests:
                 group.remove(entry)
 
     async def _flush_for_reader(self) -> None:
-        """Whoever reads what this process noted finds it, unless the database does not take it."""
+        """Write the queue before a read, so that the reader finds all records, unless the database is down."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_READER_SECONDS):
                 await self.flush()
@@ -213,7 +227,7 @@ class Manifests:
         return group
 
     def _put_back(self, group: Sequence[NotedManifest]) -> None:
-        """Let these wait again, before the others. They may be stored already: a write can fail after its commit."""
+        """Queue these again, before the others. They may be stored already: a write can fail after its commit."""
         self._waiting.extendleft(replace(entry, again=True) for entry in reversed(group))
         self._characters += sum(map(_weight, group))
         self._drop_the_oldest()
@@ -239,7 +253,7 @@ def _weight(entry: NotedManifest) -> int:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether others would fail too. A row that somebody has locked says nothing of the database."""
+    """Return whether other writes would fail too. A locked row does not indicate an outage."""
     return isinstance(error, TimeoutError | StoreClosed) or (
         isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
     )

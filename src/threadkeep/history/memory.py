@@ -1,4 +1,4 @@
-"""All sessions of a database: the object that `open_memory` yields."""
+"""The sessions of a database: the base class of the object that `open_memory` yields."""
 
 from __future__ import annotations
 
@@ -6,55 +6,70 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 from weakref import WeakSet
 
 from threadkeep.context.manifest import ConversationPlace
-from threadkeep.context.remembered import RememberedCounts
-from threadkeep.errors import InvalidInput, StoreError, WrongUser
+from threadkeep.context.tokens import RememberedCounts
+from threadkeep.errors import SessionDamaged, StoreError, WrongUser
+from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.memory_parts import MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
+from threadkeep.history.text_digests import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.graph_transcripts.damage import DamageRegister
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.search import Search
+from threadkeep.store.session_list import SessionQuery, sessions_page
 from threadkeep.store.spool import spool_files
-from threadkeep.store.transcripts import SessionQuery, Transcripts
+from threadkeep.store.transcripts import Transcripts
 from threadkeep.store.unkept import UnkeptContexts, UnkeptSearch, UnkeptTranscripts
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
 
+class Identity:
+    """The shared state of a memory and its companion on another event loop."""
+
+
 class LastWords(Protocol):
-    """Somebody who has something to store before the memory closes, or the session goes on."""
+    """A participant with data to store before the memory closes or the session continues."""
 
     async def settle_all(self) -> None:
-        """Store it."""
+        """Store all remaining data."""
         ...
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store what a run had said that is over; forget it where the run goes on elsewhere, and says it again."""
+        """Store the partial answer of a run that is over; discard it if the run continues in another process."""
         ...
 
 
 class Memory:
-    """The sessions of one database. Made by `threadkeep.open_memory`, which also closes it."""
+    """The sessions of one database; `threadkeep.Memory` adds knowledge to them."""
 
     def __init__(self, parts: MemoryParts) -> None:
         tables, transcripts, observers = parts.tables, parts.transcripts, parts.observers
+        self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
         self._transcripts = transcripts
         self._searching = Searching(parts.index, observers)
         self._archive = parts.archive
+        self._damages = parts.damages
         self._conversations = parts.conversations
         self.runs = parts.runs
+        self.channels = parts.channels
+        self.text_digests = TextDigests(parts.channels.state)
         self.contexts = tables.contexts
         self.manifests = parts.manifests
         self.manifests.origin = self
@@ -71,25 +86,34 @@ class Memory:
         self.compressor = parts.compressor
         self.observers = observers
         self.clock = parts.clock
+        self.identity = Identity()
+        self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()
-        self._nowhere: Memory | None = None
-        self._others: dict[tuple[object, GraphLayout], Memory] = {}
+        self._nowhere: Self | None = None
+        self._others: dict[tuple[object, GraphLayout], Self] = {}
         self._opening = asyncio.Lock()
+        self.loop = MemoryLoop()
+        self.lifetime = AsyncExitStack()
 
     async def graph_store(self) -> BaseStore:
-        """The LangGraph store of the options' database, opened at its first use; it closes with this memory.
+        """Return the LangGraph store of the options' database, opened on first use; it closes with this memory.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
         return await self._conversations.store()
 
-    async def beside(self, layout: GraphLayout, store: BaseStore | None = None) -> Memory:
-        """The memory of the conversations that agents keep in a store by themselves; by default in `graph_store()`.
+    async def has_graph_store(self) -> bool:
+        """Return whether the LangGraph store is open, or was ever created in its database."""
+        return await self._conversations.exists()
 
-        It is opened at its first use, and closes with this one. The tables know nothing of them: there are no anchors
-        and no summaries. Turns that cannot be written wait in a folder of their own below that of this memory's.
+    async def beside(self, layout: GraphLayout, store: BaseStore | None = None) -> Self:
+        """Return the memory of the conversations that agents keep in a store; by default in `graph_store()`.
+
+        It is opened on first use and closes with this one. The tables have no rows for these conversations: there are
+        no anchors and no summaries, and steps of earlier turns are in the store. Turns that cannot be written wait in a
+        separate folder below this memory's.
         """
         told = store is not None
         store = await self.graph_store() if store is None else store
@@ -101,17 +125,19 @@ class Memory:
                 transcripts, options = self._conversations.transcripts(store, layout), self.pending.options
                 if options.folder is not None:
                     options = replace(options, folder=options.folder / folder_of(layout))
-                pending = self.pending.beside(transcripts, options)
+                pending = self.pending.beside(transcripts, options, namespace=layout.namespace)
                 await pending.start()
                 other = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
+                other.contexts = self._conversations.contexts(transcripts)
+                other._damages = transcripts.reader.damages  # noqa: SLF001 - it is a copy
                 other._archive = self._conversations.archive(transcripts)  # noqa: SLF001 - it is a copy
                 rows = self._conversations.retention(transcripts, self.runs.records.forget_runs_at_rest)
                 other.retention = self.retention.beside(rows, pending)
                 self._others[key] = other
             return self._others[key]
 
-    async def besides(self) -> list[tuple[object, GraphLayout, Memory]]:
-        """The memories of all conversations that agents are known to keep by themselves, with their stores and layouts.
+    async def besides(self) -> list[tuple[object, GraphLayout, Self]]:
+        """Return the memories of all known conversations of agents, with their stores and layouts.
 
         Raises:
             StoreUnavailable: the graph store's database does not answer, or this memory's.
@@ -122,23 +148,23 @@ class Memory:
         return [(store, layout, memory) for (store, layout), memory in self._others.items()]
 
     async def start(self) -> None:
-        """Take over what dead processes could not write, here and in conversations beside, and begin to deliver."""
+        """Take over pending turns of dead processes, here and in conversations of agents, and start delivery."""
         await self.pending.start()
         folder = self.pending.options.folder
         if folder is None or not folder.is_dir():
             return
         for layout in await self._conversations.layouts.all():
             if spool_files(folder / folder_of(layout)):
-                with contextlib.suppress(StoreError):  # the next start tries it again, and so does the next turn
+                with contextlib.suppress(StoreError):  # the next start or the next turn retries it
                     await self.beside(layout)
 
     def keeps(self, store: BaseStore, layout: GraphLayout) -> bool:
-        """Whether this memory's own sessions are the conversations of a layout in a store."""
+        """Return whether this memory's own sessions are the conversations of a layout in a store."""
         in_store = isinstance(self._transcripts, IndexedTranscripts)
         return in_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
-    async def holding(self, place: ConversationPlace) -> Memory:
-        """The memory that has a conversation; one without it if none has.
+    async def holding(self, place: ConversationPlace) -> Self:
+        """Return the memory that has a conversation; an empty one if none has it.
 
         Raises:
             StoreUnavailable: the graph store's database does not answer.
@@ -150,16 +176,27 @@ class Memory:
                 return memory
         return await self.beside(wanted)
 
-    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns, index: Search) -> Memory:
+    def damaged(self, user_id: str | None = None) -> list[SessionDamaged]:
+        """Return the damaged items of sessions that this process has found, of one user or of all.
+
+        Listing reads the metadata of all sessions, and searching their texts. Sessions in tables are never damaged in
+        this way.
+        """
+        return self._damages.of(user_id)
+
+    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns, index: Search) -> Self:
         other = copy.copy(self)
+        other.opened_with, other.identity = None, Identity()  # it is a copy
+        other._damages = DamageRegister()  # noqa: SLF001 - a copy
+        other.lifetime = AsyncExitStack()
         other._transcripts, other._searching = transcripts, Searching(index, self.observers)  # noqa: SLF001 - a copy
         other.pending = pending
         other.contexts = UnkeptContexts()
         other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
         return other
 
-    def forgetting(self) -> Memory:
-        """A memory that keeps nothing, for runs that belong to no session."""
+    def forgetting(self) -> Self:
+        """Return a memory that stores nothing, for runs that belong to no session."""
         if self._nowhere is None:
             nothing = UnkeptTranscripts()
             pending = PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock)
@@ -167,7 +204,7 @@ class Memory:
         return self._nowhere
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
-        """Do work that must not stop half-way when its caller is cancelled; closing the memory waits for it."""
+        """Finish work even if its caller is cancelled; closing the memory waits for it."""
         return await asyncio.shield(self._begin(work(*arguments, **named)))
 
     def _begin[T](self, work: Awaitable[T]) -> asyncio.Task[T]:
@@ -182,14 +219,22 @@ class Memory:
     def _finished(self, task: asyncio.Task[Any]) -> None:
         self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # a caller who was cancelled does not ask for it
+            task.exception()  # retrieved, because a cancelled caller will not
+
+    def leave_work_for_all(self) -> None:
+        """Stop the tasks that one process does for all: search indexing and retention. Another memory does them.
+
+        On an event loop that blocking calls stop, they would keep rows locked for which these calls wait.
+        """
+        for task in self.work_for_all:
+            task.cancel()
 
     def before_closing(self, speaker: LastWords) -> None:
-        """Let somebody store last words when the memory closes; whoever is not there any more then has none."""
+        """Register a participant that stores its remaining data when the memory closes; it is referenced weakly."""
         self._speakers.add(speaker)
 
     async def settle(self) -> None:
-        """Do what was left for the end, and wait for what is unfinished; the first error is raised after all of it."""
+        """Store remaining data and wait for unfinished work; raise the first error after all of it."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
             await asyncio.gather(*self._unfinished, return_exceptions=True)
@@ -199,22 +244,28 @@ class Memory:
         for error in filter(None, results):
             raise error
 
-    async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
-        """Have what a run that was cut off had said stored now, before its session goes on.
+    async def close(self) -> None:
+        """Store remaining data, and close the database; later calls do nothing."""
+        await self.lifetime.aclose()
 
-        Where it goes on `elsewhere` that is forgotten: it is said there again.
+    async def settle_run(self, run_id: str, *, elsewhere: bool = False) -> None:
+        """Store the partial answer of a run that was cut off, before its session continues.
+
+        If the run continues `elsewhere`, the partial answer is discarded, because it is produced again there.
         """
         for speaker in list(self._speakers):
             await speaker.settle_run(run_id, elsewhere=elsewhere)
         if self._unfinished:
-            # Whoever was cancelled did not wait for what he had begun to write.
+            # A cancelled caller did not wait for the write that it had started.
             await asyncio.wait(self._unfinished)
 
-    def session(self, session_id: str, *, user_id: str | None = None) -> Session:
-        """The session with an id; nothing is read or written yet.
+    def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> Session:
+        """Return the session with an id; nothing is read or written yet.
+
+        If a workspace is named, messages of the session belong to it.
 
         Raises:
-            InvalidKey: the id is not a valid key; `threadkeep.escape_key` makes one of any text.
+            InvalidKey: the id is empty, longer than 256 characters, or has control characters.
         """
         return Session(
             session_id,
@@ -224,12 +275,13 @@ class Memory:
             user_id=user_id,
             observer=self.observers,
             forget=self.older_turns.forget,
+            workspace=workspace,
         )
 
     async def sessions(
         self, user_id: str | None = None, query: str | None = None, *, active: bool | None = None, page_size: int = 100
     ) -> AsyncIterator[SessionInfo]:
-        """All sessions, newest activity first; of one user, or with a text in title, last message or id."""
+        """Yield all sessions, newest activity first; of one user, or with a text in title, last message or id."""
         wanted = SessionQuery(user_id, query, active, page_size)
         while True:
             found, cursor = await self.sessions_page(wanted)
@@ -240,22 +292,16 @@ class Memory:
             wanted = replace(wanted, cursor=cursor)
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
-        """One page of sessions, and the cursor of the next (None at the end)."""
-        if query.limit < 1:
-            raise InvalidInput("A page of sessions has at least one.")
-        found = await self._transcripts.sessions(replace(query, limit=query.limit + 1))
-        if len(found) <= query.limit:
-            return found, None
-        last = found[query.limit - 1]
-        return found[: query.limit], (last.updated_at, last.session_id)
+        """Return one page of sessions, and the cursor of the next page (None at the end)."""
+        return await sessions_page(self._transcripts, query)
 
     async def search(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Messages that have all words of a query, best first; of one user or of all, of one session after a `seq`.
+        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
 
-        What was stored before the call is found, unless so much is new there (after an import or an upgrade) that
-        indexing it takes longer than two seconds: then it goes on in the background. `search_result` tells.
+        Messages stored before the call are found, unless indexing them takes longer than two seconds (after an import
+        or an upgrade): then it continues in the background. `search_result` reports that.
         """
         result = await self.search_result(query, user_id=user_id, limit=limit, session_id=session_id, after=after)
         return result.hits
@@ -263,23 +309,29 @@ class Memory:
     async def search_result(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """The same, with how many messages were not looked at, since they are not indexed yet."""
-        return await self._searching.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
+        """Return hits with the number of messages not indexed yet and the damaged sessions that were skipped."""
+        found = await self._searching.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
+        return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store messages that were exported, with the ids, times and tokens they had, in one transaction.
+        """Store exported messages with their ids, times and tokens, in one transaction.
 
-        What is there already is not stored again. A part of a session that belongs to another user than it says is left
-        out, and its answer is the error; the answers are in the order of the parts.
+        Existing messages are not stored again. A part of a session that belongs to another user is skipped, and its
+        result is the error. The results are in the order of the parts.
 
         Raises:
             InvalidKey, InvalidInput: a session id or a user id cannot be used; nothing was stored.
-            StoreUnavailable: the database did not take it; trying again is safe for messages that have an id.
+            StoreUnavailable: the database is not available; a retry is safe for messages that have an id.
         """
         for part in parts:
             self.session(part.info.session_id, user_id=part.info.user_id)
         return await self._archive.restore(parts)
 
     async def keep_index(self) -> None:
-        """Keep the search index up to date until cancelled; a failure is tried again at the next round."""
+        """Keep the search index up to date until cancelled; a failure is retried in the next round."""
         await self._searching.keep_up()
+
+
+def damaged_sessions(items: Sequence[SessionDamaged]) -> tuple[str, ...]:
+    """Return the sessions of damaged items, each once."""
+    return tuple(sorted({item.session_id for item in items}))

@@ -1,4 +1,4 @@
-"""What a memory is made of: opened, and closed again, by whoever makes it."""
+"""The parts of a memory; their creator opens and closes them."""
 
 from __future__ import annotations
 
@@ -11,12 +11,18 @@ from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations
 from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
+from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.history.pending import PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.observe import Observers
+from threadkeep.records.graphiti import GraphitiOptions
+from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
+from threadkeep.store.channel_tables import ChannelTables
 from threadkeep.store.context_tables import ContextTables
+from threadkeep.store.driver import Driver
+from threadkeep.store.graph_transcripts.damage import DamageRegister
 from threadkeep.store.runs import Runs
 from threadkeep.store.search import Search
 from threadkeep.store.transcripts import Transcripts
@@ -24,13 +30,18 @@ from threadkeep.store.transcripts import Transcripts
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryParts:
-    """Where sessions and runs are, what goes on beside them, and who counts, is told, and knows the time."""
+    """The stores, background services, token counter, observers and clock of a memory."""
 
+    address: DatabaseAddress
+    options: MemoryOptions
+    driver: Driver
     transcripts: Transcripts
     index: Search
     archive: Restoring
+    damages: DamageRegister
     runs: Runs
     tables: ContextTables
+    channels: ChannelTables
     conversations: GraphConversations
     manifests: Manifests
     pending: PendingTurns
@@ -41,3 +52,4 @@ class MemoryParts:
     counter: TokenCounter
     observers: Observers
     clock: Callable[[], datetime]
+    graphiti: GraphitiOptions | None = None

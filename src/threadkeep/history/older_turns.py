@@ -1,13 +1,14 @@
-"""Older turns that matter for a new input, of the session or of all of its user's sessions.
+"""Recall of older turns that matter for a new input, from the session or all sessions of its user.
 
-The index of a talk is made when it is first asked for, from the transcript, and grows when it is asked for again: an
-append knows nothing of it. Where that takes longer than an answer should wait, it goes on in the background, and what
-is indexed by then is used.
+The index of a conversation is built from the transcript on the first query and extended by later queries; an append
+does not update it. If that takes longer than an answer should wait, it continues in the background, and the query uses
+the part that is indexed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from contextvars import Context
@@ -16,6 +17,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from threadkeep.context.recall import select
+from threadkeep.errors import SessionDamaged
 from threadkeep.history.embedded_talks import EmbeddedTalks, Embedder
 from threadkeep.history.talk_index import TalkIndex, id_at, place_of
 from threadkeep.observe import Observer
@@ -27,19 +29,19 @@ type RecallScope = Literal["session", "user"]
 
 PATIENCE_SECONDS = 0.3
 _MOST_TALKS = 200
-_MOST_INDEXED = 200_000  # messages of all talks, which take about two kilobytes each
+_MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 18
-"""What the line above each quoted turn costs, about."""
+"""The approximate tokens of the line above each quoted turn."""
 
 
 @dataclass(frozen=True)
 class Search:
-    """What is looked for, and where.
+    """A query for older turns, and where to search.
 
-    `recent` are the last turns before the query, oldest first, which say what "it" and "that" are. `known` are places
-    of the session that are in the prompt already; nothing from `before` on is found either.
+    `recent` are the last turns before the query, oldest first, which resolve "it" and "that". `known` are the `seq`
+    values of the session that are in the prompt already. Messages from `before` on are not found either.
     """
 
     session_id: str
@@ -54,14 +56,14 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may matter, and the session that it is of."""
+    """A stored message that may matter, and its session."""
 
     session_id: str
     message: Message
 
 
 class OlderTurns:
-    """Finds older turns; keeps the indexes of the talks that were asked for last."""
+    """A finder of older turns; it caches the indexes of recently queried conversations."""
 
     def __init__(self, transcripts: Transcripts, embeddings: EmbeddingRows, observer: Observer) -> None:
         self._transcripts = transcripts
@@ -70,7 +72,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """The turns that matter most, best first, in about so many tokens of their stored counts.
+        """Return the turns that matter most, best first, within the token budget by their stored counts.
 
         Raises:
             StoreError: the database does not answer.
@@ -83,7 +85,7 @@ class OlderTurns:
         talk = self._talk(key, infos)
         await self._wait_for(key, lambda: self._catch_up(talk, infos))
         if self._talks.get(key) is not talk:
-            return []  # somebody found it outdated meanwhile
+            return []  # another query found it outdated meanwhile
         semantic = await self._embedded.likeness(talk, search.query, embedder) if embedder else None
         known = {id_at(search.session_id, seq) for seq in search.known}
         ranked = [
@@ -103,11 +105,11 @@ class OlderTurns:
         return await self._read([place_of(entry.id) for entry in chosen])
 
     def talk(self, scope: RecallScope, name: str) -> TalkIndex | None:
-        """What is indexed of a session, or of a user, by now."""
+        """Return the current index of a session or of a user; None if there is none."""
         return self._talks.get((scope, name))
 
     def forget(self, session_id: str) -> None:
-        """A session was deleted: keep nothing of it in this process."""
+        """Remove a deleted session from the indexes of this process."""
         for key in [key for key, talk in self._talks.items() if key[1] == session_id or talk.holds(session_id)]:
             self._drop(key)
 
@@ -118,7 +120,7 @@ class OlderTurns:
                 work.cancel()
 
     async def close(self) -> None:
-        """Stop what goes on in the background; an index is made anew by whoever asks next."""
+        """Stop background work; the next query builds a new index."""
         embedding = [talk.embedding for talk in self._talks.values() if talk.embedding is not None]
         tasks = [*self._tasks.values(), *embedding]
         for task in tasks:
@@ -150,13 +152,14 @@ class OlderTurns:
     async def _catch_up(self, talk: TalkIndex, infos: dict[str, SessionInfo]) -> None:
         for info in infos.values():
             if info.last_seq > talk.read.get(info.session_id, 0):
-                await talk.catch_up(info, self._transcripts)
+                with contextlib.suppress(SessionDamaged):  # the other sessions are still found
+                    await talk.catch_up(info, self._transcripts)
 
     async def _wait_for(self, key: tuple[RecallScope, str], work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Have a talk caught up, for a moment; only one task is at a talk."""
+        """Update the index of a conversation, and wait a moment for it; each has one task at a time."""
         task = self._tasks.get(key)
         if task is None or task.done():
-            # A context of its own: else it would keep the run of whoever came first.
+            # A context of its own: otherwise the task would keep the first caller's run alive.
             task = asyncio.create_task(work(), context=Context(), name="threadkeep-older-turns")
             task.add_done_callback(_retrieved)
             self._tasks[key] = task
@@ -168,23 +171,25 @@ class OlderTurns:
                 task.result()
 
     async def _read(self, places: Sequence[tuple[str, int]]) -> list[FoundTurn]:
-        """The messages at these places, those that are still there, in the same order."""
+        """Return the messages at these locations that exist and are active, in the same order."""
         found: dict[tuple[str, int], FoundTurn] = {}
         for session_id in dict.fromkeys(session_id for session_id, _ in places):
             seqs = [seq for place, seq in places if place == session_id]
-            for message in await self._transcripts.at(session_id, seqs):
-                found[session_id, message.seq or 0] = FoundTurn(session_id, message)
+            with contextlib.suppress(SessionDamaged):
+                for message in await self._transcripts.at(session_id, seqs):
+                    if message.superseded_at is None:
+                        found[session_id, message.seq or 0] = FoundTurn(session_id, message)
         return [found[place] for place in places if place in found]
 
 
 def _retrieved(task: asyncio.Task[None]) -> None:
-    """Whoever does not wait for it any more does not ask how it ended either; the next one tries again."""
+    """Retrieve the exception of a task without a waiter; the next query retries."""
     if not task.cancelled():
         task.exception()
 
 
 def _counts(turn_id: str, search: Search, infos: Collection[str]) -> bool:
-    """Whether a turn is of a session that was asked for, and from before the input."""
+    """Return whether a turn is in a requested session and before the input."""
     session_id, seq = place_of(turn_id)
     later = session_id == search.session_id and search.before is not None and seq >= search.before
     return session_id in infos and not later

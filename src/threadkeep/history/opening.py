@@ -1,12 +1,14 @@
-"""Opens a memory: its database, the transcripts, and whatever goes on beside them, on one exit stack."""
+"""Opening of a memory: its database, its transcripts and its background tasks, on one exit stack."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from typing import Any
+from uuid import uuid4
 
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.all_retention import AllRetention
@@ -23,13 +25,15 @@ from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend, Observer, Observers, Outcome
-from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.channel_tables import ChannelTables
 from threadkeep.store.context_tables import ContextTables
 from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import Driver
 from threadkeep.store.duties import Duties
 from threadkeep.store.graph_transcripts.items import ConversationChanged
 from threadkeep.store.graph_transcripts.unretained import NOT_AVAILABLE
+from threadkeep.store.graph_turns import GraphTurns
 from threadkeep.store.keeping import Kept, Means, keep_in_graph_store, keep_in_tables
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
@@ -37,27 +41,25 @@ from threadkeep.store.runs import Runs
 
 
 @asynccontextmanager
-async def open_memory(
-    url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None
-) -> AsyncIterator[Memory]:
-    """Open a database and bring its schema up to date.
-
-    Args:
-        url: `sqlite:////absolute/path.db`, `sqlite://` (in memory), or `postgresql://user@host/database`.
-        observers: told of every event; see `threadkeep.observe`.
-        options: pool sizes, durability, token counter, clock.
+async def open_sessions[M: Memory](
+    address: DatabaseAddress,
+    make: Callable[[MemoryParts], M],
+    *,
+    observers: Sequence[Observer],
+    options: MemoryOptions,
+) -> AsyncIterator[M]:
+    """Open a database, bring its schema up to date, and `make` the memory; see `threadkeep.open_memory`.
 
     Raises:
-        InvalidSettings: the URL names no database.
         StoreUnavailable: the database does not answer.
         SchemaTooNew: a newer Threadkeep has been here.
     """
-    options = options or MemoryOptions()
-    address = parse_address(url)
+    if address.in_memory and address.memory_name is None:
+        address = replace(address, memory_name=f"threadkeep-{uuid4().hex}")
     everyone = Observers(*observers)
     async with AsyncExitStack() as stack:
         driver = await stack.enter_async_context(open_database(address, options.store))
-        # Beside the stack: what is opened late closes when nobody has anything to store any more.
+        # A separate stack: these resources close after all remaining data is stored.
         late = await stack.enter_async_context(AsyncExitStack())
         await migrate(driver, options.clock())
         conversations = GraphConversations(
@@ -69,7 +71,7 @@ async def open_memory(
             observer=everyone,
         )
         kept = await stack.enter_async_context(await _keeping(address, driver, options, everyone, conversations))
-        memory = _assembled(stack, address, driver, kept, options, everyone, conversations=conversations)
+        memory = make(_parts(stack, address, driver, kept, options, everyone, conversations=conversations))
         if options.background:
             await _begin_background(stack, memory, driver, options)
         stack.push_async_callback(memory.older_turns.close)
@@ -77,7 +79,7 @@ async def open_memory(
         yield memory
 
 
-def _assembled(
+def _parts(
     stack: AsyncExitStack,
     address: DatabaseAddress,
     driver: Driver,
@@ -86,8 +88,8 @@ def _assembled(
     observers: Observers,
     *,
     conversations: GraphConversations,
-) -> Memory:
-    """The memory over an open database; what it is made of closes with the stack."""
+) -> MemoryParts:
+    """Return the parts of a memory over an open database; they close with the stack."""
     transcripts, clock = kept.transcripts, options.clock
     tables = ContextTables.over(driver, clock=clock)
     manifests = Manifests(
@@ -98,13 +100,18 @@ def _assembled(
     learned_factors = LearnedFactors(tables.token_factors)
     for part in (manifests, pending, compressor, learned_factors):
         stack.push_async_callback(part.close)
-    runs = Runs(driver, clock=clock, stale_seconds=options.run_stale_seconds, trace_limits=options.run_trace_limits)
-    parts = MemoryParts(
+    runs = Runs(driver, clock=clock, trace_limits=options.run_trace_limits)
+    return MemoryParts(
+        address=address,
+        options=options,
+        driver=driver,
         transcripts=transcripts,
         index=kept.search,
         archive=kept.archive,
+        damages=kept.damages,
         runs=runs,
         tables=tables,
+        channels=ChannelTables.over(driver, clock=clock),
         manifests=manifests,
         pending=pending,
         retention=Pruner(kept.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
@@ -115,12 +122,12 @@ def _assembled(
         observers=observers,
         clock=clock,
         conversations=conversations,
+        graphiti=options.graphiti,
     )
-    return Memory(parts)
 
 
 async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Driver, options: MemoryOptions) -> None:
-    """What goes on by itself while the memory is open."""
+    """Start the background tasks of an open memory."""
     duties = Duties(driver, clock=options.clock)
     pruners: dict[str, Prunes] = {"retention": AllRetention(memory), "run_retention": memory.run_retention}
     schedules = [
@@ -134,19 +141,19 @@ async def _begin_background(stack: AsyncExitStack, memory: Memory, driver: Drive
         for duty, pruner in pruners.items()
     ]
     await memory.start()
-    for work, name in (
-        (memory.keep_index(), "search-index"),
-        (memory.manifests.keep_writing(), "manifests"),
-        (memory.learned_factors.keep_saving(), "token-factors"),
-        *((schedule.keep_pruning(), schedule.duty) for schedule in schedules),
-    ):
-        await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
+    own = ((memory.manifests.keep_writing(), "manifests"), (memory.learned_factors.keep_saving(), "token-factors"))
+    of_all = ((memory.keep_index(), "search-index"), *((each.keep_pruning(), each.duty) for each in schedules))
+    for work, name in own:
+        _ = await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
+    for work, name in of_all:
+        task = await stack.enter_async_context(_running(work, f"threadkeep-{name}"))
+        memory.work_for_all.append(task)
 
 
 def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOptions:
-    """Where turns wait that cannot be written: in a folder of this database's own."""
-    if address.path is None and address.dsn is None:
-        return options
+    """Return the options with the folder of this database for pending turns."""
+    if address.in_memory:
+        return replace(options, folder=None)
     return replace(options, folder=folder_of(address, options.folder))
 
 
@@ -157,33 +164,37 @@ async def _keeping(
     observer: Observer,
     conversations: GraphConversations,
 ) -> AbstractAsyncContextManager[Kept]:
-    """The place where the options want transcripts kept.
+    """Return the transcripts backend that the options select.
 
     Raises:
-        InvalidInput: there is something in the options that this place has not.
+        InvalidInput: the options need a feature that this backend does not have.
     """
 
     def troubled(backend: Backend, session_id: str, error: StoreError) -> None:
         outcome: Outcome = "conflict" if isinstance(error, ConversationChanged) else "fallback"
         SessionEvents(observer, backend, session_id).write_failed(error, outcome)
 
-    means = Means(driver, options.counter, options.clock, troubled)
+    graphiti = options.graphiti if options.graphiti and options.graphiti.enabled else None
+    graph_turns = GraphTurns(graphiti.endpoint, graphiti.workspace) if graphiti else None
+    means = Means(driver, options.counter, options.clock, troubled, graph_turns)
     if options.transcripts == "tables":
         return keep_in_tables(means)
+    if graph_turns is not None:
+        raise InvalidInput("Only turns in tables go to Graphiti: set THREADKEEP_TRANSCRIPTS=tables, or turn it off.")
     if not options.retention.rules.nothing:
         raise InvalidInput(f"{NOT_AVAILABLE} Take the rules away, such as THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS.")
     store = conversations.given
-    if isinstance(store, DatabaseAddress) and store.path is None and store.dsn is None:
+    if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
     return keep_in_graph_store(means, store, own=address, options=options.store)
 
 
 @asynccontextmanager
-async def _running[T](work: Awaitable[T], name: str) -> AsyncIterator[None]:
-    """A task that lives as long as the block."""
-    task = asyncio.ensure_future(work)
+async def _running[T](work: Coroutine[Any, Any, T], name: str) -> AsyncIterator[asyncio.Task[T]]:
+    """Run a task for as long as the block."""
+    task = asyncio.create_task(work, name=name)
     try:
-        yield
+        yield task
     finally:
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -1,8 +1,9 @@
-"""Pending writes: a turn that the database does not take is kept on disk and retried until it is written or dropped.
+"""Pending writes: a turn that the database does not accept is stored on disk and retried until written or dropped.
 
-`record` is the append of those who cannot stop for a broken database: the middleware and the service. One task delivers
-what was kept, with growing, jittered pauses. A session that has something kept gets its later turns kept behind it, so
-the turns of this process stay in their order; the ids given before the first try make every turn arrive exactly once.
+`record` is the append for callers that must not stop for a broken database: the middleware and the service. One task
+delivers the pending turns, with growing, jittered pauses. Later turns of a session with a pending turn are queued
+behind it, so the turns of this process stay in order. Ids are assigned before the first try, so every turn is stored
+exactly once.
 """
 
 from __future__ import annotations
@@ -10,40 +11,53 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from contextvars import Context
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 from platformdirs import user_data_path
 
-from threadkeep.errors import InvalidMessage, QuestionGone, StoreClosed, StoreError, StoreUnavailable
+from threadkeep.errors import (
+    InvalidMessage,
+    QuestionGone,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+    ThreadkeepError,
+    TurnInMemoryOnly,
+)
 from threadkeep.history.pending_files import PendingFiles
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, PendingWrites
-from threadkeep.records import Receipt, Turn
+from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.driver import RowLocked
+from threadkeep.store.damaged_turns import DamagedTurn
+from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
 from threadkeep.store.spool import KeptTurn
+from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
+
+type Join = Callable[[Sequence[Message]], Joined | None]
+"""Returns the statements that belong to the messages of a turn as they will be stored; None if there are too many."""
 
 
 def default_folder() -> Path:
-    """Where turns wait when no folder is named; each database has a folder of its own below."""
+    """Return the default folder of pending turns; each database has its own folder below."""
     return user_data_path("threadkeep") / "pending"
 
 
 def folder_of(address: DatabaseAddress, folder: Path | None = None) -> Path:
-    """Where the turns for a database wait, in the folder that is named or the default."""
+    """Return the folder of a database's pending turns, below the given folder or the default."""
     return (folder or default_folder()) / address.fingerprint
 
 
 @dataclass(frozen=True)
 class PendingOptions:
-    """Where and how long turns wait. Without a folder they are kept in memory only, as for a database in memory."""
+    """Options of pending turns. Without a folder they are kept in memory only, as for a database in memory."""
 
     folder: Path | None = None
     write_timeout_seconds: float = 5.0
@@ -51,8 +65,12 @@ class PendingOptions:
     longest_pause_seconds: float = 10.0
 
 
+WAIT_SECONDS_IN_AN_OUTAGE = 0.5
+_SOON_SECONDS = 1.0
+
+
 class PendingTurns:
-    """The turns of this process that wait to be written, and those of processes that died."""
+    """The pending turns of this process and of processes that died."""
 
     def __init__(
         self, transcripts: Transcripts, options: PendingOptions, *, observer: Observer, clock: Callable[[], datetime]
@@ -62,62 +80,118 @@ class PendingTurns:
         self._observer = observer
         self._clock = clock
         self.database_fails = False
-        """Whether the newest call found no database: others need not wait long to find the same."""
+        """True if the newest call found no database; other calls then wait only briefly."""
         self._kept: list[KeptTurn] = []
-        self._recording: set[asyncio.Task[Receipt | None]] = set()
+        self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
         self._files = PendingFiles(options.folder)
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._namespace: tuple[str, ...] = ()
         self._all: list[PendingTurns] = [self]
 
-    def beside(self, transcripts: Transcripts, options: PendingOptions) -> PendingTurns:
-        """Those of other transcripts, which are counted together with these."""
+    @property
+    def wait_seconds(self) -> float:
+        """Seconds that a reply may wait for the database; fewer while the database is known to fail."""
+        seconds = self._options.write_timeout_seconds
+        return min(seconds, WAIT_SECONDS_IN_AN_OUTAGE) if self.database_fails else seconds
+
+    def beside(
+        self, transcripts: Transcripts, options: PendingOptions, *, namespace: tuple[str, ...] = ()
+    ) -> PendingTurns:
+        """Return the pending turns of a graph store namespace; they are listed and counted with these."""
         other = PendingTurns(transcripts, options, observer=self._observer, clock=self._clock)
+        other._namespace = namespace
         self._all.append(other)
         other._all = self._all
         return other
 
     @property
     def options(self) -> PendingOptions:
-        """Where and how long turns wait."""
+        """The options of pending turns."""
         return self._options
 
     @property
     def entries(self) -> tuple[KeptTurn, ...]:
-        """What waits, oldest first."""
+        """The pending turns, oldest first, including those of conversations that agents keep."""
+        return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
+
+    @property
+    def own(self) -> tuple[KeptTurn, ...]:
+        """The pending turns of these transcripts alone, in their order."""
         return tuple(self._kept)
 
     @property
     def count(self) -> int:
-        """How many turns wait, those of conversations beside included."""
-        return sum(len(each.entries) for each in self._all)
+        """The number of pending turns, including those of conversations that agents keep."""
+        return sum(len(each.own) for each in self._all)
+
+    @property
+    def _listed(self) -> list[PendingTurns]:
+        """This object, and those of conversations if this one is the memory's."""
+        return self._all if self._all[0] is self else [self]
 
     async def start(self) -> None:
-        """Take over what dead processes kept, and begin to deliver."""
-        self._kept += await self._files.take_over()
+        """Take over the pending turns of dead processes, and start delivery.
+
+        Raises:
+            PendingFolderUnusable: no turn could be kept on disk.
+        """
+        for entry in await self._files.take_over():
+            entry.namespace = self._namespace
+            self._kept.append(entry)
         if self._kept:
             self._tell_count()
             self._ensure_delivery()
 
+    async def adopt(self, session_id: str) -> None:
+        """Write the pending turns of a session that other processes on this machine, dead or alive, could not write.
+
+        A process that takes over a run calls this first, because the answer may be there. The other process then finds
+        its turns written.
+        """
+        for turn in await self._files.of_others(session_id):
+            with contextlib.suppress(StoreError, ThreadkeepError, TimeoutError):
+                async with asyncio.timeout(self._options.write_timeout_seconds):
+                    await self._transcripts.append(turn)
+
     async def record(self, turn: Turn) -> Receipt | None:
-        """Store a turn, or keep it: None says that it waits. A caller that is cancelled does not stop it half-way.
+        """Store a turn, or keep it pending: None means that it waits. Cancelling the caller does not interrupt this.
 
         Raises:
             InvalidMessage: the turn can never be stored.
-            WrongUser: the session is somebody else's.
-            QuestionGone: what it answers was deleted.
+            WrongUser: the session is another user's.
+            QuestionGone: the question that it answers was deleted.
+            TurnInMemoryOnly: neither the database nor the disk takes it; it is retried while this process lives.
         """
         task = asyncio.create_task(self._record(turn), name="threadkeep-record")
-        self._recording.add(task)
-        task.add_done_callback(self._recorded)
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
         return await asyncio.shield(task)
 
-    def _recorded(self, task: asyncio.Task[Receipt | None]) -> None:
-        self._recording.discard(task)
+    async def record_joined(self, turn: Turn, join: Join) -> tuple[Receipt, Sequence[list[Row]]] | None:
+        """Store a turn and the statements of `join` in one transaction; None if that cannot be done now.
+
+        Then nothing was stored, or the caller cannot know: storing the same turn again is safe.
+        """
+        transcripts = self._transcripts
+        if not isinstance(transcripts, TableTranscripts) or self.database_fails or self._waits(turn.session_id):
+            return None
+        try:
+            async with asyncio.timeout(self._options.write_timeout_seconds):
+                return await transcripts.append_joined(turn, join)
+        except (StoreClosed, TurnRefused):
+            return None
+        except (StoreError, TimeoutError) as error:
+            self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
+            self._tell_failure(turn, error)
+        return None
+
+    def _finished(self, task: asyncio.Task[Any]) -> None:
+        self._unfinished.discard(task)
         if not task.cancelled():
-            task.exception()  # a caller who was cancelled does not ask for it
+            task.exception()  # retrieved, because a cancelled caller will not
 
     async def _record(self, turn: Turn) -> Receipt | None:
         turn = replace(
@@ -132,47 +206,87 @@ class PendingTurns:
             except (StoreError, TimeoutError) as error:
                 self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
                 self._tell_failure(turn, error)
-        await self._keep(turn)
+        # A waiting caller gets the answer now, although no database has it.
+        await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
 
+    async def tell(self, message: Message) -> Message:
+        """Mark a pending answer as told to a caller, and return it: no answer that nobody was told may replace it."""
+        for entry in self._kept:
+            if message in entry.turn.messages and entry.turn.told_at is None:
+                entry.turn = replace(entry.turn, told_at=self._clock())
+                await self._files.renew(entry)
+        return message
+
+    async def damaged(self) -> list[DamagedTurn]:
+        """Return the lines of pending files that cannot be read, kept until a person repairs or drops them."""
+        return [turn for each in list(self._listed) for turn in await each._files.damaged()]  # noqa: SLF001 - ours
+
     async def drop(self, entry_id: str) -> bool:
-        """Give a turn up for good; False when it does not wait here, or was written just now."""
-        async with self._delivering:  # what is being written cannot be dropped
+        """Drop a pending turn or a damaged line for good; return False if it does not wait here or was just written."""
+        return any([await each._drop(entry_id) for each in list(self._listed)])  # noqa: SLF001 - ours
+
+    async def _drop(self, entry_id: str) -> bool:
+        async with self._delivering:  # a turn that is being written cannot be dropped
             entry = next((entry for entry in self._kept if entry.entry_id == entry_id), None)
             if entry is None:
-                return False
+                return await self._files.drop_damaged(entry_id)
             await self._forget(entry)
         self._events(entry.turn).dropped()
         return True
 
-    @asynccontextmanager
-    async def withheld(self, session_id: str) -> AsyncIterator[None]:
-        """While a session is being deleted nothing of it is delivered; what waits goes with it, if it went."""
+    async def discard(self, matches: Callable[[Turn], bool]) -> None:
+        """Drop all matching turns for good; their texts leave the disk."""
+        for each in list(self._listed):
+            going = [entry for entry in each.own if matches(entry.turn)]
+            for entry in going:
+                await each._drop(entry.entry_id)  # noqa: SLF001 - ours
+            if going:
+                await each._files.compact(each.own)  # noqa: SLF001 - ours
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session with its pending turns; return False if it did not exist.
+
+        Its turns are not delivered meanwhile; a turn that begins meanwhile stays. Cancelling the caller, for example by
+        deleting its own run, does not interrupt this: pending turns would bring the session back.
+        """
+        task = asyncio.create_task(self._delete(session_id), name="threadkeep-delete")
+        self._unfinished.add(task)
+        task.add_done_callback(self._finished)
+        return await asyncio.shield(task)
+
+    async def _delete(self, session_id: str) -> bool:
         async with self._delivering:
             self._withheld.add(session_id)
+        waiting = [entry for entry in self._kept if entry.turn.session_id == session_id]
         try:
-            yield
-            for entry in [entry for entry in self._kept if entry.turn.session_id == session_id]:
-                await self.drop(entry.entry_id)
+            was_there = await self._transcripts.delete(session_id)
+            for entry in waiting:
+                await self._drop(entry.entry_id)
         finally:
             self._withheld.discard(session_id)
+        return was_there
 
     async def deliver(self, session_id: str | None = None) -> bool:
-        """Try all that waits (of one session or of all), once, in order; True when nothing of it is left."""
-        if not self._files.writing.locked():  # a slow disk holds nobody up whom the database takes
+        """Try all pending turns once, or those of one session, in order; return True if none is left."""
+        listed = [self] if session_id is not None else list(self._listed)
+        return all([await each._deliver_own(session_id) for each in listed])  # noqa: SLF001 - ours
+
+    async def _deliver_own(self, session_id: str | None = None) -> bool:
+        if not self._files.writing.locked():  # a slow disk must not delay turns that the database accepts
             await self._spool_the_rest()
         blocked: set[str] = set()
         timeouts = 0
-        wanted = [entry for entry in self._kept if session_id in (None, entry.turn.session_id)]
-        for entry in wanted:
-            if entry.turn.session_id in blocked:
-                continue
+        tried: set[str] = set()
+        # Turns that are kept meanwhile are tried in the same pass: otherwise a busy session would wait for ever.
+        while entry := self._next(session_id, blocked, tried):
+            tried.add(entry.entry_id)
             entry.tries += 1
             try:
                 delivered = await self._deliver(entry)
-            except Exception as error:  # noqa: BLE001 - whatever a turn's own trouble is, it holds up its session only
+            except Exception as error:  # noqa: BLE001 - an error of one turn blocks only its session
                 await self._note_failure(entry, error)
-                # One session may be locked by somebody; when a second one does not come through, it is the database.
+                # One session may be locked; if a second one fails as well, it is the database.
                 timeouts += isinstance(error, TimeoutError)
                 if timeouts > 1 or _is_outage(error):
                     return False
@@ -182,22 +296,40 @@ class PendingTurns:
                 self.database_fails = self.database_fails and not delivered
         if not self._kept:
             self.database_fails = False
-        return not any(entry in self._kept for entry in wanted)
+        return not any(session_id in (None, entry.turn.session_id) for entry in self._kept)
+
+    def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> KeptTurn | None:
+        """Return the oldest turn that a pass has not tried, and that is not behind a failed one."""
+        for entry in self._kept:
+            wanted = session_id in (None, entry.turn.session_id)
+            if wanted and entry.turn.session_id not in blocked and entry.entry_id not in tried:
+                return entry
+        return None
 
     async def _deliver(self, entry: KeptTurn) -> bool:
-        """Write one turn that waits; False when it waits no more, or must not be written now."""
+        """Write one pending turn; return False if it no longer waits or must not be written now."""
         async with self._delivering:
             if entry not in self._kept or entry.turn.session_id in self._withheld:
                 return False
             async with asyncio.timeout(self._options.write_timeout_seconds):
-                stored = await self._append(entry.turn)
+                turn = entry.turn
+                stored = await self._append(turn)
+                if entry.turn is not turn:
+                    await self._append_told(entry.turn)
         await self._forget(entry)
         if stored:
             self._events(entry.turn).recovered(entry.tries)
         return True
 
+    async def _append_told(self, turn: Turn) -> None:
+        """Write a turn whose answer was told while it was being written: as told, or in place of its winner."""
+        with contextlib.suppress(QuestionGone):
+            receipt = await self._transcripts.append(turn)
+            for message_id in receipt.duplicates:
+                await self._transcripts.tell(turn.session_id, message_id)
+
     async def _append(self, turn: Turn) -> bool:
-        """Write a turn; False when it is an answer to what is not there any more, which is told."""
+        """Write a turn; return False, and report it, if the question that it answers is gone."""
         try:
             await self._transcripts.append(turn)
         except QuestionGone:
@@ -206,35 +338,44 @@ class PendingTurns:
         return True
 
     async def close(self) -> None:
-        """Finish what is being recorded, stop delivering. What still waits stays on disk for the next start."""
-        while self._recording:
-            await asyncio.gather(*self._recording, return_exceptions=True)
+        """Finish recording and deleting, and stop delivery. Pending turns stay for the next start."""
+        while self._unfinished:
+            await asyncio.gather(*self._unfinished, return_exceptions=True)
         await self._spool_the_rest()
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await self._task
+        await self._deliver_last()
         await self._files.close()
 
+    async def _deliver_last(self) -> None:
+        """Try once more, briefly, before the memory closes; turns that are not written stay on disk."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(self.wait_seconds):
+                await self._deliver_own()
+
     def _waits(self, session_id: str) -> bool:
-        """Whether the session has turns that others have to wait behind."""
+        """Return whether the session has pending turns that block later ones."""
         return any(entry.turn.session_id == session_id and not entry.refused for entry in self._kept)
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)
-        entry = KeptTurn(str(uuid7()), turn, self._clock())
+        entry = KeptTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
         self._kept.append(entry)
         await self._spool_the_rest()
         self._events(turn).deferred(len(turn.messages))
         self._tell_count()
         self._ensure_delivery()
+        if self._files.on_disk and entry.file is None and entry in self._kept:
+            raise TurnInMemoryOnly(turn.session_id)
 
     async def _spool_the_rest(self) -> None:
-        """Put on disk what is not there yet. Without a disk too it waits in memory, told as a failure of its own."""
+        """Write pending turns to disk. If that fails too, they wait in memory, and the failure is reported."""
         await self._files.keep(self._kept, self._tell_failure)
 
     async def _note_failure(self, entry: KeptTurn, error: Exception) -> None:
-        """Tell that a turn still waits; on disk too, once for each kind of error."""
+        """Report that a turn still waits; record each kind of error on disk once."""
         self._tell_failure(entry.turn, error)
         kind = type(error).__name__
         if kind != entry.error:
@@ -243,7 +384,7 @@ class PendingTurns:
 
     async def _forget(self, entry: KeptTurn) -> None:
         if entry not in self._kept:
-            return  # a person dropped it while it was being delivered
+            return  # it was dropped during its delivery
         self._kept.remove(entry)
         await self._files.done(entry)
         self._tell_count()
@@ -251,7 +392,7 @@ class PendingTurns:
     def _ensure_delivery(self) -> None:
         self._wake.set()
         if self._task is None:
-            # A context of its own: whoever comes first would be kept as long as the memory, with an agent's whole run.
+            # A context of its own: otherwise the task would keep the first caller's whole run alive.
             self._task = asyncio.create_task(
                 self._deliver_until_closed(), context=Context(), name="threadkeep-pending-writes"
             )
@@ -262,13 +403,22 @@ class PendingTurns:
             self._wake.clear()
             pause = self._options.first_pause_seconds
             while self._kept:
-                await asyncio.sleep(pause * random.uniform(0.5, 1.5))
+                await self._pause(pause * random.uniform(0.5, 1.5))
+                self._wake.clear()
                 pause = min(pause * 2, self._options.longest_pause_seconds)
                 try:
-                    await self.deliver()
+                    await self._deliver_own()
                 except Exception as error:  # noqa: BLE001 - the loop outlives a disk that fails; the turns are kept
                     for entry in self._kept[:1]:
                         self._tell_failure(entry.turn, error)
+
+    async def _pause(self, seconds: float) -> None:
+        """Wait for the next try, and not for long once another turn is kept: each that is may be told out of order."""
+        soon = min(seconds, _SOON_SECONDS)
+        await asyncio.sleep(soon)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds - soon):
+                await self._wake.wait()
 
     def _tell_failure(self, turn: Turn, error: Exception) -> None:
         self._events(turn).write_failed(error, "fallback")
@@ -283,15 +433,15 @@ class PendingTurns:
 
 
 def _is_outage(error: Exception) -> bool:
-    """Whether other turns would fail too. A row that somebody has locked says nothing of the database."""
+    """Return whether other turns would fail too. A locked row does not indicate an outage."""
     return isinstance(error, StoreUnavailable) and not isinstance(error, RowLocked)
 
 
 def _check_turn(turn: Turn) -> None:
-    """Refuse what would wait for ever, as the database would.
+    """Refuse a turn that the database would never accept.
 
     Raises:
-        InvalidMessage: names what cannot be stored.
+        InvalidMessage: the message names the invalid part.
     """
     if not turn.messages:
         raise InvalidMessage("A turn has at least one message.")

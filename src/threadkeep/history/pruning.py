@@ -1,7 +1,7 @@
-"""What is beyond the limits of retention taken from one session after the other.
+"""Pruning of sessions: removal of messages beyond the limits of retention, one session after the other.
 
-Work is done in short steps, with as long a pause after each: whoever appends meanwhile waits for one step at most. A
-round that is broken off has done whole steps only, and the next one goes on from there.
+Work is done in short steps, with an equally long pause after each: a concurrent append waits for one step at most. An
+interrupted round has completed whole steps only, and the next round continues from there.
 """
 
 from __future__ import annotations
@@ -11,20 +11,21 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 
+from threadkeep.errors import SessionDamaged
 from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
 from threadkeep.store.retaining import Retaining
 from threadkeep.store.retention import STEP_MESSAGES, Action, Removal
 
 _LONGEST_PAUSE_SECONDS = 0.25
-# A slow or busy database gets shorter steps: they are what appends wait for.
+# A slow or busy database gets shorter steps, because appends wait for them.
 _LONG_STEP_SECONDS = 0.03
 _LEAST_MESSAGES = 25
 
 
 @dataclass(frozen=True)
 class PlannedRemoval:
-    """Messages that would go now, both ends included; with `whole_session` the session itself is deleted too."""
+    """Messages to remove now, both ends included; with `whole_session` the session itself is deleted too."""
 
     session_id: str
     action: Action
@@ -37,7 +38,7 @@ class PlannedRemoval:
 
 @dataclass(frozen=True)
 class Amount:
-    """How much went, or would go: messages and their tokens, from how many sessions."""
+    """An amount of removed messages: the messages, their tokens, and the number of sessions."""
 
     sessions: int = 0
     messages: int = 0
@@ -49,10 +50,10 @@ class Amount:
 
 @dataclass(frozen=True)
 class Pruned:
-    """What a round did, or would do.
+    """The result of a round, or of its plan.
 
-    `whole_sessions` are those of the deleted that went as a whole. `busy` sessions were left for the next round: one of
-    their turns waits to be written, or somebody's transaction holds them.
+    `whole_sessions` of the deleted ones were deleted entirely. `busy` sessions were left for the next round: one of
+    their turns waits to be written, another transaction locks them, or an item of them is damaged.
     """
 
     archived: Amount = Amount()
@@ -70,16 +71,16 @@ class Pruned:
 
     @property
     def messages(self) -> int:
-        """Archived and deleted ones."""
+        """The number of archived and deleted messages."""
         return self.archived.messages + self.deleted.messages
 
     def to_dict(self) -> dict[str, Json]:
-        """The numbers as JSON values."""
+        """Return the numbers as JSON values."""
         return asdict(self)
 
 
 class PruningRound:
-    """The work on one session after the other, and what is done of it."""
+    """A round of pruning over sessions, and its result so far."""
 
     def __init__(
         self,
@@ -95,24 +96,24 @@ class PruningRound:
         self._messages = STEP_MESSAGES
 
     async def goes_on(self) -> bool:
-        """Whether nobody has stopped the round."""
+        """Return whether the round was not stopped."""
         return self._asked is None or await self._asked()
 
     def leave(self) -> None:
-        """A session is for the next round."""
+        """Count a session that is left for the next round."""
         self.done = replace(self.done, busy=self.done.busy + 1)
 
     async def take(self, removals: Sequence[Removal]) -> None:
-        """Carry out what is to go from a session, until somebody is in the way."""
+        """Remove messages of a session, until it is locked or damaged."""
         try:
             for removal in removals:
                 if not await self._carry_out(removal):
                     break
-        except RowLocked:
+        except (RowLocked, SessionDamaged):
             self.leave()
 
     async def _carry_out(self, removal: Removal) -> bool:
-        """Step by step; False when the session was not as it had been, or the round is stopped."""
+        """Remove in steps; return False if the session has changed or the round is stopped."""
         sessions = 1
         after = removal.after_seq
         while after < removal.upto_seq:
@@ -134,7 +135,7 @@ class PruningRound:
         return True
 
     async def _leave_time(self, seconds: float) -> None:
-        """Let others have the database as long as a step took, and make the next one as long as it should be."""
+        """Pause for as long as a step took, and adapt the size of the next step."""
         if seconds > _LONG_STEP_SECONDS:
             self._messages = max(self._messages // 2, _LEAST_MESSAGES)
         elif seconds < _LONG_STEP_SECONDS / 2:

@@ -1,17 +1,18 @@
-"""How long messages stay: limits, of all sessions or of one, and what of a session is beyond them.
+"""Retention of messages: limits for all sessions or for one, and the removals that they require.
 
-What goes is always the beginning of a session, so that what is left has no gaps.
+Removals always start at the beginning of a session, so that the rest has no gaps.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from threadkeep.errors import InvalidInput, SessionNotFound
-from threadkeep.history.keys import check_key
+from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
+from threadkeep.history.keys import check_session_id
 from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned, PruningRound
 from threadkeep.observe import MessagesPruned, Observer
 from threadkeep.records import Retention, RetentionLimits
@@ -26,27 +27,27 @@ _PAGE_SESSIONS = 500
 
 @dataclass(frozen=True)
 class RetentionOptions:
-    """What a memory archives and deletes while it is open: by default nothing.
+    """Options for archiving and deleting while a memory is open: by default nothing.
 
-    The `rules` are for every session that has no limits of its own. A round is made every `interval_seconds`, by one of
-    all the processes that have the database open.
+    The `rules` apply to every session without limits of its own. A round runs every `interval_seconds`, in one of the
+    processes that have the database open.
     """
 
     rules: Retention = Retention()
     interval_seconds: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Refuse an interval that is none.
+        """Refuse an interval that is not positive and finite.
 
         Raises:
-            InvalidInput: names it.
+            InvalidInput: the message names it.
         """
         if not 0 < self.interval_seconds < float("inf"):
             raise InvalidInput("interval_seconds is a number of seconds above 0.")
 
 
 class Pruner:
-    """Carries out the limits of retention; that of a memory has the rules that the memory was opened with."""
+    """A service that applies the limits of retention; a memory's pruner has the rules of the memory's options."""
 
     def __init__(
         self,
@@ -64,11 +65,11 @@ class Pruner:
         self._clock = clock
 
     def beside(self, rows: Retaining, pending: PendingTurns) -> Pruner:
-        """The one of another place, by the same rules."""
+        """Return the pruner of another location, with the same rules."""
         return Pruner(rows, self.rules, pending=pending, observer=self._observer, clock=self._clock)
 
     async def of(self, session_id: str, *, user_id: str | None = None) -> Retention | None:
-        """The limits that a session has of its own; None where the rules are its too.
+        """Return a session's own limits; None if the rules apply.
 
         Raises:
             SessionNotFound: there is no such session, or not for this user.
@@ -79,9 +80,9 @@ class Pruner:
         return retention
 
     async def change(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> None:
-        """Give a session limits of its own, which stand in the place of all rules; None takes them away.
+        """Set a session's own limits, which replace all rules; None removes them.
 
-        `Retention()` has no limits: everything of such a session stays.
+        `Retention()` has no limits: such a session keeps everything.
 
         Raises:
             SessionNotFound: there is no such session, or not for this user.
@@ -92,27 +93,28 @@ class Pruner:
     async def plan(
         self, rules: Retention | None = None, *, session_ids: Sequence[str] = (), user_id: str | None = None
     ) -> AsyncIterator[PlannedRemoval]:
-        """What would go now, session by session; nothing is written.
+        """Yield the removals that are due now, session by session; nothing is written.
 
         Args:
-            rules: in the place of those that the memory was opened with.
-            session_ids: only of these sessions; of all when there is none.
-            user_id: only of this user's sessions.
+            rules: replaces the rules that the memory was opened with.
+            session_ids: only these sessions; all if empty.
+            user_id: only this user's sessions.
         """
         now = self._clock()
         rules = self.rules if rules is None else rules
         async for session in self._sessions(rules, session_ids, user_id):
-            for removal in await self._removals(session, rules, now):
-                extent = await self._rows.extent(removal)
-                yield PlannedRemoval(
-                    session.session_id,
-                    removal.action,
-                    removal.after_seq + 1,
-                    removal.upto_seq,
-                    messages=extent.messages,
-                    tokens=extent.tokens,
-                    whole_session=removal.whole_session,
-                )
+            with contextlib.suppress(SessionDamaged):  # nothing is removed from a session that cannot be read
+                for removal in await self._removals(session, rules, now):
+                    extent = await self._rows.extent(removal)
+                    yield PlannedRemoval(
+                        session.session_id,
+                        removal.action,
+                        removal.after_seq + 1,
+                        removal.upto_seq,
+                        messages=extent.messages,
+                        tokens=extent.tokens,
+                        whole_session=removal.whole_session,
+                    )
 
     async def prune(
         self,
@@ -123,17 +125,17 @@ class Pruner:
         told: Callable[[Pruned], object] | None = None,
         goes_on: Callable[[], Awaitable[bool]] | None = None,
     ) -> Pruned:
-        """Archive and delete what is beyond the limits. Broken off, it can simply be begun again.
+        """Archive and delete messages beyond the limits. An interrupted call can simply be repeated.
 
         Args:
-            rules: in the place of those that the memory was opened with.
-            session_ids: only of these sessions; of all when there is none.
-            user_id: only of this user's sessions.
-            told: hears after each step what is done so far.
-            goes_on: is asked before each step; False stops the round.
+            rules: replaces the rules that the memory was opened with.
+            session_ids: only these sessions; all if empty.
+            user_id: only this user's sessions.
+            told: called after each step with the result so far.
+            goes_on: called before each step; False stops the round.
 
         Raises:
-            StoreError: the database does not take it; what was done until then is done.
+            StoreError: the database is not available; completed steps stay done.
         """
         now = self._clock()
         rules = self.rules if rules is None else rules
@@ -142,9 +144,13 @@ class Pruner:
             async for session in self._sessions(rules, session_ids, user_id):
                 if not await work.goes_on():
                     break
-                removals = await self._removals(session, rules, now)
+                try:
+                    removals = await self._removals(session, rules, now)
+                except SessionDamaged:
+                    work.leave()
+                    continue
                 if any(removal.idle_before for removal in removals) and self._waits(session.session_id):
-                    work.leave()  # somebody has spoken there
+                    work.leave()  # a new message has arrived there
                 elif removals:
                     await work.take(removals)
         finally:
@@ -153,19 +159,19 @@ class Pruner:
         return work.done
 
     async def give_back_room(self) -> bool:
-        """Shrink SQLite's file to what it holds, while nobody can write; False on PostgreSQL: it does so by itself."""
+        """Shrink SQLite's file; no process can write meanwhile. Return False on PostgreSQL, which does it by itself."""
         return await self._rows.give_back_room()
 
     async def has_work(self) -> bool:
-        """Whether there are any rules, or sessions with limits of their own."""
+        """Return whether there are rules, or sessions with limits of their own."""
         return not self.rules.nothing or bool(await self._rows.sessions(after="", limit=1, with_own=True))
 
     async def _sessions(
         self, rules: Retention, session_ids: Sequence[str], user_id: str | None
     ) -> AsyncIterator[Prunable]:
-        """The sessions that may have something beyond their limits."""
+        """Yield the sessions that may exceed their limits."""
         for session_id in dict.fromkeys(session_ids):
-            check_key(session_id)
+            check_session_id(session_id)
             if (session := await self._rows.session(session_id, user_id=user_id)) is None:
                 raise SessionNotFound(session_id)
             yield session
@@ -177,7 +183,7 @@ class Pruner:
             after = page[-1].session_id if len(page) == _PAGE_SESSIONS else None
 
     async def _removals(self, session: Prunable, rules: Retention, now: datetime) -> list[Removal]:
-        """What is to go from a session: first what is deleted, then what is archived of the rest."""
+        """Return the removals of a session: first the deletion, then the archiving of the rest."""
         own = rules if session.retention is None else session.retention
         deletion = await self._removal(session, "delete", own.delete, now)
         if not self._rows.archives or (deletion is not None and deletion.whole_session):
@@ -198,13 +204,19 @@ class Pruner:
                 return Removal(session.session_id, action, after, session.last_seq, idle_before)
         upto = await self._end_of_old(session, action, limits, now)
         if limits.max_messages is not None:
-            # The newest user message and what follows it stay: they may be of a turn that is at work.
+            # The newest user message and everything after it stay: their turn may be active.
             newest_user = session.last_user_seq or session.last_seq + 1
-            upto = max(upto, min(session.last_seq - limits.max_messages, newest_user - 1))
+            upto = max(upto, min(await self._end_of_surplus(session, limits.max_messages), newest_user - 1))
         return Removal(session.session_id, action, after, upto) if upto > after else None
 
+    async def _end_of_surplus(self, session: Prunable, messages: int) -> int:
+        """Return the last `seq` beyond the number of messages that may stay; 0 or less if there are none."""
+        if session.has_superseded and messages:
+            return await self._rows.end_before_newest(session, messages)
+        return session.last_seq - messages
+
     async def _end_of_old(self, session: Prunable, action: Action, limits: RetentionLimits, now: datetime) -> int:
-        """Where the messages end that are older than they may be; 0 when there are none."""
+        """Return the last `seq` of the messages that are too old; 0 if there are none."""
         after = session.archived_seq if action == "archive" else session.deleted_seq
         first_at = session.first_live_at if action == "archive" else session.first_stored_at
         if limits.max_age_days is None or first_at is None or after >= session.last_seq:
@@ -213,7 +225,7 @@ class Pruner:
         return await self._rows.end_of_older(session, after=after, moment=moment) if first_at < moment else 0
 
     def _waits(self, session_id: str) -> bool:
-        return any(entry.turn.session_id == session_id for entry in self._pending.entries)
+        return any(entry.turn.session_id == session_id for entry in self._pending.own)
 
     def _tell(self, done: Pruned) -> None:
         amounts: dict[Action, Amount] = {"archive": done.archived, "delete": done.deleted}

@@ -1,4 +1,4 @@
-"""Retention on a schedule: one round at a time, by one of the processes that have the database open."""
+"""Scheduled retention: one round at a time, in one of the processes that have the database open."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LOOK_SECONDS = 30.0
 
 
 class Prunes(Protocol):
-    """Whoever deletes what is kept for long enough."""
+    """A service that deletes expired data."""
 
     async def has_work(self) -> bool:
-        """Whether anything is ever to go."""
+        """Return whether it can ever delete anything."""
         ...
 
     async def prune(self, *, goes_on: Callable[[], Awaitable[bool]] | None = None) -> object:
-        """Delete what is to go now; `goes_on` is asked before each step, and False stops the round."""
+        """Delete expired data; `goes_on` is called before each step, and False stops the round."""
         ...
 
 
 class RetentionSchedule:
-    """Makes a round when it is due; a round that fails is told, and made again at the next look."""
+    """A schedule of pruning rounds; a failed round is reported and repeated at the next check."""
 
     def __init__(
         self, pruner: Prunes, duties: Duties, *, duty: str, interval_seconds: float, observer: Observer
@@ -45,7 +45,7 @@ class RetentionSchedule:
         self._claimed = 0.0
 
     async def keep_pruning(self) -> None:
-        """Look again and again whether a round is due, until cancelled."""
+        """Check periodically whether a round is due, until cancelled."""
         while True:
             await asyncio.sleep(min(self._interval_seconds, _LOOK_SECONDS))
             try:
@@ -54,10 +54,10 @@ class RetentionSchedule:
                 self._observer.notify(PruningFailed(error=type(error).__name__))
 
     async def make_round(self) -> bool:
-        """Archive and delete what is beyond the limits now; False when no round is due, or another process makes it.
+        """Archive and delete if a round is due; return False if not, or if another process makes it.
 
         Raises:
-            StoreError: the database does not take it; what was done until then is done.
+            StoreError: the database is not available; completed steps stay done.
         """
         if not await self._pruner.has_work() or not await self._claim():
             return False
@@ -66,7 +66,7 @@ class RetentionSchedule:
             await self._pruner.prune(goes_on=self._goes_on)
             done = True
         finally:
-            # Where it cannot be said, the claim ends by itself.
+            # If this fails, the claim expires by itself.
             with contextlib.suppress(StoreError):
                 await (self._duties.done if done else self._duties.release)(self.duty, self._owner)
         return True
@@ -78,5 +78,5 @@ class RetentionSchedule:
         )
 
     async def _goes_on(self) -> bool:
-        """Whether the round is still this process's; asked for again in time."""
+        """Return whether this process still has the claim; renew it in time."""
         return time.monotonic() - self._claimed < _CLAIM_SECONDS / 3 or await self._claim()

@@ -1,4 +1,4 @@
-"""How long runs are kept that are over, with all that happened in them: their messages are no part of it."""
+"""Retention of runs that are over, with their traces: their messages are not part of it."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _LONGEST_PAUSE_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class RunRetention:
-    """Days after which runs go that are over; None keeps them for good.
+    """The number of days to keep runs that are over; None keeps them forever.
 
-    Those that are set aside wait for a person, and go after `keep_set_aside_days` if there are any.
+    Runs that are set aside wait for a person; they are deleted after `keep_set_aside_days`, if set.
     """
 
     keep_days: float | None = 30.0
     keep_set_aside_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that are none, or the wrong way round.
+        """Refuse invalid or contradictory limits.
 
         Raises:
-            InvalidInput: names the limit.
+            InvalidInput: the message names the limit.
         """
         for name, days in asdict(self).items():
             if days is not None and not 0 <= days < float("inf"):
@@ -43,7 +43,7 @@ class RunRetention:
             raise InvalidInput("keep_set_aside_days is not below keep_days: what waits for a person is kept longer.")
 
     def cutoffs(self, now: datetime) -> Cutoffs | None:
-        """The times before which runs ended that go now."""
+        """Return the times before which a run must have ended to be deleted now."""
         if self.keep_days is None:
             return None
         aside = self.keep_set_aside_days
@@ -52,9 +52,9 @@ class RunRetention:
 
 @dataclass(frozen=True)
 class PrunedRuns:
-    """What a round deleted: runs with their events, of how many trees; and versions that no run has any more.
+    """The result of a round: deleted trees, runs and events, and deleted versions that no run uses.
 
-    `busy` trees were left for the next round: somebody's transaction holds one of their runs.
+    `busy` trees were left for the next round: another transaction locks one of their runs.
     """
 
     trees: int = 0
@@ -64,14 +64,14 @@ class PrunedRuns:
     busy: int = 0
 
     def to_dict(self) -> dict[str, Json]:
-        """The numbers as JSON values."""
+        """Return the numbers as JSON values."""
         return asdict(self)
 
 
 class RunPruner:
-    """Deletes runs that are over for long, the oldest first; that of a memory has the rules it was opened with.
+    """A service that deletes expired runs, the oldest first; a memory's pruner has the rules of the memory's options.
 
-    Work is done in short steps, with as long a pause after each: whoever writes meanwhile waits for one step at most.
+    Work is done in short steps, with an equally long pause after each: a concurrent write waits for one step at most.
     """
 
     def __init__(self, runs: Runs, rules: RunRetention, *, observer: Observer, clock: Callable[[], datetime]) -> None:
@@ -81,11 +81,11 @@ class RunPruner:
         self._clock = clock
 
     async def has_work(self) -> bool:
-        """Whether runs ever go."""
+        """Return whether runs ever expire."""
         return self.rules.keep_days is not None
 
     async def plan(self, rules: RunRetention | None = None) -> AsyncIterator[FinishedTree]:
-        """The trees that would go now; nothing is written."""
+        """Yield the trees that would be deleted now; nothing is written."""
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         page = None if cutoffs is None else await self._page(cutoffs, None)
         while cutoffs is not None and page:
@@ -100,15 +100,15 @@ class RunPruner:
         told: Callable[[PrunedRuns], object] | None = None,
         goes_on: Callable[[], Awaitable[bool]] | None = None,
     ) -> PrunedRuns:
-        """Delete what is to go now. Broken off, it can simply be begun again.
+        """Delete expired runs. An interrupted call can simply be repeated.
 
         Args:
-            rules: in the place of those that the memory was opened with.
-            told: hears after each step what is done so far.
-            goes_on: is asked before each step; False stops the round.
+            rules: replaces the rules that the memory was opened with.
+            told: called after each step with the result so far.
+            goes_on: called before each step; False stops the round.
 
         Raises:
-            StoreError: the database does not take it; what was done until then is done.
+            StoreError: the database is not available; completed steps stay done.
         """
         cutoffs = (rules or self.rules).cutoffs(self._clock())
         if cutoffs is None:
@@ -132,7 +132,7 @@ class RunPruner:
 
 
 class _Round:
-    """The work on one group of trees after the other, and what is done of it."""
+    """A round of deletions over groups of trees, and its result so far."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class _Round:
         self._goes_on = goes_on
 
     async def take(self, trees: Sequence[FinishedTree]) -> bool:
-        """Delete trees; False when somebody has stopped the round."""
+        """Delete trees; return False if the round was stopped."""
         for group in _groups(trees):
             try:
                 if not await self._take_group(group):
@@ -159,7 +159,7 @@ class _Round:
         return True
 
     async def forget_versions(self) -> None:
-        """Delete versions of workflows that no run has any more."""
+        """Delete versions of workflows that no run uses any more."""
         versions = self._runs.workflows
         while unused := await versions.unused(self._cutoffs.before):
             forgotten = await versions.forget(unused)
@@ -178,7 +178,7 @@ class _Round:
                 large = replace(large, events=max(0, large.events - taken.events))
                 await self._rest(taken, started)
                 if taken.events < _STEP_ROWS:
-                    # What is left is in few rows: the events of a run that is over are in one.
+                    # The rest is in few rows: the events of a run that is over are in one.
                     break
             group = [large]
         if not await self._may_go_on():
@@ -191,7 +191,7 @@ class _Round:
         return self._goes_on is None or await self._goes_on()
 
     async def _rest(self, taken: RemovedRuns, started: float) -> None:
-        """Let others have the database as long as a step took."""
+        """Pause for as long as a step took."""
         self._count(taken)
         await asyncio.sleep(min(time.perf_counter() - started, _LONGEST_PAUSE_SECONDS))
 
@@ -209,7 +209,7 @@ class _Round:
 
 
 def _groups(trees: Sequence[FinishedTree]) -> list[list[FinishedTree]]:
-    """As many trees together as one step takes; a large one alone."""
+    """Return groups of trees that one step can delete; a large tree is alone in its group."""
     groups: list[list[FinishedTree]] = []
     rows = _STEP_ROWS
     for tree in trees:

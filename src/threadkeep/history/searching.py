@@ -1,4 +1,4 @@
-"""Finding what was said: a search brings its index up as far as it needs, and the background does the rest."""
+"""Search in messages: a search updates the index as far as it needs, and a background task does the rest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 5.0
 
 
 class Searching:
-    """Searches, and keeps up what they need."""
+    """A service that searches and keeps the index up to date."""
 
     def __init__(self, index: Search, observer: Observer) -> None:
         self._index = index
@@ -25,13 +25,13 @@ class Searching:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
-        """Messages with all the words of a query, and how many it could not look at.
+        """Return messages that contain all words of a query, and the number of messages not indexed yet.
 
-        It waits for what is not indexed where it looks, and for nothing else: a session or a user is soon complete,
-        however much of others waits.
+        It waits only for unindexed messages of the searched session or user, so it is soon complete even if much of
+        other sessions waits.
         """
         complete = False
-        # A database that takes no writes (its disk is full, somebody holds the file) can still be searched.
+        # A database that accepts no writes (full disk, locked file) can still be searched.
         with contextlib.suppress(StoreUnavailable):
             complete = await self._index.catch_up(seconds=_PATIENCE_SECONDS, user_id=user_id, session_id=session_id)
         unindexed = 0 if complete else await self._index.unindexed(user_id=user_id, session_id=session_id)
@@ -39,7 +39,7 @@ class Searching:
         return SearchResult(hits, unindexed)
 
     async def keep_up(self) -> None:
-        """Keep the index up until cancelled, and say when it is far behind; what fails is tried again next time."""
+        """Keep the index up to date until cancelled; report when it is far behind; retry failures in the next round."""
         behind, began = 0, 0.0
         while True:
             with contextlib.suppress(StoreError):

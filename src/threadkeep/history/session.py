@@ -1,40 +1,68 @@
-"""One keyed conversation: what a channel, an API caller or an agent holds to read and write it."""
+"""Sessions: keyed conversations, as channels, API callers and agents read and write them."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
+
+from langchain_core.utils.uuid import uuid7
 
 from threadkeep.context.manifest import Window
 from threadkeep.context.tokens import TokenCounter, counter_named
 from threadkeep.context.window import Limits
-from threadkeep.errors import InvalidInput, QuestionGone, SessionNotFound, StoreClosed, StoreError, WrongUser
-from threadkeep.history.keys import check_key
-from threadkeep.history.recollection import Past, Recollection, WindowReader
+from threadkeep.errors import (
+    InvalidInput,
+    InvalidMessage,
+    MessageNotFound,
+    MessageSuperseded,
+    QuestionGone,
+    SessionDamaged,
+    SessionNotFound,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+    WrongUser,
+)
+from threadkeep.history.keys import check_session_id
+from threadkeep.history.questions import AgentInput, agent_input, question_of
+from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer, Outcome
-from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
+from threadkeep.records.html import session_html
 from threadkeep.store.contexts import Contexts
-from threadkeep.store.transcripts import END, SessionChanges, Transcripts
+from threadkeep.store.driver import Joined, Row
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding, Transcripts
 
 if TYPE_CHECKING:
-    from threadkeep.history.pending import PendingTurns
+    from threadkeep.history.pending import Join, PendingTurns
 
 LONGEST_PAGE = 10_000
 PATIENCE_SECONDS = 5.0
-PATIENCE_SECONDS_IN_AN_OUTAGE = 0.5
+
+
+@dataclass(frozen=True)
+class BegunTurn:
+    """A question that was stored with the beginning of its run, the rows of those statements, and the past."""
+
+    question: tuple[Message, ...]
+    receipt: Receipt
+    rows: Sequence[list[Row]]
+    past: ReadPast | None
 
 
 class Session:
-    """A session by its id; making one reads nothing.
+    """A session by its id; creating the object reads nothing.
 
-    With a `user_id` only that user's session is there: reads of another's find nothing, and writes raise `WrongUser`.
-    The user who is named at a session's first turn owns it.
+    With a `user_id` only that user's session is visible: reads of another user's session find nothing, and writes raise
+    `WrongUser`. The user of a session's first turn owns the session.
     """
 
     def __init__(
@@ -47,32 +75,40 @@ class Session:
         user_id: str | None,
         observer: Observer,
         forget: Callable[[str], object],
+        workspace: str | None = None,
     ) -> None:
-        check_key(session_id)
+        check_session_id(session_id)
         if user_id is not None and (
             not isinstance(user_id, str) or not 0 < len(user_id) <= 512 or not user_id.isprintable()
         ):
             raise InvalidInput("A user_id is text of 1 to 512 printable characters, or None.")
         self.session_id = session_id
         self.user_id = user_id
+        self.workspace = workspace
         self._transcripts = transcripts
         self._pending = pending
         self._forget = forget
+        self._contexts = contexts
+        self._observer = observer
         self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id)
         self._events = SessionEvents(observer, transcripts.backend, session_id)
 
     def __repr__(self) -> str:
         return f"Session({self.session_id!r})"
 
-    async def append(self, messages: Sequence[Message]) -> Receipt:
-        """Store the messages as one turn, whole or not at all; durable when this returns.
+    def _repr_html_(self) -> str:
+        """Return the HTML for notebooks, without reading the session."""
+        return session_html(self.session_id, self.user_id, note="Read it with: await session.tail(10)")
 
-        Messages with an id that the session already has are left out and named in the receipt.
+    async def append(self, messages: Sequence[Message]) -> Receipt:
+        """Store the messages as one turn, atomically; it is durable when this returns.
+
+        Messages with an id that the session already has are skipped and named in the receipt.
 
         Raises:
-            InvalidMessage: a message cannot be stored; nothing was.
+            InvalidMessage: a message cannot be stored; nothing was stored.
             WrongUser: the session is another user's.
-            StoreUnavailable: the database did not take it; trying again with the same ids is safe.
+            StoreUnavailable: the database is not available; a retry with the same ids is safe.
         """
         turn = self.turn(messages)
         started = time.perf_counter()
@@ -85,77 +121,112 @@ class Session:
         self._events.written(started, "ok")
         return receipt
 
-    async def record(self, messages: Sequence[Message], *, answers: str | None = None) -> Receipt | None:
-        """Store the messages, or keep them on disk until the database takes them: None says that they wait.
+    async def record(
+        self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
+    ) -> Receipt | None:
+        """Store the messages, or keep them on disk until the database is available: None means that they wait.
 
-        For those who answer people and cannot stop for a broken database; see `threadkeep.history.pending`. With
-        `answers` they are stored only while the session has the message with that id.
+        It is for callers that must not stop for a broken database; see `threadkeep.history.pending`. With `answers`
+        they are stored only while the session has the message with that id. `told`: a caller gets the answer when this
+        returns.
 
         Raises:
             InvalidMessage, WrongUser: as for `append`; waiting would not help.
-            QuestionGone: what they answer was deleted, mostly with its session.
+            QuestionGone: the question was deleted, mostly with its session.
         """
         started = time.perf_counter()
         try:
-            receipt = await self._pending.record(replace(self.turn(messages), answers=answers))
+            receipt = await self._pending.record(replace(self.turn(messages), answers=answers, told=told))
         except QuestionGone:
             self._events.discarded()
             raise
         self._events.written(started, "ok" if receipt else "fallback")
         return receipt
 
+    async def record_joined(
+        self, messages: Sequence[Message], join: Join, *, answers: str | None = None, told: bool = False
+    ) -> tuple[Receipt, Sequence[list[Row]]] | None:
+        """Store the messages and the statements of `join` in one transaction; None if that cannot be done now."""
+        started = time.perf_counter()
+        turn = replace(self.turn(messages), answers=answers, told=told)
+        stored = await self._pending.record_joined(turn, join)
+        if stored is not None:
+            self._events.written(started, "ok")
+        return stored
+
+    async def begin_joined(
+        self, messages: Sequence[Message], joined: Joined, *, profile: str, limit: int
+    ) -> BegunTurn | None:
+        """Store the messages and the statements, and read the past for a model call, in one transaction.
+
+        Return None if that cannot be done now. `profile` is as in `Past`; at most `limit` messages are read.
+        """
+        tables = self._transcripts
+        if not isinstance(tables, TableTranscripts):
+            return None
+        reads = [
+            self._contexts.state_statement(self.session_id, profile, user_id=self.user_id),
+            tables.recent_statement(self.session_id, limit=limit + len(messages), user_id=self.user_id),
+        ]
+        whole = Joined(joined.before, [*joined.after, *reads])
+        stored = await self.record_joined(messages, lambda _: whole)
+        if stored is None:
+            return None
+        receipt, rows = stored
+        past = ReadPast.of(profile, limit + len(messages), rows[-2], rows[-1])
+        return BegunTurn(tuple(messages), receipt, rows[:-2], past)
+
     def turn(self, messages: Sequence[Message]) -> Turn:
-        """The messages as a turn of this session."""
-        return Turn(self.session_id, tuple(messages), self.user_id)
+        """Return the messages as a turn of this session."""
+        return Turn(self.session_id, tuple(messages), self.user_id, workspace=self.workspace)
 
-    async def tail(self, limit: int) -> list[Message]:
-        """The newest `limit` messages, oldest first."""
-        return list((await self.page(limit=limit)).messages)
+    async def tail(self, limit: int, *, view: View = "active") -> list[Message]:
+        """Return the newest `limit` messages, oldest first."""
+        return list((await self.page(limit=limit, view=view)).messages)
 
-    async def page(self, before: int | None = None, limit: int = 50) -> Page:
-        """The newest `limit` messages before the `seq` of `before` (None: before nothing), oldest first."""
+    async def page(self, before: int | None = None, limit: int = 50, *, view: View = "active") -> Page:
+        """Return the newest `limit` messages with a `seq` below `before` (None: no bound), oldest first.
+
+        The `active` view has no superseded messages; the `history` view has all.
+        """
+        _check_view(view)
         if not 0 <= limit <= LONGEST_PAGE:
             raise InvalidInput(f"A page has 0 to {LONGEST_PAGE} messages; ask for more with `before`.")
         async with self._reading():
+            end = END if before is None else before
             return await self._transcripts.newest(
-                self.session_id, limit=limit, before=END if before is None else before, user_id=self.user_id
+                self.session_id, limit=limit, before=end, user_id=self.user_id, view=view
             )
 
     def waiting(self) -> tuple[Message, ...]:
-        """What this process could not write yet, in order; with a `user_id`, only what was said as that user."""
+        """Return this process's pending messages in order; with a `user_id`, only those written as that user."""
         return tuple(message for turn in self._waiting_turns() for message in turn.messages)
 
-    def waiting_answer(self, message_id: str) -> Message | None:
-        """The complete answer to a message that this process could not write yet; the message may be stored or not."""
-        for turn in self._waiting_turns():
-            for message in turn.messages:
-                if turn.answers == message_id and message.role == "assistant" and message.status == "complete":
-                    return message
-        return None
-
     def _waiting_turns(self) -> Iterator[Turn]:
-        for entry in self._pending.entries:
+        for entry in self._pending.own:
             turn = entry.turn
             if turn.session_id == self.session_id and not entry.refused and self.user_id in (None, turn.user_id):
                 yield turn
 
     @asynccontextmanager
     async def patience(self, seconds: float = PATIENCE_SECONDS) -> AsyncIterator[None]:
-        """Wait for the database as long as somebody who answers people may, and not long once it is known to fail.
+        """Limit the time to wait for the database; the limit is short while the database is known to fail.
 
         Raises:
-            TimeoutError: it did not answer in time. Whoever waits next is told so sooner.
+            TimeoutError: it did not answer in time. Later calls fail sooner.
         """
-        limit = min(seconds, PATIENCE_SECONDS_IN_AN_OUTAGE) if self._pending.database_fails else seconds
+        limit = min(seconds, self._pending.wait_seconds) if self._pending.database_fails else seconds
         try:
             async with asyncio.timeout(limit):
                 yield
+        except SessionDamaged:
+            raise  # does not indicate an outage
         except (StoreError, TimeoutError):
             self._pending.database_fails = True
             raise
 
     async def find(self, message_id: str) -> Message | None:
-        """The message with an id, stored or waiting to be; None when the session has none."""
+        """Return the message with an id, stored (superseded or not) or pending; None if there is none."""
         for message in self.waiting():
             if message.id == message_id:
                 return message
@@ -165,21 +236,35 @@ class Session:
             return await self._transcripts.find(self.session_id, message_id)
 
     async def at(self, places: Collection[int]) -> list[Message]:
-        """The messages with these `seq`, in order; those that are there."""
+        """Return the existing messages with these `seq` values, superseded or not, in order."""
         if self.user_id is not None and await self._info() is None:
             return []
         async with self._reading():
             return await self._transcripts.at(self.session_id, places)
 
-    async def answer_to(self, question: Message) -> Message | None:
-        """The assistant's newest message of the run that a message began, None before there is one."""
-        for message in reversed(self.waiting()):
-            if message.role == "assistant" and message.run_id is not None and message.run_id == question.run_id:
-                return message
-        if question.seq is None or question.run_id is None:
-            return None
+    async def superseded(self) -> list[tuple[int, int]]:
+        """Return the ranges of `seq` of superseded messages, both ends included, in order."""
+        if self.user_id is not None and await self._info() is None:
+            return []
         async with self._reading():
-            return await self._transcripts.answer(self.session_id, after=question.seq, run_id=question.run_id)
+            return await self._transcripts.superseded(self.session_id)
+
+    async def answers_to(self, question: Message) -> list[Message]:
+        """Return the complete answers to a message, stored or pending, in order: one per speaker."""
+        waiting = [one for one in self.waiting() if one.answers == question.id and one.status == "complete"]
+        if question.seq is None:
+            return waiting
+        async with self._reading():
+            stored = await self._transcripts.answers_to(self.session_id, question)
+        there = {one.id for one in stored}
+        return [*stored, *(one for one in waiting if one.id not in there)]
+
+    async def tell(self, message_id: str) -> Message | None:
+        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        waiting = next((message for message in self.waiting() if message.id == message_id), None)
+        if waiting is not None:
+            return await self._pending.tell(waiting)
+        return await self._transcripts.tell(self.session_id, message_id)
 
     async def window(
         self,
@@ -189,13 +274,13 @@ class Session:
         counter: TokenCounter | str | None = None,
         before: int | None = None,
     ) -> Window:
-        """The newest user and assistant messages since the last reset that fit, oldest first.
+        """Return the newest user and assistant messages since the last reset that fit, oldest first.
 
         Args:
-            max_messages: at most so many; 0 means none, None means no such limit.
-            max_tokens: at most so many tokens; 0 means none, None means no such limit.
-            counter: what counts (a name like "chars4", or a function of a text); by default the counts taken when the
-                messages were stored.
+            max_messages: the maximum number of messages; 0 means none, None means no limit.
+            max_tokens: the maximum number of tokens; 0 means none, None means no limit.
+            counter: a token counter (a name like "chars4", or a function of a text); by default the counts that were
+                stored with the messages.
             before: only messages before this `seq`.
         """
         limits = Limits(max_messages, max_tokens, counter_named(counter) if isinstance(counter, str) else counter)
@@ -205,15 +290,15 @@ class Session:
         return window
 
     async def recall(self, past: Past | None = None) -> Recollection:
-        """What was said before a message, for a model call that happens in any case.
+        """Return the messages before a message, for a model call that must not fail.
 
-        Where the database does not answer in time, the agent goes on with what this process still has (the turns that
-        wait to be written), and the failure is told.
+        If the database does not answer in time, the result has what this process still holds (the pending turns), and
+        the failure is reported.
         """
         past = past or Past()
         if past.limits.nothing:
             return Recollection(())
-        # Taken before reading: what is written meanwhile is then in both, and not in neither.
+        # Taken before the read: a message written meanwhile is then in both, not in neither.
         waiting = list(takewhile(lambda message: message.id != past.before_id, self.waiting()))
         found = Recollection((), failed=True)
         try:
@@ -223,31 +308,35 @@ class Session:
         except StoreClosed:
             raise
         except StoreError:
-            pass  # told where it was raised
+            pass  # reported where it was raised
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
-        there = {message.id for message in found.messages}
-        return replace(found, messages=(*found.messages, *(message for message in waiting if message.id not in there)))
+        there = {key for message in found.messages for key in _keys(message)}
+        late = (message for message in waiting if there.isdisjoint(_keys(message)))
+        return replace(found, messages=(*found.messages, *late))
 
     def tell_write_failed(self, error: Exception) -> None:
-        """Tell that something beside the transcript could not be written."""
+        """Report that data besides the transcript could not be written."""
         self._events.write_failed(error, "fallback")
 
     async def check_owner(self) -> None:
-        """Raise `WrongUser` when the session is there and belongs to another user."""
+        """Raise `WrongUser` if the session exists and belongs to another user."""
         if self.user_id is None or await self._info() is not None:
             return
         async with self._reading():
             if await self._transcripts.session(self.session_id) is not None:
                 raise WrongUser(self.session_id)
 
-    async def count(self) -> int:
-        """How many messages the session has; 0 for one that is not there."""
+    async def count(self, *, view: View = "active") -> int:
+        """Return the number of messages of the session; 0 if it does not exist."""
+        _check_view(view)
         info = await self._info()
-        return info.message_count if info else 0
+        if info is None:
+            return 0
+        return info.message_count if view == "active" else info.last_seq - info.deleted_seq
 
     async def info(self) -> SessionInfo:
-        """What is known of the session.
+        """Return the info of the session.
 
         Raises:
             SessionNotFound: there is no such session, or not for this user.
@@ -264,7 +353,7 @@ class Session:
         metadata: Mapping[str, Json] | None = None,
         active: bool | None = None,
     ) -> SessionInfo:
-        """Change what is known of the session; None leaves a field as it is.
+        """Change fields of the session; None leaves a field unchanged. Return the new info.
 
         Raises:
             SessionNotFound: there is no such session, or not for this user.
@@ -273,23 +362,188 @@ class Session:
         await self._transcripts.change(self.session_id, SessionChanges(title, tags, metadata, active))
         return await self.info()
 
-    async def reset(self) -> None:
-        """Let later windows start after what is there now; the transcript stays.
+    async def belong_to(self, parent: Session, agent: str | None) -> None:
+        """Make this an agent's own conversation below another session; it is deleted with that session."""
+        changes = SessionChanges(parent_session_id=parent.session_id, agent=agent or "")
+        await self._transcripts.change(self.session_id, changes)
 
-        What waits to be written is written first, so that it is before the reset. Resetting a session that is not
-        there does nothing.
+    async def reset(self) -> None:
+        """Start later windows after the existing messages; the transcript stays.
+
+        Pending turns are written first, so that they are before the reset. Resetting a session that does not exist does
+        nothing.
         """
         await self._pending.deliver(self.session_id)
         await self._transcripts.reset(self.session_id, user_id=self.user_id)
 
+    async def take_back(self, n: int = 1) -> list[Message]:
+        """Supersede the newest `n` active messages and return them, oldest first.
+
+        They stay in the `history` view, with their `seq`. Concurrent calls return different messages.
+
+        Raises:
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database is not available; nothing was changed.
+        """
+        if isinstance(n, bool) or not isinstance(n, int) or not 1 <= n <= LONGEST_PAGE:
+            raise InvalidInput(f"Take back 1 to {LONGEST_PAGE} messages at once.")
+        return list((await self._supersede(Superseding(self.session_id, newest=n))).messages)
+
+    async def take_back_turn(self, question_id: str) -> int:
+        """Supersede a question and the messages that its run stored after it; return the number of messages.
+
+        Return 0 if the question does not exist or was superseded before.
+
+        Raises:
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database is not available; nothing was changed.
+        """
+        superseding = Superseding(self.session_id, message_id=question_id, scope="run")
+        with contextlib.suppress(MessageNotFound, MessageSuperseded):
+            return (await self._supersede(superseding)).count
+        return 0
+
+    async def edit(self, message_id: str, text: str, *, new_id: str | None = None) -> Message:
+        """Supersede an active message and all after it, store a new version of it, and return that.
+
+        The new version has the role, author, metadata and, for an answer, the question of the message. Its id is
+        `new_id`, or a new one. Repeating the call with the same `new_id` changes nothing.
+
+        Raises:
+            MessageNotFound: the session has no such message.
+            MessageSuperseded: the message was superseded before.
+            InvalidMessage: the text cannot be stored, or `new_id` is another message's.
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database is not available.
+        """
+        if not isinstance(text, str) or not text:
+            raise InvalidMessage("The new version of a message has a text; take the message back to leave it out.")
+        await self._deliver_all()
+        message = await self._transcripts.find(self.session_id, message_id)
+        if message is None:
+            await self.check_owner()
+            raise MessageNotFound(self.session_id, message_id)
+        new = message.with_fields(
+            id=str(uuid7()) if new_id is None else new_id,
+            content=text,
+            seq=None,
+            tokens=None,
+            original=None,
+            sent_at=None,
+            created_at=None,
+            superseded_at=None,
+            superseded_by=None,
+        )
+        superseding = Superseding(self.session_id, message_id=message_id, scope="from", by=new)
+        stored = (await self._supersede(superseding)).by
+        return new if stored is None else stored
+
+    async def question(self, run: str | None = None) -> Message:
+        """Return the question that a run answered, or the question with this id; None is the newest question.
+
+        Raises:
+            MessageNotFound: the session has no such question.
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database does not answer.
+        """
+        await self._deliver_all()
+        await self.check_owner()
+        async with self._reading():
+            question = await question_of(self._transcripts, self.session_id, run)
+        if question is None or question.id is None:
+            raise MessageNotFound(self.session_id, run)
+        return question
+
+    async def regenerate(self, run: str | None = None, *, upto: int | None = None) -> AgentInput:
+        """Supersede everything after a question, and return the agent input to answer it again.
+
+        Args:
+            run: the id of a run that answered the question, or the question's own id; None for the newest question.
+            upto: the `seq` of the newest message that the caller has seen; later ones are not superseded. Of several
+                concurrent calls with it, one creates a new answer, and the others return the same.
+
+        Call the agent with the result: `await agent.ainvoke(await session.regenerate(run_id), config)`. The question
+        keeps its id, and the new answer belongs to it.
+
+        Raises:
+            MessageNotFound: the session has no such question.
+            MessageSuperseded: the question itself was superseded.
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database is not available; nothing was changed.
+        """
+        question = await self.question(run)
+        end = END if upto is None else upto
+        await self._supersede(Superseding(self.session_id, message_id=question.id, scope="after", upto=end))
+        return agent_input(question)
+
+    async def branch(self, at: int | None = None, *, session_id: str | None = None) -> Session:
+        """Create a session with copies of this one's messages up to the `seq` of `at` (None: all), and return it.
+
+        The copies keep their ids and times, and are numbered from 1. They are the active messages; at a superseded
+        message they are the messages that were active before it was superseded. Title, tags, metadata, the last reset,
+        retention limits and summaries are copied as well. Repeating the call with the same `session_id` changes
+        nothing.
+
+        Raises:
+            SessionNotFound: there is no such session.
+            WrongUser: the session is another user's.
+            InvalidInput: there is no message with this `seq`, or another session has the `session_id`.
+            StoreUnavailable: the database is not available.
+        """
+        branch = self._sibling(str(uuid7()) if session_id is None else session_id)
+        await self._deliver_all()
+        await self._transcripts.branch(Branching(self.session_id, branch.session_id, at, self.user_id))
+        return branch
+
+    def _sibling(self, session_id: str) -> Session:
+        return Session(
+            session_id,
+            self._transcripts,
+            self._pending,
+            contexts=self._contexts,
+            user_id=self.user_id,
+            observer=self._observer,
+            forget=self._forget,
+            workspace=self.workspace,
+        )
+
+    async def _supersede(self, superseding: Superseding) -> Superseded:
+        await self._deliver_all()
+        started = time.perf_counter()
+        try:
+            superseded = await self._transcripts.supersede(replace(superseding, user_id=self.user_id))
+        except StoreError as error:
+            self._events.written(started, "error")
+            self._events.write_failed(error, "error")
+            raise
+        self._events.written(started, "ok")
+        return superseded
+
+    async def _deliver_all(self) -> None:
+        """Write pending turns, so that they are stored before the next operation.
+
+        Raises:
+            StoreUnavailable: the database is not available.
+        """
+        if self.waiting() and not await self._pending.deliver(self.session_id) and self.waiting():
+            raise StoreUnavailable(
+                "Earlier turns of this session wait to be written; try again when the database takes them."
+            )
+
     async def delete(self) -> bool:
-        """Delete the session with all its messages; False when it was not there (or not this user's)."""
-        if self.user_id is not None and await self._info() is None:
+        """Delete the session with all its messages; return False if it did not exist (or is not this user's)."""
+        if self.user_id is not None and not await self._is_there():
             return False
-        async with self._pending.withheld(self.session_id):
-            was_there = await self._transcripts.delete(self.session_id)
+        was_there = await self._pending.delete(self.session_id)
         self._forget(self.session_id)
         return was_there
+
+    async def _is_there(self) -> bool:
+        """Return whether the session exists, damaged or not."""
+        try:
+            return await self._info() is not None
+        except SessionDamaged:
+            return True
 
     async def _info(self) -> SessionInfo | None:
         async with self._reading():
@@ -297,7 +551,7 @@ class Session:
 
     @asynccontextmanager
     async def _reading(self, on_failure: Outcome = "error") -> AsyncIterator[None]:
-        """Time a read, and tell how it went."""
+        """Time a read, and report its outcome."""
         started = time.perf_counter()
         try:
             yield
@@ -307,3 +561,15 @@ class Session:
                 self._events.read_failed(error, on_failure)
             raise
         self._events.read(started, "ok")
+
+
+def _keys(message: Message) -> set[object]:
+    """Return what no two messages of a transcript share: the id, and of a complete answer the place that it fills."""
+    if message.answers is None or message.status != "complete":
+        return {message.id}
+    return {message.id, (message.answers, message.author, message.ordinal or 1)}
+
+
+def _check_view(view: str) -> None:
+    if view not in ("active", "history"):
+        raise InvalidInput('A view is "active" (without superseded messages) or "history" (all of them).')

@@ -1,4 +1,4 @@
-"""What happens to one session, told with its engine, its channel and its id."""
+"""Events of one session, with its backend, channel and id."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threadkeep.observe import (
 
 
 class SessionEvents:
-    """Tells an observer about a session; `started` is a `time.perf_counter()`."""
+    """A reporter of a session's events to an observer; `started` is a `time.perf_counter()`."""
 
     def __init__(self, observer: Observer, backend: Backend, session_id: str) -> None:
         self._observer = observer
@@ -32,7 +32,7 @@ class SessionEvents:
         self._channel = channel_of(session_id)
 
     def read(self, started: float, outcome: Outcome) -> None:
-        """A read ended."""
+        """Report the end of a read."""
         self._observer.notify(
             StoreRead(
                 backend=self._backend,
@@ -44,7 +44,7 @@ class SessionEvents:
         )
 
     def written(self, started: float, outcome: Outcome) -> None:
-        """A write ended."""
+        """Report the end of a write."""
         self._observer.notify(
             StoreWrite(
                 backend=self._backend,
@@ -56,7 +56,7 @@ class SessionEvents:
         )
 
     def read_failed(self, error: Exception, outcome: Outcome) -> None:
-        """The store could not be read."""
+        """Report that a read failed."""
         self._observer.notify(
             ReadFailed(
                 backend=self._backend,
@@ -68,7 +68,7 @@ class SessionEvents:
         )
 
     def write_failed(self, error: Exception, outcome: Outcome) -> None:
-        """A try to write a turn failed."""
+        """Report that an attempt to write a turn failed."""
         self._observer.notify(
             WriteFailed(
                 backend=self._backend,
@@ -80,29 +80,29 @@ class SessionEvents:
         )
 
     def deferred(self, messages: int) -> None:
-        """A turn went to the pending writes."""
+        """Report that a turn became pending."""
         self._observer.notify(
             WriteDeferred(backend=self._backend, channel=self._channel, messages=messages, session_id=self._session_id)
         )
 
     def recovered(self, tries: int) -> None:
-        """A turn from the pending writes was written."""
+        """Report that a pending turn was written."""
         self._observer.notify(
             WriteRecovered(backend=self._backend, channel=self._channel, tries=tries, session_id=self._session_id)
         )
 
     def dropped(self) -> None:
-        """A turn was dropped from the pending writes."""
+        """Report that a pending turn was dropped."""
         self._observer.notify(WriteDropped(backend=self._backend, channel=self._channel, session_id=self._session_id))
 
     def discarded(self) -> None:
-        """An answer was stored nowhere."""
+        """Report that an answer was not stored."""
         self._observer.notify(
             AnswerDiscarded(backend=self._backend, channel=self._channel, session_id=self._session_id)
         )
 
     def truncated(self, manifest: WindowManifest) -> None:
-        """A window was read; told only if it leaves something out or cuts it."""
+        """Report a window that leaves out or cuts messages."""
         if manifest.dropped or manifest.cuts:
             self._observer.notify(
                 HistoryTruncated(

@@ -1,4 +1,4 @@
-"""What of a session is to be summarised next, and all of it read from the transcript."""
+"""The range of a session that is to be summarised next, read from the transcript."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ from threadkeep.store.transcripts import Transcripts
 _PAGE_ROWS = 200
 _MOST_HALVINGS = 3
 _MOST_PIECES = 32
-"""How many times what is read at once a message may be long before its middle is left out, with a mark."""
+"""A message longer than this many records loses its middle, with a mark."""
 
 
 @dataclass(frozen=True)
 class CompressionRequest:
-    """A session to look at, and how it is compressed.
+    """A session to compress, and how.
 
-    `budget` is that of a model call. `left_out_upto_seq` is the newest message that a window had to leave out: up to it
-    all is summarised before the trigger too. So is the beginning of a `window` that is nearly full. `upto_seq` is what
-    an earlier look has found to be due and not come to the end of. `shorter` is how often what was written was too
-    long: less is asked for then.
+    `budget` is the tokens of a model call. `left_out_upto_seq` is the newest message that did not fit a window:
+    messages up to it are summarised before the trigger is reached, and so is the beginning of a `window` that is nearly
+    full. `upto_seq` is the end of a range that an earlier pass found due and did not finish. `shorter` counts earlier
+    summaries that were too long: then a shorter one is requested.
     """
 
     session_id: str
@@ -53,37 +53,41 @@ class CompressionRequest:
 
     @property
     def room(self) -> SummaryRoom:
-        """How long summaries may be, and how much is read at once."""
+        """The allowed length of summaries, and the size of a record."""
         room = SummaryRoom.within(self.compression.max_summary_tokens, self.budget, self.summarizer.input_tokens)
         return replace(room, asked=room.asked >> min(self.shorter, _MOST_HALVINGS))
 
 
 @dataclass(frozen=True)
 class Part:
-    """Messages that are summarised together: their range, and what there is to read, one record after the other."""
+    """Messages that are summarised together: their range, and the records to read, in order.
+
+    `revision` is the session's before they were read.
+    """
 
     first_seq: int
     last_seq: int
     last_id: str | None
     records: tuple[str, ...]
+    revision: int | None = None
 
 
 def is_due(uncovered: Uncovered, request: CompressionRequest) -> bool:
-    """Whether there may be something to summarise, as far as counts can tell."""
+    """Return whether, by the counts alone, something may have to be summarised."""
     if _is_triggered(uncovered, request) or request.window.nearly_full(_extent(uncovered)):
         return True
     return uncovered.after_seq < request.left_out_upto_seq <= uncovered.last_seq
 
 
 class RangeReader:
-    """Reads the range of a session that is to be summarised, in bounded steps."""
+    """A reader of the range to summarise, in bounded steps."""
 
     def __init__(self, transcripts: Transcripts, counter: TokenCounter) -> None:
         self._transcripts = transcripts
         self._counter = counter
 
     async def upto(self, request: CompressionRequest, uncovered: Uncovered) -> int:
-        """The last `seq` that is to be summarised; that of the last summary when nothing is."""
+        """Return the last `seq` to summarise; the end of the last summary if nothing is due."""
         after = uncovered.after_seq
         rows: list[Message] = []
         before = uncovered.last_seq + 1
@@ -101,9 +105,10 @@ class RangeReader:
         return after
 
     async def part(self, session_id: str, after: int, upto: int, room: int) -> Part | None:
-        """The next messages after a place and what is archived that can be read at once; None when none are there.
+        """Return the next messages that fit one record; None if there are none.
 
-        One that is too long for that alone is a part of its own, in several records.
+        They come after the `seq` and after the archived messages. A message that is too long is a part of its own, in
+        several records.
         """
         rows: list[Message] = []
         lines: list[str] = []
@@ -115,7 +120,7 @@ class RangeReader:
             page = await self._transcripts.newest(session_id, limit=_PAGE_ROWS, before=end + 1)
             rows += [row for row in page.messages if _seq(row) > place]
             lines += [quoted_message(row) for row in rows[len(lines) :]]
-            # Long messages take long to count, and others answer meanwhile.
+            # Counting long messages takes time, and other tasks must run meanwhile.
             sizes += await asyncio.to_thread(self._sizes, rows[len(sizes) :], lines[len(sizes) :], room)
             place = end
         if not rows:
@@ -124,17 +129,18 @@ class RangeReader:
         records: tuple[str, ...] = ("\n".join(lines[:length]),)
         if sizes[0] > room:
             records = await asyncio.to_thread(self._pieces, rows[0], sizes[0], room)
-        return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records)
+        revision = None if info is None else info.revision
+        return Part(after + 1, _seq(rows[length - 1]), rows[length - 1].id, records, revision)
 
     def _sizes(self, rows: Sequence[Message], lines: Sequence[str], room: int) -> list[int]:
-        """The tokens of each line; of one that is far over the room those of its message do, which are known."""
+        """Return the tokens of each line; for a message far over the limit, its stored count."""
         return [
             row.tokens if row.tokens is not None and row.tokens > 2 * room else self._counter(line) + 1
             for row, line in zip(rows, lines, strict=True)
         ]
 
     def _pieces(self, message: Message, size: int, room: int) -> tuple[str, ...]:
-        """One message in several records, each of which says which piece it is; of a huge one its beginning and end."""
+        """Return one message as several numbered records; a huge message is reduced to its beginning and end."""
         content = message.content
         if size > room * _MOST_PIECES:
             content = keep_ends(content, len(content) * room * _MOST_PIECES // size)
@@ -152,7 +158,7 @@ class RangeReader:
 def _tail_start(
     rows: list[Message], uncovered: Uncovered, request: CompressionRequest, *, complete: bool
 ) -> int | None:
-    """The `seq` with which the kept tail begins; None when older rows have to be read to know."""
+    """Return the first `seq` of the tail that stays; None if older rows are needed to decide."""
     after, left_out = uncovered.after_seq, request.left_out_upto_seq
     starts: list[int | None] = [after + 1]
     if _is_triggered(uncovered, request):

@@ -1,7 +1,7 @@
-"""Makes the summaries of one session: has all of a range written down in short, and stores what came of it.
+"""Writing of one session's summaries: a summarizer condenses a range, and the result is stored.
 
-Each step is one summary, stored in one transaction before the next begins, so whatever stops the work between two steps
-loses nothing of it. Who works on a session holds a claim on it, which ends by itself when its process dies.
+Each step is one summary, stored in one transaction before the next begins, so an interruption between two steps loses
+nothing. The process that works on a session holds a claim, which expires if the process dies.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from threadkeep.store.summaries import Summaries, Uncovered
 
 PURPOSE = "compression"
 CLAIM_SECONDS = 300.0
-"""How long a summarizer may take for one answer, and how long others wait for a process that died at it."""
+"""Seconds that a summarizer may take for one answer, and that others wait for a process that died."""
 
 _LEAST_ASKED = 30
 _MOST_STEPS = 8
 
 
 class SummaryWriter:
-    """Compresses one session once, in a bounded number of steps."""
+    """A writer that compresses one session once, in a bounded number of steps."""
 
     def __init__(
         self,
@@ -54,13 +54,13 @@ class SummaryWriter:
         self._counter = counter
         self._owner = str(uuid4())
         self.rest: CompressionRequest | None = None
-        """What is left to do, where it is more than one session may have done at once."""
+        """The rest of the work, if it is more than one session may have done at once."""
 
     async def compress(self) -> Summary | None:
-        """Summarise what is due; the newest summary that was made, None if there was nothing to do or others do it.
+        """Summarise what is due; return the newest new summary, None if nothing is due or another process does it.
 
         Raises:
-            CompressionFailed: what was made before stays; nothing else has changed.
+            CompressionFailed: earlier summaries stay; nothing else has changed.
             StoreError: the database does not answer.
         """
         session_id = self._request.session_id
@@ -70,20 +70,20 @@ class SummaryWriter:
         try:
             return await self._until_done(await self._due(uncovered))
         finally:
-            with contextlib.suppress(StoreError):  # it ends by itself
+            with contextlib.suppress(StoreError):  # the claim expires by itself
                 await self._summaries.release(session_id, PURPOSE, self._owner)
 
     async def _claim(self) -> bool:
         return await self._summaries.claim(self._request.session_id, PURPOSE, self._owner, CLAIM_SECONDS)
 
     async def _due(self, uncovered: Uncovered) -> tuple[int, int]:
-        """After which place there is something to do if nothing is summarised yet, and up to where."""
+        """Return the `seq` after which to summarise if there is no summary yet, and the last `seq`."""
         session_id = self._request.session_id
         if self._request.upto_seq:
             return self._request.upto_seq, self._request.upto_seq
         active = await self._summaries.active(session_id)
         if active and active[-1].last_seq != uncovered.after_seq:
-            # Somebody did it before the claim. Counting is what takes time here, so it is not simply done again.
+            # Another process did it before the claim. Counting takes time, so it is repeated only then.
             uncovered = await self._summaries.uncovered(session_id)
         return uncovered.after_seq, await self._reader.upto(self._request, uncovered)
 
@@ -107,7 +107,7 @@ class SummaryWriter:
         started = time.perf_counter()
         text = await self._write(part.records, "messages", active[-1].text if active else None)
         summary = self._summary(part.first_seq, part.last_seq, text)
-        await self._store(summary, started, last_id=part.last_id)
+        await self._store(summary, started, last_id=part.last_id, revision=part.revision)
         return summary
 
     async def _merge(self, summaries: Sequence[Summary]) -> Summary:
@@ -128,7 +128,7 @@ class SummaryWriter:
         return packed(lines, [self._counter(line) + 1 for line in lines], room)
 
     async def _write(self, records: Sequence[str], task: SummaryTask, earlier: str | None) -> str:
-        """One text for all records: each is read, with what was written of those before it."""
+        """Return one text for all records: each is read together with the text for the records before it."""
         text = await self._ask(records[0], earlier, task)
         for record in records[1:]:
             text = await self._ask(record, text, "continuation")
@@ -149,10 +149,10 @@ class SummaryWriter:
         except asyncio.CancelledError:
             if _is_stopped():
                 raise
-            # The model's own, which would end the work on all sessions.
+            # A cancellation by the model itself, which would end the work on all sessions.
             raise CompressionFailed("model", "CancelledError") from None
-        except Exception as error:  # noqa: BLE001 - whatever a model raises, the session stays as it is
-            # From None: what a model's error says may quote the record.
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; the session is unchanged
+            # From None: the error of a model may quote the record.
             raise CompressionFailed("model", type(error).__name__) from None
         text = clean_text(said).strip()
         if not text:
@@ -174,14 +174,20 @@ class SummaryWriter:
         )
 
     async def _store(
-        self, summary: Summary, started: float, *, replaces: Sequence[str] = (), last_id: str | None = None
+        self,
+        summary: Summary,
+        started: float,
+        *,
+        replaces: Sequence[str] = (),
+        last_id: str | None = None,
+        revision: int | None = None,
     ) -> None:
-        """Store a summary and tell of it.
+        """Store a summary and report it.
 
         Raises:
-            CompressionFailed: it does not follow what is there now.
+            CompressionFailed: the summary does not continue the stored ones.
         """
-        if not await self._summaries.add(summary, replaces, last_id=last_id):
+        if not await self._summaries.add(summary, replaces, last_id=last_id, revision=revision):
             raise CompressionFailed("outdated")
         self._observer.notify(
             SummaryMade(
@@ -196,6 +202,6 @@ class SummaryWriter:
 
 
 def _is_stopped() -> bool:
-    """Whether somebody has cancelled what runs here."""
+    """Return whether the current task was cancelled."""
     running = asyncio.current_task()
     return running is None or running.cancelling() > 0

@@ -1,4 +1,4 @@
-"""What is indexed of a talk, to find older turns in it: kept by this process, caught up with what is stored."""
+"""The index of a conversation for recall: cached by this process and updated from the transcript."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ type Vectors = dict[str, array[float]]
 """Vectors of turns by their ids."""
 
 MOST_TURNS = 20_000
-"""Of a session that is longer, the newest are indexed."""
+"""The maximum number of turns indexed of a session, the newest ones."""
 
 _PAGE = 200
 _AT_ONCE = 25
@@ -25,35 +25,37 @@ _MOST_DOUBLINGS = 10
 
 @dataclass(frozen=True)
 class _Mark:
-    """What a session was when it was indexed: another mark, and what was indexed does not count any more."""
+    """The state of a session when it was indexed; if it differs, the index is outdated."""
 
     created_at: datetime
     begin: int
+    revision: int
 
 
 @dataclass(eq=False)
 class Refusals:
-    """The turns that no vector could be made of: each is left alone for longer and longer, counted in rounds."""
+    """The turns that could not be embedded: each is skipped for more and more rounds."""
 
     round: int = 0
     _tries: dict[str, int] = field(default_factory=dict)
     _due: dict[str, int] = field(default_factory=dict)
 
     def add(self, turn_id: str) -> None:
-        """Leave a turn alone for some rounds, twice as many as before."""
+        """Skip a turn for some rounds, twice as many as before."""
         tries = self._tries[turn_id] = min(self._tries.get(turn_id, 0) + 1, _MOST_DOUBLINGS)
         self._due[turn_id] = self.round + 2**tries
 
     def is_due(self, turn_id: str) -> bool:
-        """Whether a turn may be tried in this round."""
+        """Return whether a turn may be tried in this round."""
         return self._due.get(turn_id, 0) <= self.round
 
 
 @dataclass(eq=False)
 class TalkIndex:
-    """The turns of one session, or of all of a user's, with what their text costs and the vectors they have by now.
+    """The indexed turns of one session or of all of a user's, with their tokens and vectors.
 
-    `read` says how far each session was read, `embedded` of which the stored vectors of a model were read.
+    `read` is the last indexed `seq` of each session; `embedded` are the sessions whose stored vectors of a model were
+    read.
     """
 
     index: RecallIndex = field(default_factory=RecallIndex)
@@ -66,13 +68,13 @@ class TalkIndex:
     _marks: dict[str, _Mark] = field(default_factory=dict)
 
     def holds(self, session_id: str) -> bool:
-        """Whether anything of a session is indexed."""
+        """Return whether any turn of a session is indexed."""
         return session_id in self._marks
 
     def is_outdated(self, infos: Mapping[str, SessionInfo], *, complete: bool) -> bool:
-        """Whether something that is indexed was reset, archived or deleted since, or too much of it is of no use.
+        """Return whether indexed turns were reset, archived, superseded or deleted since, or too many are unused.
 
-        Where the sessions are not `complete`, one that is missing may simply be older than the others.
+        If the sessions are not `complete`, a missing one may simply be older than the others.
         """
         missing = sum(session_id not in infos for session_id in self._marks)
         if missing > (0 if complete else len(infos)):
@@ -81,7 +83,7 @@ class TalkIndex:
         return any(self._marks[session_id] != _mark_of(infos[session_id]) for session_id in known)
 
     async def catch_up(self, info: SessionInfo, transcripts: Transcripts) -> None:
-        """Index what a session has more than was read; others get their turn in between."""
+        """Index the new messages of a session; other tasks run in between."""
         session_id = info.session_id
         mark = self._marks.setdefault(session_id, _mark_of(info))
         begin = max(self.read.get(session_id, 0) + 1, mark.begin, info.last_seq - MOST_TURNS + 1)
@@ -106,22 +108,22 @@ class TalkIndex:
 
 
 def id_at(session_id: str, seq: int) -> str:
-    """The id of a message among all that are indexed."""
+    """Return the id of a message in the index."""
     return f"{session_id}#{seq}"
 
 
 def place_of(turn_id: str) -> tuple[str, int]:
-    """The session and the `seq` of an indexed message."""
+    """Return the session and the `seq` of an indexed message."""
     session_id, _, seq = turn_id.rpartition("#")
     return session_id, int(seq)
 
 
 def _mark_of(info: SessionInfo) -> _Mark:
-    return _Mark(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1)
+    return _Mark(info.created_at, max(info.reset_seq, info.archived_seq, info.deleted_seq) + 1, info.revision)
 
 
 async def _messages(transcripts: Transcripts, session_id: str, first: int, last: int) -> AsyncIterator[Message]:
-    """The messages from one place to another, in order, page by page."""
+    """Yield the messages of a range of `seq`, in order, page by page."""
     for start in range(first, last + 1, _PAGE):
         end = min(start + _PAGE - 1, last)
         page = await transcripts.newest(session_id, limit=end - start + 1, before=end + 1)

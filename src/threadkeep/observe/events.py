@@ -1,6 +1,6 @@
-"""What can happen, as frozen records of counts, times and names that are no words of people.
+"""Events as frozen records of counts, times and names; never people's words.
 
-Names are from closed sets, but for those that authors gave their workflows.
+Names come from closed sets, except the names that authors gave their workflows.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ SUMMARY_FAILURES: tuple[SummaryFailure, ...] = get_args(SummaryFailure.__value__
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened; an `error` is the name of an error's class, since its sentence may quote people."""
+    """An event. `error` is the name of an error's class, because the error's message may quote people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoreRead(Event):
-    """A read of the store ended, well or not; `fallback` means that the caller went on without what it wanted."""
+    """A read of the store ended, in success or failure; `fallback` means that the caller continued without the data."""
 
     backend: Backend
     channel: Channel = "other"
@@ -44,7 +44,7 @@ class StoreRead(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreWrite(Event):
-    """A write to the store ended, well or not; `fallback` means that the turn was kept to be written later."""
+    """A write to the store ended, in success or failure; `fallback` means that the turn was spooled for later."""
 
     backend: Backend
     channel: Channel = "other"
@@ -55,7 +55,7 @@ class StoreWrite(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ReadFailed(Event):
-    """Memory could not be read: `fallback` when the agent answered without it, `error` when the caller was told."""
+    """Memory could not be read: `fallback` if the agent answered without it, `error` if the caller got the error."""
 
     backend: Backend
     channel: Channel = "other"
@@ -66,9 +66,9 @@ class ReadFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class WriteFailed(Event):
-    """A turn could not be written: `fallback` when it was kept for a retry, else `error` or `conflict`.
+    """A turn could not be written: `fallback` if it was spooled for a retry, else `error` or `conflict`.
 
-    It is told once for each failing try, and it alone raises the counter of failed writes.
+    It is emitted once for each failing attempt; only this event increases the counter of failed writes.
     """
 
     backend: Backend
@@ -108,8 +108,30 @@ class WriteDropped(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AgentOutsideTurn(Event):
+    """A program called an agent with memory directly, outside a turn: the call neither reads nor writes the session."""
+
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnBegunInTool(Event):
+    """The first agent with memory of a run is in a tool of an agent without: what the tool asks begins the turn."""
+
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryDiffers(Event):
+    """A client sent earlier messages of a person that the transcript does not have: they were stored as new."""
+
+    messages: int
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class AnswerDiscarded(Event):
-    """An answer was stored nowhere, because its session was deleted after the question."""
+    """An answer was not stored, because its session was deleted after the question."""
 
     backend: Backend
     channel: Channel = "other"
@@ -118,7 +140,7 @@ class AnswerDiscarded(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PendingWrites(Event):
-    """How many turns wait to be written now."""
+    """The number of turns that wait to be written."""
 
     backend: Backend
     count: int
@@ -126,7 +148,7 @@ class PendingWrites(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class HistoryTruncated(Event):
-    """A window left older messages out, or cut one, because of its limits."""
+    """A window excluded older messages, or shortened one, because of its limits."""
 
     channel: Channel = "other"
     dropped: int
@@ -146,7 +168,7 @@ class KeyResolutionFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ContextBuilt(Event):
-    """A model call got its context: how many messages and tokens, and how many messages were left out."""
+    """The context of a model call was built: numbers of messages, tokens and excluded messages."""
 
     run_id: str | None = None
     session_id: str | None = None
@@ -157,9 +179,10 @@ class ContextBuilt(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryUpdated(Event):
-    """Messages came into a run's memory: how many there were with them, how many stayed, and what went by each limit.
+    """Messages entered a run's memory: the total, the number kept, and the amount removed by each limit.
 
-    `trimmed_by_chars` is in characters, those of cut messages included; `trimmed_by_count` in messages.
+    `trimmed_by_chars` is in characters, including the removed parts of shortened messages; `trimmed_by_count` in
+    messages.
     """
 
     before_count: int
@@ -171,9 +194,9 @@ class MemoryUpdated(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PromptSent(Event):
-    """A model was called with a run's memory: how many messages, their characters, and their tokens as estimated.
+    """A model was called with a run's memory: number of messages, characters and estimated tokens.
 
-    `flat` says that they went as one text.
+    `flat` means that they were sent as one text.
     """
 
     messages: int
@@ -185,7 +208,7 @@ class PromptSent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryMade(Event):
-    """A summary was stored: for how many messages it stands, its own tokens, and whether it was made of summaries."""
+    """A summary was stored: the number of messages it replaces, its tokens, and whether it was made of summaries."""
 
     channel: Channel = "other"
     messages: int
@@ -197,7 +220,7 @@ class SummaryMade(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class SummaryFailed(Event):
-    """A session could not be compressed, for now; nothing has changed. `error` is there when one was behind it."""
+    """A session could not be compressed for now; nothing has changed. `error` is set if an error was the cause."""
 
     channel: Channel = "other"
     reason: SummaryFailure
@@ -206,11 +229,28 @@ class SummaryFailed(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ManifestsDropped(Event):
-    """Records of model calls were not kept.
+class FactsProposed(Event):
+    """Facts were proposed from what people said in a session, and some of them accepted without a person."""
 
-    `crowded`: too many waited for the database. `session_gone`: their session (or run) was deleted, or never stored.
-    `refused`: the database does not take this one. `closing`: the memory was closed before it took them.
+    proposed: int
+    accepted: int
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearningFailed(Event):
+    """A session could not be learned from; it is read again after its next turn. `error` is the kind of error."""
+
+    error: str
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ManifestsDropped(Event):
+    """Manifests of model calls were dropped.
+
+    `crowded`: too many were waiting for the database. `session_gone`: their session (or run) was deleted or never
+    stored. `refused`: the database rejects this manifest. `closing`: the memory was closed before they were written.
     """
 
     backend: Backend
@@ -220,7 +260,7 @@ class ManifestsDropped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ManifestWriteFailed(Event):
-    """Records of model calls could not be written and wait for the next try; calls and turns go on."""
+    """Manifests of model calls could not be written and wait for a retry; calls and turns continue."""
 
     backend: Backend
     error: str
@@ -229,7 +269,7 @@ class ManifestWriteFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesPruned(Event):
-    """A round of retention archived or deleted messages: how many, and of how many sessions."""
+    """A retention pass archived or deleted messages: the numbers of messages and of sessions."""
 
     action: RetentionAction
     sessions: int
@@ -238,9 +278,9 @@ class MessagesPruned(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunsPruned(Event):
-    """A round of retention deleted runs that were over for long, and versions of workflows that no run has any more.
+    """A retention pass deleted old finished runs, and workflow versions that no run uses.
 
-    A tree is a run with all that were carried out for it.
+    A tree is a run with all its descendants.
     """
 
     trees: int
@@ -250,14 +290,14 @@ class RunsPruned(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class IndexingBegan(Event):
-    """So much is not in the search index that searches miss some of it for a while: after an upgrade or an import."""
+    """Searches are incomplete for a while, because this many messages are not indexed after an upgrade or an import."""
 
     messages: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexingDone(Event):
-    """Searches find everything again: the messages that `IndexingBegan` told of are in the index."""
+    """Searches are complete again: the messages that `IndexingBegan` reported are indexed."""
 
     messages: int
     milliseconds: float
@@ -265,14 +305,14 @@ class IndexingDone(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class PruningFailed(Event):
-    """A round of retention was broken off; what it did is done, and the next one goes on."""
+    """A retention pass was interrupted; its completed work stays, and the next pass continues."""
 
     error: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtraNotFound(Event):
-    """A section that is found anew for each input could not be looked for; the model call goes on without it."""
+    """The search for an input-dependent prompt section failed; the model call continues without the section."""
 
     section: ExtraSection
     error: str
@@ -281,7 +321,7 @@ class ExtraNotFound(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingsSkipped(Event):
-    """A model of embeddings did not take some messages; words find them, and they are tried again later."""
+    """An embedding model rejected some messages; full-text search still finds them, and they are retried later."""
 
     count: int
     error: str
@@ -290,7 +330,7 @@ class EmbeddingsSkipped(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ModelFailed(Event):
-    """A model call raised."""
+    """A model call raised an error."""
 
     channel: Channel = "other"
     error: str

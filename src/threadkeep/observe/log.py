@@ -1,4 +1,4 @@
-"""The log: events as structured lines, and other libraries' lines without what they may quote."""
+"""Structured log lines for events, and log lines of other libraries without private text."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from typing import Literal, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
+from threadkeep.observe.channel_events import ChannelTrouble
 from threadkeep.observe.events import (
+    AgentOutsideTurn,
     AnswerDiscarded,
     ContextBuilt,
     EmbeddingsSkipped,
     Event,
     ExtraNotFound,
+    HistoryDiffers,
     HistoryTruncated,
     KeyResolutionFailed,
+    LearningFailed,
     ManifestsDropped,
     ManifestWriteFailed,
     MemoryUpdated,
@@ -31,11 +35,14 @@ from threadkeep.observe.events import (
     StoreRead,
     StoreWrite,
     SummaryFailed,
+    TurnBegunInTool,
     WriteDeferred,
     WriteDropped,
     WriteFailed,
 )
+from threadkeep.observe.graphiti_events import GraphitiTrouble
 from threadkeep.observe.run_events import (
+    BudgetCrossed,
     RunRetried,
     RunTakenOver,
     RunTrouble,
@@ -50,18 +57,25 @@ _LEVELS: Mapping[type[Event], int] = {
     HistoryTruncated: logging.DEBUG,
     MemoryUpdated: logging.DEBUG,
     PromptSent: logging.DEBUG,
+    AgentOutsideTurn: logging.INFO,
     AnswerDiscarded: logging.WARNING,
+    HistoryDiffers: logging.WARNING,
+    BudgetCrossed: logging.WARNING,
+    ChannelTrouble: logging.WARNING,
     EmbeddingsSkipped: logging.WARNING,
     KeyResolutionFailed: logging.WARNING,
     ManifestsDropped: logging.WARNING,
     ManifestWriteFailed: logging.WARNING,
     ExtraNotFound: logging.WARNING,
+    GraphitiTrouble: logging.WARNING,
+    LearningFailed: logging.WARNING,
     PruningFailed: logging.WARNING,
     ReadFailed: logging.WARNING,
     RunRetried: logging.WARNING,
     RunTakenOver: logging.WARNING,
     RunTrouble: logging.WARNING,
     SummaryFailed: logging.WARNING,
+    TurnBegunInTool: logging.WARNING,
     WriteDeferred: logging.WARNING,
     WriteDropped: logging.WARNING,
     ModelFailed: logging.ERROR,
@@ -76,18 +90,22 @@ class LogObserver:
     """An observer that writes one line for each event to the logger `threadkeep`."""
 
     def __init__(self) -> None:
-        # Wrapped here and not taken from structlog's global configuration, which belongs to the application.
+        # Wrapped here: structlog's global configuration belongs to the application.
+        self._target = logging.getLogger("threadkeep.events")
         self._logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-            logging.getLogger("threadkeep.events"),
+            self._target,
             processors=[structlog.stdlib.filter_by_level, *_own_processors()],
             wrapper_class=structlog.stdlib.BoundLogger,
         )
 
     def notify(self, event: Event, /) -> None:
-        """Write the event's name and those of its fields that have a value."""
+        """Write the event's name and the fields that have a value; do nothing if its level is off."""
+        level = _LEVELS.get(type(event), logging.INFO)
+        if not self._target.isEnabledFor(level):
+            return
         values = {field.name: getattr(event, field.name) for field in fields(event)}
         known = {name: _readable(value) for name, value in values.items() if value is not None}
-        self._logger.log(_LEVELS.get(type(event), logging.INFO), _snake_case(type(event).__name__), **known)
+        self._logger.log(level, _snake_case(type(event).__name__), **known)
 
 
 def _readable(value: object) -> object:
@@ -95,15 +113,15 @@ def _readable(value: object) -> object:
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """The handler of `configure_logging`, told apart from others so that a second call replaces it."""
+    """The handler of `configure_logging`; its class marks it, so that a second call replaces it."""
 
 
 def configure_logging(level: Level = "INFO", *, json: bool = False, stream: TextIO | None = None) -> None:
-    """Send all logging to one stream (stderr by default) as lines for people, or as JSON.
+    """Send all logging to one stream (stderr by default) as readable lines or as JSON.
 
-    `level` is Threadkeep's own. Other libraries are heard from WARNING up, and uvicorn from INFO up, because what they
-    log in detail quotes requests. Of what they do log the arguments are left out; of every error the class and the
-    places stay, without its sentence; of every request the path, without its query.
+    `level` applies to Threadkeep's own logger. Other libraries log from WARNING up, and uvicorn from INFO up,
+    because their detailed logs quote requests. Arguments of their log calls are removed; an error keeps its class
+    and traceback locations but loses its message; a request keeps its path but loses its query.
     """
     target = sys.stderr if stream is None else stream
     handler = _Handler(target)
@@ -147,7 +165,7 @@ def _formatter(*, json: bool, colors: bool) -> structlog.stdlib.ProcessorFormatt
 
 
 def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Keep of another library's line what its author wrote in the code, not what it was filled with."""
+    """Reduce another library's log line to its constant text, without the arguments."""
     record: logging.LogRecord = event["_record"]
     arguments = event.pop("positional_args", ())
     template = record.msg if isinstance(record.msg, str) else type(record.msg).__name__
@@ -162,7 +180,7 @@ def _message_of_others(_: WrappedLogger, __: str, event: EventDict) -> EventDict
 
 
 def _name_error(_: WrappedLogger, __: str, event: EventDict) -> EventDict:
-    """Put an error's class and places in place of its sentence and source lines."""
+    """Replace an error's message and source lines with its class and locations."""
     given = event.pop("exc_info", None)
     error = _error_of(given)
     if error is not None:
@@ -180,7 +198,7 @@ def _error_of(given: object) -> BaseException | None:
 
 
 def _places(trace: TracebackType | None) -> list[str]:
-    """The innermost places of a traceback, the innermost last."""
+    """Return the innermost locations of a traceback, innermost last."""
     frames = traceback.extract_tb(trace)[-_MAX_FRAMES:]
     return [f"{frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
 

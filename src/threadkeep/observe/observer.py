@@ -1,8 +1,10 @@
-"""Who is told: the Observer protocol, and a fan-out whose sinks cannot hurt the one who tells."""
+"""The Observer protocol, and a fan-out that isolates the caller from failing sinks."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from typing import Protocol
@@ -11,21 +13,21 @@ from threadkeep.observe.events import Channel, Event
 
 
 class Observer(Protocol):
-    """Is told what happened.
+    """A receiver of events.
 
-    `notify` returns at once: it does no I/O that may block, keeps its order, and may be called from any task or thread.
+    `notify` returns at once: it does no blocking I/O, keeps the order of events, and may be called from any task or
+    thread.
     """
 
     def notify(self, event: Event, /) -> None:
-        """Take note of one event."""
+        """Receive one event."""
         ...
 
 
 class Observers:
-    """An observer that passes each event to all sinks in order, and survives those that fail.
+    """An observer that passes each event to all sinks in order, and tolerates failing sinks.
 
-    Failures are counted, and each failing sink is named in the log once. Without sinks it is the observer that does
-    nothing.
+    Failures are counted, and each failing sink is logged once. Without sinks it does nothing.
     """
 
     def __init__(self, *sinks: Observer) -> None:
@@ -34,15 +36,15 @@ class Observers:
         self.failures = 0
 
     def add(self, sink: Observer) -> None:
-        """Tell this sink too, from the next event on."""
+        """Add a sink; it receives events from the next one on."""
         self._sinks = (*self._sinks, sink)
 
     def remove(self, sink: Observer) -> None:
-        """Tell this sink nothing more."""
+        """Remove a sink; it receives no more events."""
         self._sinks = tuple(each for each in self._sinks if each is not sink)
 
     def notify(self, event: Event, /) -> None:
-        """Pass the event to every sink; never raises because of one."""
+        """Pass the event to every sink; never raise because of a sink."""
         for sink in self._sinks:
             try:
                 sink.notify(event)
@@ -53,7 +55,7 @@ class Observers:
         self.failures += 1
         if id(sink) in self._failing:
             return
-        # Once for each sink: one that fails at every event would fill the log.
+        # Log once for each sink: a sink that fails at every event would fill the log.
         self._failing.add(id(sink))
         sentence = "The observer %s failed with %s; it is told of later events all the same."
         logging.getLogger("threadkeep.observe").error(sentence, type(sink).__name__, type(error).__name__)
@@ -63,14 +65,24 @@ _came_by: ContextVar[Channel | None] = ContextVar("threadkeep_came_by", default=
 
 
 def work_for(channel: Channel) -> None:
-    """Say by which channel the work came that the current task does: it may be another than its process serves."""
+    """Set the channel of the current task's work; it may differ from the channel that the process serves."""
     _came_by.set(channel)
 
 
-class FromChannel:
-    """An observer that passes events on, with the channel by which they came where their session names none.
+@contextmanager
+def working_for(channel: Channel) -> Iterator[None]:
+    """Set the channel of the work inside the block."""
+    token = _came_by.set(channel)
+    try:
+        yield
+    finally:
+        _came_by.reset(token)
 
-    That is the channel of the work which the task does (see `work_for`), or else the one that is given here.
+
+class FromChannel:
+    """An observer that adds the channel to events whose session names none, and passes them on.
+
+    The channel is the one set for the current task (see `work_for`), or else the channel given here.
     """
 
     def __init__(self, channel: Channel, observer: Observer) -> None:
@@ -78,7 +90,7 @@ class FromChannel:
         self._observer = observer
 
     def notify(self, event: Event, /) -> None:
-        """Pass the event on."""
+        """Pass the event on, with its channel."""
         if getattr(event, "channel", None) == "other":
             changes = {"channel": _came_by.get() or self._channel}
             event = replace(event, **changes)

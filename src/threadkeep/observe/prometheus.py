@@ -1,6 +1,6 @@
-"""The metrics: events counted for Prometheus, in a registry of their own.
+"""Prometheus metrics that count events, in their own registry.
 
-Labels come from closed sets; no session and no user is ever one.
+Labels come from closed sets; a session or a user is never a label.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from threadkeep.observe.channel_metrics import CHANNEL_METRICS, ChannelMetrics
 from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
@@ -18,15 +19,19 @@ from threadkeep.observe.events import (
     SUMMARY_FAILURES,
     SUMMARY_SOURCES,
     Backend,
+    ContextBuilt,
     Event,
+    FactsProposed,
     HistoryTruncated,
     KeyResolutionFailed,
+    LearningFailed,
     ManifestsDropped,
     ManifestWriteFailed,
     MemoryUpdated,
     MessagesPruned,
     ModelFailed,
     PendingWrites,
+    PromptSent,
     PruningFailed,
     ReadFailed,
     RunsPruned,
@@ -36,6 +41,7 @@ from threadkeep.observe.events import (
     SummaryMade,
     WriteFailed,
 )
+from threadkeep.observe.graphiti_metrics import GRAPHITI_METRICS, GraphitiMetrics
 from threadkeep.observe.run_events import (
     RUN_OUTCOMES,
     RUN_WORKS,
@@ -55,12 +61,18 @@ METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
     "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
     "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
+    **CHANNEL_METRICS,
+    **GRAPHITI_METRICS,
+    "threadkeep_facts_proposed_total": "Facts that were proposed from what people said.",
+    "threadkeep_learning_failures_total": "Sessions that could not be learned from, and are read again later.",
     "threadkeep_manifest_write_failures_total": "Tries to write the records of model calls that failed.",
     "threadkeep_manifests_dropped_total": "Records of model calls that were not kept, by reason.",
     "threadkeep_memory_trimmed_chars_total": "Characters that left a run's memory because of its limit.",
     "threadkeep_memory_trimmed_messages_total": "Messages that left a run's memory because of its limit of messages.",
+    "threadkeep_model_call_messages": "Messages that a model call was sent.",
+    "threadkeep_model_call_tokens": "Tokens of the messages that a model call was sent, as counted before it.",
     "threadkeep_model_failures_total": "Model calls that raised.",
-    "threadkeep_model_tokens_total": "Tokens that models reported.",
+    "threadkeep_model_tokens_total": "Tokens of model calls, as reported or as estimated.",
     "threadkeep_pruned_messages_total": "Messages that retention archived or deleted.",
     "threadkeep_pruned_runs_total": "Runs that retention deleted.",
     "threadkeep_pruning_failures_total": "Rounds of retention that were broken off.",
@@ -77,23 +89,26 @@ METRICS: Mapping[str, str] = {
     "threadkeep_turns_total": "Turns that ended, by how they ended.",
     "threadkeep_turn_latency_ms": "Duration of turns in milliseconds.",
 }
-"""Every metric by its full name, with what it counts."""
+"""Every metric by its full name, with its help text."""
 
 LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
 TURN_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000)
+MESSAGE_BUCKETS = (1, 2, 3, 5, 8, 13, 20, 30, 50, 80, 130, 200, 500)
+TOKEN_BUCKETS = (50, 100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000, 256_000, 1_000_000)
 
 OTHER_WORKFLOW = "other"
 RUN_STATES = ("queued", "running", "waiting", "set_aside")
 
+_ESTIMATED = ("false", "true")
 _FAILURES = tuple(outcome for outcome in OUTCOMES if outcome != "ok")
 _STORE_LABELS = ("backend", "channel", "outcome")
 
 
 class PrometheusObserver:
-    """An observer that counts events; `render` gives what `/metrics` answers, with `content_type`.
+    """An observer that counts events; `render` returns the body of `/metrics`, which has the type `content_type`.
 
-    The series of the backend in use are there, at zero, before anything happens, so that rates and alerts work from the
-    first scrape. Runs are counted by `workflows`, and all others as one.
+    The series of the current backend exist from the start, at zero, so that rates and alerts work from the first
+    scrape. Runs are counted for each workflow in `workflows`, and all others together.
     """
 
     content_type = CONTENT_TYPE_LATEST
@@ -113,7 +128,9 @@ class PrometheusObserver:
         self._trimmed_chars = self._counter("threadkeep_memory_trimmed_chars_total")
         self._trimmed_messages = self._counter("threadkeep_memory_trimmed_messages_total")
         self._model_failures = self._counter("threadkeep_model_failures_total", "channel")
-        self._tokens = self._counter("threadkeep_model_tokens_total", "direction")
+        self._tokens = self._counter("threadkeep_model_tokens_total", "direction", "estimated")
+        self._call_messages = self._histogram("threadkeep_model_call_messages", buckets=MESSAGE_BUCKETS)
+        self._call_tokens = self._histogram("threadkeep_model_call_tokens", buckets=TOKEN_BUCKETS)
         self._pruned = self._counter("threadkeep_pruned_messages_total", "action")
         self._pruned_runs = self._counter("threadkeep_pruned_runs_total")
         self._pruning_failures = self._counter("threadkeep_pruning_failures_total")
@@ -121,6 +138,10 @@ class PrometheusObserver:
         self._summaries = self._counter("threadkeep_summaries_total", "of")
         self._summary_failures = self._counter("threadkeep_summary_failures_total", "reason")
         self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
+        self._proposed = self._counter("threadkeep_facts_proposed_total")
+        self._learning_failures = self._counter("threadkeep_learning_failures_total")
+        self._channels = ChannelMetrics(self.registry)
+        self._graphiti = GraphitiMetrics(self.registry)
         self._turns = self._counter("threadkeep_turns_total", "channel", "status")
         self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
         self._start_at_zero(backend)
@@ -135,7 +156,7 @@ class PrometheusObserver:
         self._run_troubles = self._counter("threadkeep_run_troubles_total", "work")
 
     def set_runs(self, counts: Mapping[str, int] | None) -> None:
-        """How many runs of the database are in each of `RUN_STATES` now; None where nobody knows."""
+        """Set the number of runs of the database in each of `RUN_STATES`; None if it is unknown."""
         if counts is None:
             self._runs_now.clear()
             return
@@ -143,11 +164,11 @@ class PrometheusObserver:
             self._runs_now.labels(state).set(counts.get(state, 0))
 
     def render(self) -> bytes:
-        """All metrics in the text format of Prometheus."""
+        """Return all metrics in the text format of Prometheus."""
         return generate_latest(self.registry)
 
     def notify(self, event: Event, /) -> None:
-        """Count the event, if it is one of those that are counted."""
+        """Count the event if there is a metric for it."""
         match event:
             case StoreRead():
                 self._reads.labels(*_store_labels(event)).observe(event.milliseconds)
@@ -168,7 +189,7 @@ class PrometheusObserver:
                 self._count(event)
 
     def _count(self, event: Event) -> None:
-        """Count what is not about the store."""
+        """Count an event that is not about the store."""
         match event:
             case HistoryTruncated():
                 self._truncations.labels(_one_of(CHANNELS, event.channel)).inc()
@@ -177,6 +198,9 @@ class PrometheusObserver:
             case MemoryUpdated():
                 self._trimmed_chars.inc(event.trimmed_by_chars)
                 self._trimmed_messages.inc(event.trimmed_by_count)
+            case ContextBuilt() | PromptSent():
+                self._call_messages.observe(event.messages)
+                self._call_tokens.observe(event.tokens)
             case ModelFailed():
                 self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
             case TurnFinished():
@@ -185,7 +209,7 @@ class PrometheusObserver:
                 self._count_background(event)
 
     def _count_background(self, event: Event) -> None:
-        """Count what goes on beside turns."""
+        """Count an event of background work."""
         match event:
             case MessagesPruned():
                 self._pruned.labels(_one_of(RETENTION_ACTIONS, event.action)).inc(event.messages)
@@ -196,13 +220,17 @@ class PrometheusObserver:
             case SummaryMade():
                 self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
                 self._summary_times.observe(event.milliseconds)
+            case FactsProposed():
+                self._proposed.inc(event.proposed)
+            case LearningFailed():
+                self._learning_failures.inc()
             case SummaryFailed():
                 self._summary_failures.labels(_one_of(SUMMARY_FAILURES, event.reason)).inc()
             case _:
                 self._count_run(event)
 
     def _count_run(self, event: Event) -> None:
-        """Count what becomes of runs."""
+        """Count an event of runs."""
         match event:
             case RunFinished():
                 workflow = _one_of(self._workflows, event.workflow)
@@ -216,14 +244,16 @@ class PrometheusObserver:
             case RunTrouble():
                 self._run_troubles.labels(_one_of(RUN_WORKS, event.work)).inc()
             case _:
-                pass
+                self._channels.count(event)
+                self._graphiti.count(event)
 
     def _finish(self, event: TurnFinished) -> None:
         status = _one_of(TURN_STATUSES, event.status)
         self._turns.labels(_one_of(CHANNELS, event.channel), status).inc()
         self._turn_times.labels(status).observe(event.milliseconds)
-        self._tokens.labels("input").inc(event.input_tokens)
-        self._tokens.labels("output").inc(event.output_tokens)
+        estimated = _ESTIMATED[event.estimated]
+        self._tokens.labels("input", estimated).inc(event.input_tokens)
+        self._tokens.labels("output", estimated).inc(event.output_tokens)
 
     def _start_at_zero(self, backend: Backend) -> None:
         self._pending.labels(backend).set(0)
@@ -239,7 +269,8 @@ class PrometheusObserver:
             for status in TURN_STATUSES:
                 self._turns.labels(channel, status)
         for direction in ("input", "output"):
-            self._tokens.labels(direction)
+            for estimated in _ESTIMATED:
+                self._tokens.labels(direction, estimated)
         self._start_background_at_zero()
         self._start_runs_at_zero()
         for histogram in (self._reads, self._writes):
@@ -280,5 +311,5 @@ def _store_labels(event: StoreRead | StoreWrite | ReadFailed | WriteFailed) -> t
 
 
 def _one_of(allowed: tuple[str, ...], value: str) -> str:
-    """The value, or the last of those allowed: what untyped code passes must not become a label."""
+    """Return the value, or the last allowed value for anything else: unknown values must not become labels."""
     return value if value in allowed else allowed[-1]

@@ -1,4 +1,4 @@
-"""What can happen to runs of workflows, and to the turns that they are, as frozen records."""
+"""Events of runs and their turns, as frozen records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from threadkeep.observe.events import Channel, Event
 
 type TurnStatus = Literal["complete", "interrupted", "failed"]
 type RunOutcome = Literal["done", "failed", "cancelled", "interrupted", "waiting"]
-type RunWork = Literal["engine", "heartbeat", "watch", "upkeep", "keeping_progress", "ending_turn", "clearing_up"]
+type RunWork = Literal["engine", "takeover", "watch", "upkeep", "keeping_progress", "ending_turn", "clearing_up"]
 
 RUN_OUTCOMES: tuple[RunOutcome, ...] = get_args(RunOutcome.__value__)
 RUN_WORKS: tuple[RunWork, ...] = get_args(RunWork.__value__)
@@ -18,7 +18,7 @@ TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
 
 @dataclass(frozen=True, kw_only=True)
 class RunFinished(Event):
-    """A run of a workflow ended, or waits for a person; `set_aside` if it is not tried again without one."""
+    """A run of a workflow ended, or waits for a person; `set_aside` if only a person can start it again."""
 
     workflow: str
     status: RunOutcome
@@ -30,8 +30,21 @@ class RunFinished(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BudgetCrossed(Event):
+    """The last call of a successful run exceeded its own budget, or that of its ancestor `budget_run_id`."""
+
+    workflow: str
+    limit: str
+    used: float
+    allowed: float
+    run_id: str | None = None
+    budget_run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRetried(Event):
-    """A run failed in a way that may pass, and is tried again after a pause; `attempt` counts from 2."""
+    """A run failed with a temporary error and is retried after a pause; `attempt` counts from 2."""
 
     workflow: str
     error: str
@@ -42,7 +55,7 @@ class RunRetried(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunTakenOver(Event):
-    """A run goes on that had been begun before: mostly its process had died. `attempt` counts from 2."""
+    """A started run was taken over, usually because its process died. `attempt` counts from 2."""
 
     workflow: str
     attempt: int
@@ -52,7 +65,7 @@ class RunTakenOver(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunTrouble(Event):
-    """A round of what looks after runs failed; the next one comes."""
+    """A poll of the run supervision failed; the next one follows."""
 
     work: RunWork
     error: str
@@ -60,19 +73,20 @@ class RunTrouble(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunWorkRecovered(Event):
-    """What `RunTrouble` was told of once works again: the progress of runs can be kept."""
+    """Work that `RunTrouble` reported as failing succeeds again: the progress of runs can be stored."""
 
     work: RunWork
 
 
 @dataclass(frozen=True, kw_only=True)
 class TurnFinished(Event):
-    """A turn ended, in whatever way; the tokens are those that the model reported."""
+    """A turn ended, in any way. Providers report the tokens; `estimated` if some are missing."""
 
     channel: Channel = "other"
     status: TurnStatus = "complete"
     milliseconds: float
     input_tokens: int = 0
     output_tokens: int = 0
+    estimated: bool = False
     run_id: str | None = None
     session_id: str | None = None

@@ -1,4 +1,4 @@
-"""The nouns of Threadkeep as frozen records: what is stored, and what the store answers."""
+"""Frozen records of the domain: stored data and the results of store calls."""
 
 from threadkeep.records.json_values import Json, dump_json
 from threadkeep.records.messages import (
@@ -14,6 +14,7 @@ from threadkeep.records.messages import (
     SearchResult,
     Status,
     Turn,
+    View,
 )
 from threadkeep.records.retention import Retention, RetentionLimits
 from threadkeep.records.sessions import SessionInfo
@@ -37,5 +38,6 @@ __all__ = [
     "Status",
     "Summary",
     "Turn",
+    "View",
     "dump_json",
 ]

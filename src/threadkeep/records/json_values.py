@@ -1,4 +1,4 @@
-"""JSON as records hold it: checked, copied into the types it is read back in, and written in one form."""
+"""JSON values of records: validated, normalised, and written in one form."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from threadkeep.errors import InvalidMessage
 
 type Json = None | bool | int | float | str | Sequence[Json] | Mapping[str, Json]
 
-# Nearly all that records hold. To ask each of them whether it is a mapping takes longer than to write it.
+# Most values of records have one of these types; checking the type is faster than checking for a mapping.
 _WITHOUT_KEYS = frozenset({type(None), bool, int, float, str})
 _NO_JSON = "Metadata and original must be JSON: text keys, finite numbers, no bytes, not too deep."
 
 
 def dump_json(value: Any) -> str:
-    """The JSON text of a value as it is stored: compact, not escaped, keys in their order.
+    """Return the JSON text of a value as it is stored: compact, not escaped, keys in their order.
 
     Raises:
-        InvalidMessage: the value has something that JSON does not (NaN, bytes, keys that are not text).
+        InvalidMessage: the value contains something that JSON cannot express (NaN, bytes, keys that are not text).
     """
     try:
         _check_keys(value)
         return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (TypeError, ValueError, RecursionError):
-        # From None: what the error says of a value may quote it.
+        # From None: the original error may quote the value.
         raise InvalidMessage(_NO_JSON) from None
 
 
 def as_json(value: Any) -> Json:
-    """A copy of a value in the types that JSON is read into, so that it is equal to what comes back from a store.
+    """Return a copy of a value in the types that a JSON parser returns, so it equals the value read from a store.
 
     Raises:
-        InvalidMessage: the value has something that JSON does not.
+        InvalidMessage: the value contains something that JSON cannot express.
     """
     try:
         return _copied(value)

@@ -1,4 +1,4 @@
-"""Messages and turns, and what the store answers of them."""
+"""Messages and turns, and the results of store calls about them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from threadkeep.errors import InvalidMessage
 from threadkeep.records.json_values import Json, as_json, dump_json
 
 type Role = Literal["user", "assistant", "system"]
-type Status = Literal["complete", "interrupted", "failed"]
+type Status = Literal["complete", "interrupted", "failed", "erased"]
+type View = Literal["active", "history"]
+"""`active` messages of a session, or its full `history` with superseded messages."""
 
 ROLES: tuple[str, ...] = get_args(Role.__value__)
 STATUSES: tuple[str, ...] = get_args(Status.__value__)
@@ -21,15 +23,23 @@ SPEAKERS: tuple[Role, ...] = ("user", "assistant")
 """The roles that take part in the conversation; `system` rows are notes in the transcript."""
 
 MAX_ID_CHARACTERS = 512
+_TIMES = ("sent_at", "created_at", "superseded_at")
 
 
 @dataclass(frozen=True)
 class Message:
-    """One visible utterance of a session.
+    """A visible utterance of a session.
 
-    `id` is the platform's own id; the store assigns one to a message that has none. `seq` and `created_at` are the
-    store's. `sent_at` is the platform's time. `tokens` is counted when the message is stored, unless it is given.
-    `original` is the full LangChain message as JSON, kept only when full fidelity is asked for.
+    `id` is the platform's own id; the store assigns one to a message without an id. The store sets `seq` and
+    `created_at`. `sent_at` is the platform's time. `tokens` is counted when the message is stored, unless it is
+    given. `original` is the full LangChain message as JSON, stored only if full fidelity is requested.
+
+    `author` is the name of the person or agent that wrote it. `answers` is the id of the question that an
+    assistant's message answers, or the id of its run if there is no question. `ordinal` counts the answers of one
+    author to one question, from 1. A session has one complete answer for each (`answers`, `author`, `ordinal`).
+
+    From `superseded_at` on, the message is in no window and no search; `superseded_by` is the id of the message that
+    replaces it. The store sets both; they are None for an active message.
     """
 
     role: Role
@@ -45,9 +55,14 @@ class Message:
     run_id: str | None = None
     metadata: Mapping[str, Json] = field(default_factory=dict)
     original: Json = None
+    author: str | None = None
+    answers: str | None = None
+    ordinal: int | None = None
+    superseded_at: datetime | None = None
+    superseded_by: str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what could not be stored and read back the same.
+        """Reject a message that could not be stored and read back unchanged.
 
         Raises:
             InvalidMessage: names the field, never its text.
@@ -58,11 +73,11 @@ class Message:
             raise InvalidMessage(f"A message's content is text (str), not {type(self.content).__name__}.")
         if self.status not in STATUSES:
             raise InvalidMessage(f"A message's status is one of {', '.join(STATUSES)}.")
-        for name in ("id", "run_id"):
+        for name in ("id", "run_id", "author", "answers", "superseded_by"):
             _check_id(name, getattr(self, name))
-        for name in ("sent_at", "created_at"):
+        for name in _TIMES:
             _check_time(name, getattr(self, name))
-        for name in ("seq", "tokens"):
+        for name in ("seq", "tokens", "ordinal"):
             _check_count(name, getattr(self, name))
         if self.confidence is not None and not _is_finite(self.confidence):
             raise InvalidMessage("A message's confidence is a finite number or None.")
@@ -79,40 +94,40 @@ class Message:
             object.__setattr__(self, "original", as_json(self.original))
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields as JSON values; times in ISO 8601, in UTC."""
+        """Return all fields as JSON values; times in ISO 8601, in UTC."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        for name in ("sent_at", "created_at"):
+        for name in _TIMES:
             if values[name] is not None:
                 values[name] = values[name].astimezone(UTC).isoformat()
         values["metadata"] = dict(self.metadata)
         return values
 
     def to_json(self) -> str:
-        """One line of JSON that `from_json` turns into an equal message."""
+        """Return one line of JSON that `from_json` turns into an equal message."""
         return dump_json(self.to_dict())
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Message:
-        """The message that `to_dict` described.
+        """Return the message that `to_dict` described.
 
         Raises:
             InvalidMessage: a field is missing, unknown or of the wrong type.
         """
         known = {f.name for f in fields(cls)}
         if set(values) - known:
-            # Not which: what stands in a field's place may be what somebody said.
+            # Do not name the unknown fields: they may be people's words.
             raise InvalidMessage(f"A message has no other fields than {', '.join(sorted(known))}.")
         if missing := {"role", "content"} - set(values):
             raise InvalidMessage(f"A message needs the field {min(missing)!r}.")
         given = dict(values)
-        for name in ("sent_at", "created_at"):
+        for name in _TIMES:
             if isinstance(given.get(name), str):
                 given[name] = _parse_time(name, given[name])
         return cls(**given)
 
     @classmethod
     def from_json(cls, line: str) -> Message:
-        """The message that `to_json` wrote.
+        """Return the message that `to_json` wrote.
 
         Raises:
             InvalidMessage: the line is not JSON, or not a message.
@@ -120,38 +135,44 @@ class Message:
         try:
             values = json.loads(line)
         except (ValueError, RecursionError):
-            # From None: the error has the whole text.
+            # From None: the original error quotes the whole text.
             raise InvalidMessage("A message in JSON is one object; this is not JSON.") from None
         if not isinstance(values, dict):
             raise InvalidMessage(f"A message in JSON is one object, not a {type(values).__name__}.")
         return cls.from_dict(values)
 
     def with_fields(self, **changes: Any) -> Message:
-        """A copy with other values for some fields."""
+        """Return a copy with other values for some fields."""
         return replace(self, **changes)
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The messages that one append stores, whole or not at all.
+    """The messages that one append stores, in one transaction.
 
-    With `answers`, the id of a message, they are stored only while the session has that message.
+    With `answers`, the id of a message, they are stored only while the session has that message. `told`: a caller
+    gets the answer as soon as it is stored. `told_at`: a caller already got it while the database was unavailable.
+    `workspace` is the workspace of the run, if it names one.
     """
 
     session_id: str
     messages: tuple[Message, ...]
     user_id: str | None = None
     answers: str | None = None
+    told: bool = False
+    told_at: datetime | None = None
+    workspace: str | None = None
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """What an append did.
+    """The result of an append.
 
-    `first_seq` and `last_seq` are the places of the messages stored now; if all of them were there already, the places
-    where they are. `duplicates` are the ids that were there already. `cleaned` are the ids of messages in which
-    characters that no database keeps (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are those of the
-    duplicates whose messages were deleted since: they are neither there nor new.
+    `first_seq` and `last_seq` are the positions of the messages stored now, or the existing positions if all of them
+    were duplicates. `duplicates` are the ids that were already stored. `cleaned` are the ids of messages in which
+    characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
+    whose messages were deleted since; they are not stored again. `adopted` is the id of an answer that already
+    existed for the same question; the answer of this call was not stored, or was stored as superseded.
     """
 
     first_seq: int
@@ -160,18 +181,19 @@ class Receipt:
     cleaned: tuple[str, ...] = ()
     ids: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
+    adopted: str | None = None
 
 
 @dataclass(frozen=True)
 class Page:
-    """Messages oldest first, and where the next older page begins (None at the beginning of the session)."""
+    """A page of messages, oldest first, and the position of the next older page (None at the start of the session)."""
 
     messages: tuple[Message, ...]
     next_before: int | None
 
 
 class SearchHit(NamedTuple):
-    """A message that a search found; a higher score is a better match, comparable within one result only."""
+    """A message found by a search; a higher score is a better match, comparable within one result only."""
 
     session_id: str
     message: Message
@@ -180,10 +202,14 @@ class SearchHit(NamedTuple):
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found, best first, and how many messages it could not look at: they are not indexed yet."""
+    """The hits of a search, best first, and the data that it could not search.
+
+    `unindexed` messages are not indexed yet. `damaged` sessions have items in the graph store that cannot be read.
+    """
 
     hits: list[SearchHit]
     unindexed: int = 0
+    damaged: tuple[str, ...] = ()
 
 
 def _check_id(name: str, value: object) -> None:

@@ -1,4 +1,4 @@
-"""How long messages stay: limits beyond which they are archived, or deleted."""
+"""Retention rules: limits beyond which messages are archived or deleted."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_MESSAGES = 2**53
 
 @dataclass(frozen=True)
 class RetentionLimits:
-    """What may stay as it is; None for no such limit, and none at all by default.
+    """Limits of retention; None means no limit, and there are none by default.
 
-    `max_age_days`: messages that were stored longer ago go. `max_messages`: only so many of the newest stay, but the
-    newest user message and what follows it always do. `max_idle_days`: a session in which nothing was said for longer
-    goes as a whole.
+    `max_age_days`: messages stored longer ago are removed. `max_messages`: only this many of the newest messages
+    stay; the newest user message and everything after it always stay. `max_idle_days`: a session without a new
+    message for longer is removed as a whole.
     """
 
     max_age_days: float | None = None
@@ -28,7 +28,7 @@ class RetentionLimits:
     max_idle_days: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse limits that leave nothing, or that cannot be reckoned with.
+        """Reject limits that keep nothing, or that are too large for dates.
 
         Raises:
             InvalidInput: names the limit.
@@ -45,16 +45,16 @@ class RetentionLimits:
 
     @property
     def nothing(self) -> bool:
-        """Whether there is no limit, so that everything stays."""
+        """True if there is no limit, so that everything stays."""
         return self.max_age_days is None and self.max_messages is None and self.max_idle_days is None
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which messages are archived and which are deleted: those beyond the limits. By default all stay as they are.
+    """Limits for archiving and for deleting messages. By default everything stays.
 
-    What is archived is out of windows, recall and search; it can still be read by its place and exported. What is
-    deleted is gone.
+    Archived messages are left out of windows, recall and search; they can still be read by position and exported.
+    Deleted messages are gone.
     """
 
     archive: RetentionLimits = RetentionLimits()
@@ -62,11 +62,11 @@ class Retention:
 
     @property
     def nothing(self) -> bool:
-        """Whether everything stays."""
+        """True if everything stays."""
         return self.archive.nothing and self.delete.nothing
 
     def to_dict(self) -> dict[str, Json]:
-        """The limits that are set, as JSON values."""
+        """Return the limits that are set, as JSON values."""
         return {
             action: {name: value for name, value in asdict(limits).items() if value is not None}
             for action, limits in (("archive", self.archive), ("delete", self.delete))
@@ -75,10 +75,10 @@ class Retention:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Retention:
-        """The retention that `to_dict` described.
+        """Return the retention that `to_dict` described.
 
         Raises:
-            InvalidInput: a name or a value is not one of a retention's.
+            InvalidInput: a name or a value is not valid for a retention.
         """
         if not isinstance(values, Mapping) or set(values) - {"archive", "delete"}:
             raise InvalidInput("A retention has limits under archive, under delete, or under both.")

@@ -1,8 +1,8 @@
-"""Runs: one execution of a workflow each, what is told of it while it goes on, and what it took."""
+"""Runs: executions of workflows, their events and their usage."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Final, Literal
@@ -13,31 +13,35 @@ from threadkeep.records.json_values import Json
 type RunStatus = Literal["queued", "running", "waiting", "done", "failed", "cancelled", "interrupted"]
 type RunEnd = Literal["done", "failed", "cancelled", "interrupted"]
 type RunTrigger = Literal["http", "cli", "webhook", "schedule", "child"]
-type DoubleTexting = Literal["enqueue", "interrupt", "reject", "coalesce"]
+type DoubleTexting = Literal["enqueue", "interrupt", "reject", "coalesce", "rollback"]
 
+DOUBLE_TEXTING: tuple[DoubleTexting, ...] = ("enqueue", "interrupt", "reject", "coalesce", "rollback")
 RUN_STATUSES: tuple[RunStatus, ...] = ("queued", "running", "waiting", "done", "failed", "cancelled", "interrupted")
 RUN_ENDS: tuple[RunEnd, ...] = ("done", "failed", "cancelled", "interrupted")
 
 RESET: Final = "session-reset"
 DELETE: Final = "session-delete"
 OWN_NAMES: Final = frozenset({RESET, DELETE})
-"""Workflows of Threadkeep's own: what is done to a session between its turns, and is none of them."""
+"""Internal workflows: operations on a session between its turns, which are not turns themselves."""
+
+ROLLED_BACK: Final = "rolled_back_by_message"
+"""The cancel reason of a run whose turn was rolled back because of a newer message."""
 
 _MOST_TOKENS = 2**53
 
 
 @dataclass(frozen=True)
 class RunBudget:
-    """What a run and its children may take: tokens (in and out together), and money in the unit of the price table.
+    """Limits for a run and its children: tokens (input and output together), and money in the unit of the price table.
 
-    None for no such limit.
+    None means no limit.
     """
 
     max_tokens: int | None = None
     max_cost: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit.
+        """Reject invalid limits.
 
         Raises:
             InvalidInput: names the limit.
@@ -53,15 +57,15 @@ class RunBudget:
             raise InvalidInput("max_cost is a number above 0, or None for no limit.")
 
     def to_dict(self) -> dict[str, Json]:
-        """The limits that are set, as JSON values."""
+        """Return the limits that are set, as JSON values."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> RunBudget:
-        """The budget that `to_dict` described.
+        """Return the budget that `to_dict` described.
 
         Raises:
-            InvalidInput: a name or a value is not one of a budget's.
+            InvalidInput: a name or a value is not valid for a budget.
         """
         names = [limit.name for limit in fields(cls)]
         if not isinstance(values, Mapping) or set(values) - set(names):
@@ -71,7 +75,7 @@ class RunBudget:
 
 @dataclass(frozen=True)
 class RunInput:
-    """What a run is asked for by one message; `message_id` is the platform's, None where there is no message."""
+    """The input of a run from one message; `message_id` is the platform's id, None if there is no message."""
 
     values: Mapping[str, Json]
     message_id: str | None = None
@@ -79,9 +83,11 @@ class RunInput:
 
 @dataclass(frozen=True, kw_only=True)
 class NewRun:
-    """A run that is asked for. The same `run_id`, or `message_id` of a session, asks for the same run again.
+    """A request for a run. Repeating a `run_id`, or a session's `message_id`, requests the same run.
 
-    A child names its parent, and the node that asked for it. Without a session it is in no order of turns.
+    A child names its parent and the node that started it. `places` are conversations that its agents store under
+    their own keys: the run is ordered among their turns as well as among its session's. With `any_session` the
+    caller did not choose this session, so the message may join a turn of another session.
     """
 
     run_id: str
@@ -96,9 +102,11 @@ class NewRun:
     trigger: RunTrigger = "http"
     budget: RunBudget = RunBudget()
     deadline_at: datetime | None = None
+    places: tuple[str, ...] = ()
+    any_session: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse a message that is in no session.
+        """Reject a message without a session.
 
         Raises:
             InvalidInput: the sentence says what is missing.
@@ -113,14 +121,14 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One execution of a workflow, and what became of it.
+    """An execution of a workflow, with its state.
 
-    `inputs` has one entry for each message that the run answers; none where a process has only claimed the message.
-    `result` is what came out; `error` names a kind, never a text of people. `interrupt` is what a run that waits asks a
-    person, `resume_value` the answer to it if it is `resumed`. `arrival` is its place among the turns of its session;
-    without one it is in no order. A run with `cancel_requested_at` is still at work until whoever carries it out has
-    let go of it; `cancel_reason` says why. One that is `set_aside` has failed too often to be tried again without a
-    person.
+    `inputs` has one entry for each message that the run answers; it is empty if a process has only claimed the
+    message. `result` is the output; `error` names a kind, never text of people. `interrupt` is the question of a
+    waiting run to a person, and `resume_value` the reply if it is `resumed`. `arrival` is its number among the turns
+    of its session; None if it is not ordered among them. A run with `cancel_requested_at` still counts as running
+    until its worker releases it; `cancel_reason` says why. A `set_aside` run failed too often; it is not retried
+    until a person asks for it.
     """
 
     run_id: str
@@ -155,26 +163,32 @@ class Run:
     deadline_at: datetime | None
 
     @property
+    def unbegun(self) -> bool:
+        """Return whether it is a message of a session that was accepted and has not begun."""
+        waits = self.status == "queued" and self.started_at is None and self.cancel_requested_at is None
+        return waits and self.parent_run_id is None and self.arrival is not None and self.workflow not in OWN_NAMES
+
+    @property
     def over(self) -> bool:
-        """Whether it has ended."""
+        """True if the run has ended."""
         return self.status in RUN_ENDS
 
     @property
     def input(self) -> Mapping[str, Json]:
-        """What the first message asked for; empty where a process has only claimed it."""
+        """The input of the first message; empty if a process has only claimed the message."""
         return self.inputs[0].values if self.inputs else {}
 
 
 @dataclass(frozen=True)
 class Begun:
-    """The run is its owner's to carry out now, from where its checkpoints end."""
+    """The run was acquired; its owner executes it from its last checkpoint."""
 
     run: Run
 
 
 @dataclass(frozen=True)
 class NotYet:
-    """The run may not begin: `behind` is the one before it in its session, or itself if another carries it out."""
+    """The run cannot start: `behind` is an earlier run of a conversation, or this run if another process has it."""
 
     run: Run
     behind: str
@@ -182,30 +196,34 @@ class NotYet:
 
 @dataclass(frozen=True)
 class Over:
-    """There is nothing to carry out: the run has ended, waits for a person, or is gone (None)."""
+    """Nothing is left to execute: the run has ended, waits for a person, or does not exist (None)."""
 
     run: Run | None
 
 
 STATUS: Final = "status"
-"""The kind of the event of a run that says how it stands; those who follow it wait for one."""
+"""The kind of the event that reports the status of a run; subscribers wait for it."""
 
 TRACE_CUT: Final = "trace_cut"
-"""The kind of the event that stands where a trace was cut; after it there are those of how the run stands alone."""
+"""The kind of the event that marks a truncated trace; only status events follow it."""
 
 
 @dataclass(frozen=True)
 class TraceEvent:
-    """Something that happened in a run, before it has a number. `data` may hold what people said."""
+    """An event of a run before it has a number, with its time. `data` may contain people's words.
+
+    Without a time the event gets the time at which it is stored.
+    """
 
     kind: str
     node: str | None = None
     data: Mapping[str, Json] = field(default_factory=dict)
+    at: datetime | None = None
 
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Something that happened in a run; `number` is 1, 2, 3 … in each run, without gaps."""
+    """An event of a run; `number` is 1, 2, 3 … in each run, without gaps."""
 
     run_id: str
     number: int
@@ -217,10 +235,10 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """What the calls of one model took.
+    """The usage of one model.
 
-    `input_tokens` include `cache_read_tokens`. `estimated_calls` are those of which the provider reported nothing.
-    `cost` is None where the model has no price.
+    `input_tokens` include `cache_read_tokens`. `estimated_calls` counts calls whose usage the provider did not
+    report. `cost` is None if the model has no price.
     """
 
     model: str
@@ -233,8 +251,13 @@ class TokenUsage:
 
     @property
     def tokens(self) -> int:
-        """In and out together."""
+        """Input and output tokens together."""
         return self.input_tokens + self.output_tokens
+
+    @property
+    def estimated(self) -> bool:
+        """True if at least some of the numbers are estimates."""
+        return self.estimated_calls > 0
 
 
 type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
@@ -242,10 +265,10 @@ type ToolCallStatus = Literal["fresh", "begun_before", "finished", "gone"]
 
 @dataclass(frozen=True)
 class ToolCall:
-    """Whether a tool that may not be run twice may be run.
+    """The decision about a tool that must not run twice.
 
-    `fresh`: now. `begun_before`: nobody knows how that ended, so a person decides. `finished`: `result` is what it
-    gave. `gone`: the run is not there any more.
+    `fresh`: it may run now. `begun_before`: it was started and its outcome is unknown, so a person decides.
+    `finished`: `result` is its earlier result. `gone`: the run does not exist any more.
     """
 
     status: ToolCallStatus
@@ -254,7 +277,7 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class WorkflowVersion:
-    """A workflow as it was when runs began with it; `definition` is None where it is code."""
+    """A workflow as it was when its runs began; `definition` is None for a workflow in code."""
 
     name: str
     version: str
@@ -267,7 +290,7 @@ type RunCursor = tuple[datetime, str]
 
 @dataclass(frozen=True, kw_only=True)
 class RunQuery:
-    """Which runs are wanted; None for whatever it is. `since` is the earliest time at which they were asked for."""
+    """A filter for runs; None matches everything. `since` is the earliest time of creation."""
 
     session_id: str | None = None
     user_id: str | None = None
@@ -281,10 +304,52 @@ class RunQuery:
     cursor: RunCursor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a page of nothing.
+        """Reject an empty page.
 
         Raises:
             InvalidInput: the limit is below 1.
         """
         if self.limit < 1:
             raise InvalidInput("A page of runs has at least one.")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run: `output` and `text` if it is done, `interrupts` (ids and values) if it waits for a person.
+
+    `confidence` and `escalated` are reported by the answer itself.
+    """
+
+    run: Run
+    output: Json = None
+    text: str = ""
+    message_id: str | None = None
+    confidence: float | None = None
+    escalated: bool = False
+    interrupts: Sequence[Mapping[str, Json]] = ()
+
+    @property
+    def status(self) -> RunStatus:
+        """The status of the run."""
+        return self.run.status
+
+    @classmethod
+    def of(cls, run: Run) -> RunResult:
+        """Return the result of a run that is over or waits."""
+        known = run.result or {}
+        confidence, message_id, text = (known.get(name) for name in ("confidence", "message_id", "text"))
+        return cls(
+            run,
+            known.get("output"),
+            text if isinstance(text, str) else "",
+            message_id if isinstance(message_id, str) else None,
+            float(confidence) if isinstance(confidence, int | float) else None,
+            escalated=bool(known.get("escalated")),
+            interrupts=interrupts_of(run) if run.status == "waiting" else (),
+        )
+
+
+def interrupts_of(run: Run) -> list[Mapping[str, Json]]:
+    """Return the questions of a run to a person: the `id` and the `value` of each."""
+    asked = run.interrupt.get("interrupts") if isinstance(run.interrupt, Mapping) else None
+    return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []

@@ -1,4 +1,4 @@
-"""What is known of a session."""
+"""Metadata of a session."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from threadkeep.records.retention import Retention
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """What is known of a session without reading its messages.
+    """Metadata of a session, available without reading its messages.
 
-    Messages up to `deleted_seq` are gone. Those up to `archived_seq`, which is never behind it, are in no window and no
-    search. Both are 0 while everything is as it was. `retention` are limits of its own, which stand in the place of all
-    rules. `namespace` is where in the graph store it is, for a conversation that an agent keeps by itself.
+    Messages up to `deleted_seq` are gone. Messages up to `archived_seq`, which is never smaller, are in no window
+    and no search. Both are 0 until retention has run. `retention` holds the session's own limits, which replace all
+    rules. `revision` increases whenever messages are superseded; it starts at 0. A branch names its origin session
+    (`parent_session_id`) and the last position that it shares with it (`parent_seq`). `namespace` is its location in
+    the graph store, for a conversation that an agent stores by itself.
     """
 
     session_id: str
@@ -34,4 +36,7 @@ class SessionInfo:
     archived_seq: int = 0
     deleted_seq: int = 0
     retention: Retention | None = None
+    revision: int = 0
+    parent_session_id: str | None = None
+    parent_seq: int | None = None
     namespace: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Text that stands for messages."""
+"""Summaries of ranges of messages."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _MOST_CHARACTERS = 512
 
 @dataclass(frozen=True)
 class Summary:
-    """Text that stands for an exact range of a session's messages, both ends included.
+    """A text that replaces an exact range of a session's messages, both ends included.
 
-    `level` is 1 for a summary of messages, one more for a summary of summaries. `model` and `prompt_version` say how it
-    was made. `created_at` is the store's, unless it is given.
+    `level` is 1 for a summary of messages, and one more for a summary of summaries. `model` and `prompt_version`
+    describe its origin. `created_at` is set by the store unless it is given.
     """
 
     session_id: str
@@ -32,7 +32,7 @@ class Summary:
     created_at: datetime | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what stands for nothing.
+        """Reject a summary of an empty range.
 
         Raises:
             InvalidInput: names the field, never its text.

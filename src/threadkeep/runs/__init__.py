@@ -1,1 +1,1 @@
-"""What runs, and goes on: carries runs out, in this process or another, however often a process dies at it."""
+"""Execution of runs, in this process or another one, also after a process dies while it executes them."""

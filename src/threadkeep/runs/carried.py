@@ -1,30 +1,32 @@
-"""The runs that are carried out in this process."""
+"""Runs that this process executes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from threadkeep.agent.holding import RunHold
+from threadkeep.errors import StoreError
 from threadkeep.records.runs import Run
 from threadkeep.runs.engine.engine import Stop
-from threadkeep.runs.ledger import RunLedger
-from threadkeep.runs.live import LiveRun
-from threadkeep.runs.outcome import Outcome
+from threadkeep.runs.live import LiveRun, Outcome
 from threadkeep.runs.progress.progress import RunProgress
 from threadkeep.runs.tracing import RunTracer
-from threadkeep.workflow.holding import RunHold
+from threadkeep.runs.usage import RunLedger
 
 type RunStop = Stop | Literal["cancelled"]
-"""Why a run was stopped: by the engine, or since somebody asked for it."""
+"""The reason why a run was stopped: by the engine, or by a request to cancel it."""
 
 
 @dataclass(eq=False)
 class Carried:
-    """A run that is being carried out here; `stop` says why it is being stopped.
+    """A run that this process is executing.
 
-    `begins` says that it has no life behind it; `over` is the run as it ended here.
+    `stop` is the reason why it is being stopped. `begins` is true if no process has executed the run before. `over` is
+    the run as it ended here. `has_following` is false if no run waited for this one when it ended.
     """
 
     run: Run
@@ -37,10 +39,11 @@ class Carried:
     stop: RunStop | None = None
     ledger: RunLedger | None = None
     over: Run | None = None
+    has_following: bool = True
     hold: RunHold = field(default_factory=RunHold)
 
     def cancel(self, stop: RunStop) -> None:
-        """Stop it, once; what is lost to another process stays lost."""
+        """Cancel the run once. A later `lost` replaces another reason; `lost` itself is final."""
         if self.stop is None or stop == "lost":
             self.stop = stop
             self.hold.lost = stop == "lost"
@@ -49,29 +52,35 @@ class Carried:
 
 
 class CarriedRuns:
-    """The runs that are being carried out in this process."""
+    """The runs that this process is executing."""
 
     def __init__(self) -> None:
         self._runs: dict[str, Carried] = {}
 
     def of(self, run_id: str) -> Carried | None:
-        """The run with an id; None if it is not here."""
+        """Return the run with this id; None if it is not executed here."""
         return self._runs.get(run_id)
 
     def all(self) -> Sequence[Carried]:
-        """All of them, as they are now."""
+        """Return a snapshot of all runs."""
         return tuple(self._runs.values())
 
     def enter(self, carried: Carried) -> None:
-        """Be here from now on."""
+        """Add a run."""
         self._runs[carried.run.run_id] = carried
 
     def leave(self, run_id: str) -> None:
-        """Be here no more."""
+        """Remove a run."""
         del self._runs[run_id]
 
+    async def flush(self, run_id: str) -> None:
+        """Store the events that a run has noted so far, for a reader; a database that is away changes nothing."""
+        if (active := self.of(run_id)) is not None:
+            with contextlib.suppress(StoreError):
+                await active.tracer.flush()
+
     async def flush_tree(self, root_run_id: str) -> None:
-        """Store what the runs of a tree have noted so far."""
+        """Store the events that the runs of a tree have noted so far."""
         for each in self.all():
             if each.run.root_run_id == root_run_id:
                 await each.tracer.flush()

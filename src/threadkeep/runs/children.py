@@ -1,4 +1,4 @@
-"""Children as runs of their own: in the process of their parent, and gone on with wherever that goes on."""
+"""Child runs: executed in the process of their parent, and resumed together with it."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from langgraph.config import get_config
 from langgraph.types import interrupt
 
 from threadkeep.errors import ChildFailed
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.resources import ChildRequest, ChildResult, ChildStatus
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import NewRun, Run, RunBudget
+from threadkeep.records.runs import NewRun, Run, RunBudget, RunResult
 from threadkeep.runs.carried import Carried
-from threadkeep.runs.requests import RunResult, map_of
+from threadkeep.runs.requests import map_of
 from threadkeep.runs.runner import Runner
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
 
 _DEADLINE: Final = "DeadlinePassed"
 
 
 class RunChildren:
-    """Runs children for the nodes of runs that are carried out here.
+    """An executor of child runs for runs that this process executes.
 
-    A child is stored with its parent, and nothing of the parent but its request reaches it. Whoever goes on with the
-    parent goes on with the child: nobody else carries it out. A child that waits for a person makes its parent wait.
+    A child is stored with its parent and receives only the request of its parent. The process that resumes the parent
+    resumes the child; no other process executes it. A child that waits for a person makes its parent wait.
     """
 
     def __init__(self, memory: Memory, runner: Runner) -> None:
@@ -35,12 +35,12 @@ class RunChildren:
         self._runner = runner
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
-        """Run a child to its end.
+        """Execute a child to its end.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
-            ChildFailed: its parent is not carried out here.
-            BudgetSpent: the child has used what was left to its parent.
+            ChildFailed: its parent is not executed here.
+            BudgetSpent: the child has used the rest of its parent's budget.
         """
         workflow = await self._runner.workflows.newest(request.workflow)
         parent = self._runner.carried.of(request.parent_run_id)
@@ -50,6 +50,8 @@ class RunChildren:
                 workflow=request.workflow,
                 status="refused",
             )
+        if parent.ledger is not None:
+            parent.ledger.has_children = True
         run, begins = await self._there(request, workflow, parent)
         while not run.over:
             run, begins = await self._go_on(run, begins=begins), False
@@ -61,7 +63,7 @@ class RunChildren:
         return _result_of(run)
 
     async def _there(self, request: ChildRequest, workflow: Workflow, parent: Carried) -> tuple[Run, bool]:
-        """The child, and whether it begins; one that failed when its parent did is tried again with it."""
+        """Return the child and whether it begins; a child that failed with its parent is retried with it."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
         if run is None:
@@ -74,7 +76,7 @@ class RunChildren:
         return run, False
 
     async def _go_on(self, run: Run, *, begins: bool) -> Run:
-        """Bring a child one step nearer to its end."""
+        """Execute or resume a child until it ends or waits again."""
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
@@ -124,15 +126,15 @@ def _budget_of(workflow: Workflow) -> RunBudget:
 
 
 def _child_id(request: ChildRequest) -> str:
-    """The same for each time that a step of the parent is carried out; another for the same node in another step."""
+    """Return an id that is stable when a step of the parent is executed again, and differs between steps."""
     task = get_config()["metadata"].get("langgraph_checkpoint_ns", "")
     return str(uuid5(NAMESPACE_OID, f"{request.parent_run_id}/{request.node_id}/{task}"))
 
 
 def _answer_to(run: Run) -> Json:
-    """What a person has answered to a child that waits; the first time the parent stops here, to wait as well.
+    """Return a person's answer to a child that waits; the first call interrupts the parent so that it waits as well.
 
-    A node that is carried out again hears all answers again, in their order: the last is the one to this question.
+    A node that is executed again receives all earlier answers in order; the last one answers the current question.
     """
     number = run.interrupt.get("number") if isinstance(run.interrupt, dict) else None
     asked: dict[str, Json] = {

@@ -1,50 +1,59 @@
-"""One run's graph, carried out from where its checkpoints end: tried again where that may help, within its limits."""
+"""Execution of one run's graph from its last checkpoint, with retries within its limits."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 from typing import Any, NotRequired, TypedDict
 
 from langchain_core.callbacks import BaseCallbackHandler
-from langchain_core.messages import AIMessageChunk
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, message_chunk_to_message
+from langchain_core.messages.ai import add_ai_message_chunks
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.types import Command, Interrupt, StreamMode
 
-from threadkeep.graphs.children import result_of
-from threadkeep.graphs.compiling import Compiler
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.nodes.speaking import SpeakingNode
-from threadkeep.graphs.resources import Resources
-from threadkeep.graphs.state import answer_of
-from threadkeep.observe import RunRetried
+from threadkeep.agent.conversion import opinion_of, text_of
+from threadkeep.agent.holding import run_hold
+from threadkeep.errors import StoreError
+from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
-from threadkeep.records.runs import Run
+from threadkeep.records.runs import Run, interrupts_of
 from threadkeep.runs.failures import is_passing, kind_of, pause_before
 from threadkeep.runs.kept_answers import said_without, with_unanswered
 from threadkeep.runs.last_contexts import LastContexts
-from threadkeep.runs.live import LiveRun, RunPiece
-from threadkeep.runs.metering import Account, Meter
+from threadkeep.runs.live import LiveRun, Outcome, RunPiece
 from threadkeep.runs.outages import Outages
-from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress.checkpoints import thread_of
-from threadkeep.runs.progress.durability import durability_of
+from threadkeep.runs.progress.progress import durability_of, thread_of
 from threadkeep.runs.progress.saver import ProgressSaver
-from threadkeep.runs.requests import begin_state, context_of, interrupts_of, metadata_of
+from threadkeep.runs.requests import begin_state, context_of, metadata_of
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.runs.unrecorded import UnrecordedTurns
-from threadkeep.workflow.conversion import opinion_of, text_of
+from threadkeep.runs.usage import Account, Meter
+from threadkeep.workflows.built_in import ChatNode
+from threadkeep.workflows.children import result_of
+from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.nodes.base import Step
+from threadkeep.workflows.nodes.speaking import SpeakingNode, said
+from threadkeep.workflows.questions import question_recorder
+from threadkeep.workflows.redacting import LateQuestion
+from threadkeep.workflows.resources import Resources
+from threadkeep.workflows.state import answer_of
 
 _TOOLS = "tools"
-"""How `create_agent` calls the node in which tools run: what their own models say is no part of the answer."""
+"""The name that `create_agent` gives its tool node; output of models inside tools is not part of the answer."""
 
 
 @dataclass(frozen=True)
 class RunMeans:
-    """What all runs of a process share; without a `saver` they keep no checkpoints."""
+    """Dependencies that all runs of a process share; without a `saver` runs have no checkpoints."""
 
     compiler: Compiler
     saver: ProgressSaver | None
@@ -55,7 +64,7 @@ class RunMeans:
 
 
 class _Part(TypedDict):
-    """A part of a graph's stream, of whatever kind."""
+    """A part of a graph's stream, of any kind."""
 
     type: str
     ns: tuple[str, ...]
@@ -64,7 +73,7 @@ class _Part(TypedDict):
 
 
 class Execution:
-    """One life of a run in this process. `begins` says that it has none behind it: there are no checkpoints yet."""
+    """An execution of a run in this process. `begins` is true if it is the first: there are no checkpoints yet."""
 
     def __init__(
         self,
@@ -84,6 +93,7 @@ class Execution:
         self._ledger = ledger
         self._live = live
         self._begins = begins
+        self._chat = _chat_of(workflow, means.resources) if run_hold.get() is not None else None
         self._graph = means.compiler.compiled(workflow)
         self._unheard = _unheard(workflow)
         self._state: object = {}
@@ -91,13 +101,13 @@ class Execution:
         self._outages = Outages(means.resources.memory.runs, means.saver.saver if means.saver else None, live)
 
     async def to_its_end(self) -> Outcome:
-        """Carry the run out; what goes wrong is in the outcome, but for a cancellation."""
+        """Execute the run; failures are in the outcome, but a cancellation is raised."""
         try:
             async with asyncio.timeout(self._seconds_left()):
                 with self._means.contexts.of(self._run.run_id, self._run.session_id) as seen:
                     outcome = await self._until_it_ends()
         except TimeoutError:
-            # Those of models and tools are caught inside.
+            # Timeouts of models and tools are caught inside.
             return Outcome("failed", error="DeadlinePassed")
         if outcome.result is None or not (context := seen.to_dict()):
             return outcome
@@ -113,13 +123,14 @@ class Execution:
                 if (said := await self._said_meanwhile()) is not None:
                     return Outcome("done", result=said)
                 await self._through(await self._given(again=again))
+                await self._tell_crossing()
                 return await self._kept(self._outcome())
-            except Exception as error:  # noqa: BLE001 - whatever a graph raises, the run ends by it
+            except Exception as error:  # noqa: BLE001 - a graph may raise anything, and the run ends with it
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
                 if not await self._outages.outlasted(error):
                     if tries >= self._workflow.options.max_tries:
-                        # One that is tried once only has not failed again and again.
+                        # A run that is tried only once has not failed repeatedly.
                         return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
                     tries += 1
                 self._tell_retry(kind_of(error), tries)
@@ -128,16 +139,16 @@ class Execution:
             self._begins, again = False, True
 
     async def _said_meanwhile(self) -> Mapping[str, Json] | None:
-        """What people were answered without this run, while the database was away: they are not answered once more.
+        """Return the answer that the message got without this run while the database was down.
 
-        A run that begins finds it by itself; one that goes on is past the place where it would.
+        A run that begins finds the answer by itself; a resumed run is already past that step.
         """
         if self._begins or not self._means.unrecorded.has_answered(self._run):
             return None
         return await said_without(self._means.resources.memory, self._run)
 
     async def _kept(self, outcome: Outcome) -> Outcome:
-        """What came out; who waits for a person goes on from here later, and fails where that cannot be stored."""
+        """Return the outcome; store the checkpoints of a run that waits for a person, and raise if that fails."""
         if outcome.status == "waiting" and self._means.saver is not None:
             await self._means.saver.keep(self._run.run_id)
         return outcome
@@ -146,6 +157,27 @@ class Execution:
         options = self._means.options
         first, longest = options.pause_seconds, options.longest_pause_seconds
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
+
+    async def _tell_crossing(self) -> None:
+        """Report that the last call exceeded a budget: no later call will be refused for it."""
+        crossed = None
+        with contextlib.suppress(StoreError):  # the answer exists anyway
+            crossed = await self._ledger.crossed()
+        if crossed is None:
+            return
+        run, numbers = self._run, {"used": crossed.used, "allowed": crossed.allowed}
+        self._notes.note("budget_crossed", data={"run_id": crossed.run_id, "limit": crossed.limit, **numbers})
+        self._means.resources.observer.notify(
+            BudgetCrossed(
+                workflow=run.workflow,
+                limit=crossed.limit,
+                used=crossed.used,
+                allowed=crossed.allowed,
+                run_id=run.run_id,
+                budget_run_id=crossed.run_id,
+                session_id=run.session_id,
+            )
+        )
 
     def _tell_retry(self, error: str, attempt: int) -> None:
         run = self._run
@@ -157,8 +189,11 @@ class Execution:
         )
 
     async def _through(self, given: object) -> None:
-        """Let the graph run until it stops by itself, and take down what is told meanwhile."""
+        """Run the graph until it stops by itself, and record its stream."""
         self._interrupts = {}
+        if self._chat is not None:
+            await self._reply(*self._chat)
+            return
         modes: list[StreamMode] = ["values", "tasks", "custom"]
         if self._live.wants_pieces:
             modes.append("messages")
@@ -174,8 +209,37 @@ class Execution:
         async for part in stream:
             self._take(part)
         if self._ledger.spent is not None:
-            # A node may have gone on without its model: the run has not what it was to give all the same.
+            # A node may have continued without its model: the run still lacks the result that it has to return.
             raise self._ledger.spent
+
+    async def _reply(self, name: str, chat: ChatNode) -> None:
+        """Let the built-in chat answer without a graph, and record it as the stream of one."""
+        step, state = Step(name, context_of(self._run, self._means.resources), None), begin_state(self._run)
+        self._notes.note("node_started", name)
+        token = var_child_runnable_config.set(self._config())
+        try:
+            reply = await chat.reply(step, state, metadata_of(self._run), partial(self._ask_model, name))
+        except Exception as error:
+            self._notes.note("node_finished", name, {"error": kind_of(error)})
+            raise
+        finally:
+            var_child_runnable_config.reset(token)
+        self._notes.note("agent_messages", name, _without_empty({"messages": [jsonable(reply)]}))
+        self._notes.note("node_finished", name)
+        self._state = {**state, **said(step, reply), "messages": [*state.get("messages", ()), reply]}
+
+    async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
+        """Call a model; a caller that follows the tokens gets them as they come."""
+        if not self._live.wants_pieces:
+            return await model.ainvoke(messages)
+        chunks: list[AIMessageChunk] = []
+        async for chunk in model.astream(messages):
+            chunks.append(chunk)
+            if text := text_of(chunk):
+                self._live.tell(RunPiece(self._run.run_id, node, chunk.id, text))
+        whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
+        assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
+        return whole
 
     def _take(self, part: _Part) -> None:
         data = part["data"]
@@ -224,16 +288,16 @@ class Execution:
         return Outcome("done", result={name: value for name, value in result.items() if value is not None})
 
     def _asked(self) -> Json:
-        """What the run asks, and how often it has asked by now."""
+        """Return the questions that the run asks, with the number of times that it has asked."""
         before = self._run.interrupt.get("number") if isinstance(self._run.interrupt, Mapping) else None
         asked: list[Json] = [{"id": one.id, "value": jsonable(one.value)} for one in self._interrupts.values()]
         return {"number": (before if isinstance(before, int) else 0) + 1, "interrupts": asked}
 
     async def _given(self, *, again: bool = False) -> object:
-        """What the graph is called with: its input, an answer, or nothing where it goes on.
+        """Return the graph's input: the initial state, an answer, or None if it resumes.
 
-        An answer is given once: if its process died after that, the graph may know it already, and would take it for
-        the answer to its next question. At the worst a person is asked again.
+        An answer is passed once. If its process died after that, the graph may know it already and would take it for
+        the answer to its next question. At worst a person is asked again.
         """
         run, saver = self._run, self._means.saver
         if self._begins or saver is None:
@@ -250,6 +314,7 @@ class Execution:
         callbacks: list[BaseCallbackHandler] = [
             Meter(self._ledger, self._means.options.prices),
             ToolTrace(self._notes),
+            *self._question(),
         ]
         return {
             "configurable": {
@@ -262,8 +327,18 @@ class Execution:
             "recursion_limit": self._workflow.options.recursion_limit,
         }
 
+    def _question(self) -> list[BaseCallbackHandler]:
+        """Return the handler that stores the question behind middleware, if it waits for that."""
+        run, resources = self._run, self._means.resources
+        recorder = question_recorder(self._workflow.nodes.values())
+        if recorder is None or not recorder.waits or run.session_id is None:
+            return []
+        step, asked = Step("", context_of(run, resources), None), begin_state(run).get("messages") or ()
+        keep = partial(recorder.store, step, metadata=metadata_of(run), received=asked)
+        return [LateQuestion(resources.memory.loop, asked, keep)]
+
     def _seconds_left(self) -> float | None:
-        """How long the run may still take. A person's time, to answer or to have it tried again, is not the run's."""
+        """Return the seconds that the run may still take. Time spent waiting for a person does not count."""
         run = self._run
         if run.deadline_at is None:
             return None
@@ -274,8 +349,16 @@ class Execution:
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
 
 
+def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] | None:
+    """Return the node of the built-in chat if it needs no agent."""
+    nodes = list(workflow.nodes.items())
+    if len(nodes) == 1 and isinstance(nodes[0][1], ChatNode) and not nodes[0][1].needs_agent(resources):
+        return nodes[0][0], nodes[0][1]
+    return None
+
+
 def _unheard(workflow: Workflow) -> frozenset[str]:
-    """The nodes whose models say nothing that is the run's answer."""
+    """Return the nodes whose model output is not part of the run's answer."""
     nodes = workflow.nodes.items()
     return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))
 
@@ -285,7 +368,7 @@ def _map(value: Json) -> Mapping[str, Json]:
 
 
 def _without_empty(data: Mapping[str, Json]) -> dict[str, Json]:
-    """LangChain's messages without the fields that say nothing, which it puts in again when it reads them."""
+    """Return LangChain messages without empty fields; LangChain restores those when it reads them."""
     messages = data.get("messages")
     if not isinstance(messages, list):
         return dict(data)

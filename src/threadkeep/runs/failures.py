@@ -1,4 +1,4 @@
-"""Which failures are worth another try, and how runs that ended without a result say why."""
+"""Classification of failures: which are worth a retry, and which kind a run's record names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 
-# Packages of providers and databases are not imported for their errors: what they mean by a name, they all mean.
+# Packages of providers and databases are not imported for their errors: they all use these names alike.
 _PASSING_NAMES = frozenset(
     {
         "APIConnectionError",
@@ -43,16 +43,16 @@ RUN_ERRORS: Final[Mapping[str, str]] = {
         "retry it where the old version is, or start a new run."
     ),
 }
-"""The kinds of errors that are Threadkeep's own, each with the cure; others are the names of errors' classes."""
+"""Error kinds of Threadkeep itself, each with the cure; other kinds are names of error classes."""
 
 
 def kind_of(error: BaseException) -> str:
-    """What a run's record says of an error: the name of its class, since its sentence may quote people."""
+    """Return the kind of an error for a run's record: its class name, because its message may quote people."""
     return type(error).__name__
 
 
 def is_passing(error: BaseException) -> bool:
-    """Whether an error may be gone at the next try: timeouts, rate limits, connections, servers in trouble."""
+    """Return whether a retry may succeed: timeouts, rate limits, connection errors, server errors."""
     seen: set[int] = set()
     current: BaseException | None = error
     while current is not None and id(current) not in seen:
@@ -66,7 +66,7 @@ def is_passing(error: BaseException) -> bool:
 
 
 def pause_before(try_number: int, *, first_seconds: float, longest_seconds: float) -> float:
-    """How long to wait before a try: doubled each time, and jittered so that many do not come back at one moment."""
+    """Return the seconds before an attempt: doubled each time, with jitter so that many retries spread out."""
     full = min(first_seconds * 2.0 ** (try_number - 2), longest_seconds)
     return full * random.uniform(0.5, 1.0)
 

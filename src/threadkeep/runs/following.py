@@ -1,4 +1,4 @@
-"""Runs as those see them who wait for them: their events and pieces as they come, and how they end."""
+"""Following of runs: their events and tokens as they come, and their end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from threadkeep.runs.live import LiveRun, RunPiece, changed
 from threadkeep.runs.runner import Runner
 
 type Followed = RunEvent | RunPiece | Run
-"""What a follower is told; the last of it is the run itself, over or waiting for a person."""
+"""An item of a followed run; the last one is the run itself, over or waiting for a person."""
 
 _FIRST_POLL_SECONDS = 0.05
 _LONGEST_POLL_SECONDS = 0.5
@@ -22,9 +22,9 @@ _PAGE = 200
 
 
 class RunFollowing:
-    """Waits for runs, wherever they are carried out: here by being woken, elsewhere by looking again and again.
+    """A service that waits for runs: it is notified about runs executed here, and polls for others.
 
-    Whoever waits for a run starts it when it may begin and nobody else has.
+    A caller that waits for a run also starts it, if it may begin and no other process has started it.
     """
 
     def __init__(self, memory: Memory, runner: Runner) -> None:
@@ -33,7 +33,7 @@ class RunFollowing:
         self._runner = runner
 
     async def end_of(self, run_id: str, user_id: str | None) -> Run:
-        """The run when it is over, or waits for a person.
+        """Return the run when it is over or waits for a person.
 
         Raises:
             RunNotFound: there is none that the user may see, or it went with its session meanwhile.
@@ -56,7 +56,7 @@ class RunFollowing:
             live.waiting -= 1
 
     async def follow(self, run_id: str, after: int, user_id: str | None) -> AsyncIterator[Followed]:
-        """The events of a run that follow a number, and the pieces of its answer, until it is over, or waits.
+        """Yield the events of a run after a number and the tokens of its answer, until it is over or waits.
 
         Raises:
             RunNotFound: there is none that the user may see, or it went with its session meanwhile.
@@ -64,16 +64,19 @@ class RunFollowing:
         live = self._runner.live.of(run_id)
         live.wants_pieces = True
         live.waiting += 1
+        live.followers += 1
         try:
+            await self._runner.carried.flush(run_id)
             async with aclosing(self._told(live, after, user_id)) as everything:
                 async for told in everything:
                     yield told
         finally:
             live.waiting -= 1
+            live.followers -= 1
 
     async def _told(self, live: LiveRun, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
         pause, run_id, now = _FIRST_POLL_SECONDS, live.run_id, asyncio.get_running_loop().time
-        # Whose answer is there already needs no pieces of it.
+        # A finished run streams no tokens.
         told = len(live.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
         look_at = now()
         while True:
@@ -83,7 +86,7 @@ class RunFollowing:
                 for piece in fresh:
                     yield piece
                 if self._runner.has(run_id) and now() < look_at:
-                    # While pieces come, the database is not asked with each of them.
+                    # While tokens come, the database is not queried for each of them.
                     await changed(change, _FIRST_POLL_SECONDS)
                     continue
             look_at = now() + _FIRST_POLL_SECONDS
@@ -100,7 +103,7 @@ class RunFollowing:
             await changed(change, pause)
 
     async def run(self, run_id: str, user_id: str | None) -> Run:
-        """A run that a user may see; one that is no longer kept, with the answer that its session still has.
+        """Return a run that a user may see; a run that is no longer stored gets the answer that its session still has.
 
         Raises:
             RunNotFound: there is none.
@@ -113,11 +116,7 @@ class RunFollowing:
     async def _start_if_ready(self, run: Run, live: LiveRun) -> None:
         if run.status != "queued" or live.started or run.parent_run_id is not None:
             return
-        if (
-            run.arrival is None
-            or run.session_id is None
-            or await self._runs.order.next_of(run.session_id) == run.run_id
-        ):
+        if await self._runs.order.is_next(run.run_id):
             await self._runner.start(run.run_id)
 
 
@@ -128,5 +127,5 @@ def _seen(run: Run, user_id: str | None) -> Run:
 
 
 def has_stopped(run: Run) -> bool:
-    """Whether a run is over, or waits for a person."""
+    """Return whether a run is over or waits for a person."""
     return run.over or run.status == "waiting"

@@ -1,45 +1,66 @@
-"""Takes runs in: they are stored as what was asked for, and begin at once in this process where somebody waits."""
+"""Intake of runs: they are stored with their request, and begin at once here if a caller waits."""
 
 from __future__ import annotations
 
+import time
 from datetime import timedelta
+from typing import Literal
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.agent.conversion import from_langchain
+from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidInput, WrongUser
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.options import RunOptions
 from threadkeep.history.memory import Memory
-from threadkeep.records.runs import OWN_NAMES, NewRun, Run, RunBudget
-from threadkeep.runs.insisting import undisturbed
-from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.history.recollection import PAGE_ROWS
+from threadkeep.observe import working_for
+from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput
+from threadkeep.runs.own_places import places_known
+from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
 from threadkeep.runs.runner import Runner
+from threadkeep.runs.waiting import shielded
+from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.questions import asked_at_once
+
+_MOST_KNOWN = 256
+
+type Mode = Literal["wait", "background", "later"]
+"""`wait`: this process executes the run. `background`: any worker does. `later`: it is stored and not started."""
 
 
 class RunIntake:
-    """The way in of all runs but children. With `here` a run is carried out by this process, else by any that works."""
+    """The entry for all runs but children."""
 
     def __init__(self, memory: Memory, runner: Runner) -> None:
         self._memory = memory
         self._runs = memory.runs
         self._runner = runner
+        self._asked_at_once: dict[Workflow, TurnOptions | None] = {}
 
-    async def take(self, request: RunRequest, workflow: Workflow, *, here: bool) -> Submitted:
-        """Store a run, and have it carried out; one that is there already is tried again if it did not succeed.
+    async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
+        """Store a run and start it; retry a run that exists already and did not succeed.
 
         Raises:
-            SessionBusy: the workflow takes no message while another turn of the session goes on.
+            SessionBusy: the workflow takes no message while another turn of the conversation goes on.
             WrongUser: the session is another user's.
             InvalidInput: the built-in chat was given no message, or a cost is limited where nothing has a price.
         """
         self.check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat answers messages: give it one in `message`.")
-        new = await self._new(request, workflow)
+        await self._runner.engine.ready()
+        # A caller waits for a run that is executed here: it gets an answer, recorded or not.
+        here = mode == "wait"
+        until = time.monotonic() + self._memory.pending.wait_seconds if here else None
+        with waiting_until(until):
+            new = await self._new(request, workflow)
         live = self._runner.live.of(new.run_id)
         live.wants_pieces = request.stream
-        added = await undisturbed(self._add(new, workflow, here=here))
+        policy = request.double_texting or workflow.options.double_texting
+        added = await shielded(self._add(new, workflow, policy, mode=mode, until=until))
         run = added.run
         live, over = self._runner.live.of(run.run_id), run.over
         live.wants_pieces |= request.stream
@@ -50,7 +71,7 @@ class RunIntake:
         return Submitted(run.run_id, run.session_id, added.outcome, live, over=over)
 
     def check_budget(self, asked: RunBudget) -> None:
-        """Refuse a limit that nothing would ever reach.
+        """Refuse a limit that can never be reached.
 
         Raises:
             InvalidInput: a cost is limited where nothing has a price.
@@ -59,7 +80,7 @@ class RunIntake:
             raise InvalidInput("max_cost holds nothing back without prices: set THREADKEEP_PRICES, or leave it out.")
 
     async def go_on(self, run_id: str, *, here: bool) -> None:
-        """Have a run carried out that is queued."""
+        """Start or enqueue a run that is queued."""
         if here:
             await self._runner.start(run_id)
         else:
@@ -68,17 +89,21 @@ class RunIntake:
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
         seconds = _least(request.deadline_seconds, options.deadline_seconds)
+        session_id = await self._session_of(request)
+        store = self._runner.means.compiler.store
         return NewRun(
             run_id=str(uuid7()),
             workflow=workflow.name,
             version=workflow.version,
             input=request.values(),
-            session_id=await self._session_of(request),
+            session_id=session_id,
             message_id=request.message_id,
             user_id=request.user_id,
             trigger=request.trigger,
             budget=_budget(request.budget, options),
             deadline_at=None if seconds is None else self._memory.clock() + timedelta(seconds=seconds),
+            places=places_known(workflow, request, session_id, self._memory, store),
+            any_session=request.session_id is None and request.user_id is None,
         )
 
     async def _session_of(self, request: RunRequest) -> str | None:
@@ -91,18 +116,47 @@ class RunIntake:
             return new
         return await self._runs.sessions.active_session(request.user_id, request.workflow, otherwise=new)
 
-    async def _add(self, new: NewRun, workflow: Workflow, *, here: bool) -> Added:
-        """Store a run, and have it carried out; whoever asks is not to be cancelled between the two."""
-        owner = self._runner.owner if here else None
-        added = await self._runs.order.add(new, policy=workflow.options.double_texting, owner=owner)
-        if added.outcome == "new" and added.run.status == "running":
+    async def _add(
+        self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
+    ) -> Added:
+        """Store a run and start it; the caller must not be cancelled between the two."""
+        owner = self._runner.owner if mode == "wait" else None
+        if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
+            return Added(run, "new")
+        with waiting_until(until):
+            added = await self._runs.order.add(new, policy=policy, owner=owner)
+        if added.run.run_id == new.run_id and added.run.status == "running":
+            # New, or stored by the transaction above, whose reply was lost.
             await self._runner.start_begun(added.run)
-        elif added.outcome == "new" and not here:
+        elif added.outcome == "new" and mode == "background":
             await self._runner.engine.enqueue(new.run_id)
         return added
 
+    async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
+        """Store a run with its question and start it, in one transaction; None if it has to be stored otherwise."""
+        if workflow not in self._asked_at_once:
+            if len(self._asked_at_once) >= _MOST_KNOWN:
+                self._asked_at_once.clear()
+            self._asked_at_once[workflow] = asked_at_once(workflow, self._runner.means.resources)
+        options = self._asked_at_once[workflow]
+        if options is None or new.session_id is None or new.places or not new.input.get("text"):
+            return None
+        given = RunInput(new.input, new.message_id)
+        asked = from_langchain(message_of_input(given, new.message_id or new.run_id), full=options.keep_originals)
+        question = asked.with_fields(run_id=new.run_id, status="complete", metadata=map_of(new.input, "metadata"))
+        joined = self._runs.order.beginning(new, policy, owner, str(question.id))
+        session = self._memory.session(new.session_id, user_id=new.user_id)
+        limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
+        with working_for("http" if new.trigger == "http" else "other"):
+            begun = await session.begin_joined([question], joined, profile=options.profile or "", limit=limit)
+        if begun is None:
+            return None
+        run = self._runs.order.begun(joined, begun.rows)
+        await self._runner.start_begun(run, begun)
+        return run
+
     async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:
-        """Have a run that did not succeed tried again, since its message was sent again; whether it is."""
+        """Retry an unsuccessful run because its message was sent again; return whether it is retried."""
         if request.user_id is not None and run.user_id != request.user_id and run.session_id is not None:
             raise WrongUser(run.session_id)
         if run.status not in ("failed", "interrupted") or run.set_aside or not await self._runs.retry(run.run_id):
@@ -117,6 +171,6 @@ def _least(first: float | None, second: float | None) -> float | None:
 
 
 def _budget(asked: RunBudget, options: RunOptions) -> RunBudget:
-    """The tighter of both limits."""
+    """Return the tighter of both limits for tokens and for cost."""
     tokens = _least(asked.max_tokens, options.max_tokens)
     return RunBudget(None if tokens is None else int(tokens), _least(asked.max_cost, options.max_cost))

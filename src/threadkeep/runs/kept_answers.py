@@ -1,31 +1,64 @@
-"""Answers that sessions have and runs have not: of runs that are no longer kept, or from before the run came to it."""
+"""Answers that are in the session but not in the run: the run is no longer stored, or was answered without it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import takewhile
+from typing import Final
 
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json, Message
 from threadkeep.records.runs import Run
 
+_MOST_MESSAGES: Final = 500
+"""The maximum number of messages of a turn that are searched for the newest one."""
+
 
 async def with_answer(memory: Memory, run: Run) -> Run:
-    """The run; one that is done and has no result any more, with the answer that its session still has."""
-    if run.status != "done" or run.result is not None or run.message_id is None:
+    """Return a run with the answer of its session, if its own result is gone or gave way."""
+    if run.status != "done" or run.message_id is None:
         return run
-    answer = await _answer(memory, run, run.message_id)
+    if run.result is not None:
+        return await _with_answer_that_stands(memory, run, run.result)
+    answer = await _answer_of_turn(memory, run, run.message_id)
     return run if answer is None else _answering(run, answer)
+
+
+async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str, Json]) -> Run:
+    """Return a run with the answer that was told before its own, if two processes answered the same question."""
+    own_id = result.get("message_id")
+    if run.session_id is None or not isinstance(own_id, str):
+        return run
+    session = memory.session(run.session_id)
+    own = answer = await session.find(own_id)
+    while answer is not None and answer.superseded_by is not None:
+        answer = await session.find(answer.superseded_by)
+    if own is None and run.message_id is not None:
+        # It waited in an outage, untold, and was not stored: another process had told an answer by then.
+        answer = await _answer_of_turn(memory, run, run.message_id)
+        if answer is not None and answer.status != "complete":
+            return run
+    if answer is None or answer is own or (own is not None and answer.answers != own.answers):
+        return run
+    output = {"text": answer.content} if result.get("output") == {"text": result.get("text")} else result.get("output")
+    return replace(run, result={**result, "output": output, **_said(answer)})
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
-    """A run that is done as whoever sent one of its messages sees it, which may have been answered without the run."""
-    answer = await _answer_of_others(memory, run, message_id) if len(run.inputs) > 1 else None
-    return run if answer is None else _answering(run, answer)
+    """Return a run as the sender of one of its messages sees it.
+
+    This message may have been answered without the run, and so may the newest one if the turn was answered again.
+    """
+    if len(run.inputs) < 2:
+        return run
+    answer = await _answer_of_turn(memory, run, message_id)
+    mine = answer is None or answer.run_id == run.run_id or answer.status != "complete"
+    return run if answer is None or mine else _answering(run, answer)
 
 
 async def with_unanswered(memory: Memory, run: Run) -> Run:
-    """A run of several messages without those that were answered already, as the database did not take it then."""
+    """Return a run of several messages without those that were answered while the database was down."""
     if len(run.inputs) < 2:
         return run
     rest = [
@@ -37,7 +70,7 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
 
 
 async def said_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
-    """What the newest message of a run was answered without a record of it; None where nobody has stored that."""
+    """Return the unrecorded answer to the newest message of a run; None if there is none in the session."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
     return None if answer is None or answer.status != "complete" else _said(answer)
@@ -48,12 +81,27 @@ async def _answer_of_others(memory: Memory, run: Run, message_id: str) -> Messag
     return None if answer is None or answer.run_id == run.run_id or answer.status != "complete" else answer
 
 
+async def _answer_of_turn(memory: Memory, run: Run, message_id: str) -> Message | None:
+    """Return the answer to a message, or to the newest message that was merged into the same turn."""
+    if (answer := await _answer(memory, run, message_id)) is not None or run.session_id is None:
+        return answer
+    session = memory.session(run.session_id)
+    question = await session.find(message_id)
+    if question is None or question.seq is None or question.run_id is None:
+        return None
+    following = await session.at(range(question.seq + 1, question.seq + _MOST_MESSAGES))
+    of_turn = takewhile(lambda one: one.role == "user" and one.run_id == question.run_id, following)
+    newest = next(reversed([*of_turn]), None)
+    return None if newest is None or newest.id is None else await _answer(memory, run, newest.id)
+
+
 async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
     if run.session_id is None:
         return None
     session = memory.session(run.session_id)
     question = await session.find(message_id)
-    return None if question is None else await session.answer_to(question)
+    answers = [] if question is None else await session.answers_to(question)
+    return answers[-1] if answers else None
 
 
 def _answering(run: Run, answer: Message) -> Run:

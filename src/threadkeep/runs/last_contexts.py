@@ -1,4 +1,4 @@
-"""What the last model call of each run at work here was given: messages, tokens, and what was left out."""
+"""Contexts of the last model call of each active run: messages, tokens, and messages dropped."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from threadkeep.records import Json
 
 @dataclass(eq=False)
 class LastContext:
-    """What is known of one run's last model call."""
+    """The context of one run's last model call."""
 
     run_id: str
     session_id: str | None
     built: ContextBuilt | None = None
 
     def note(self, built: ContextBuilt) -> None:
-        """Take a call down.
+        """Record a call.
 
-        It may be told under another run's id, that of the run which stored the question first; one with the run's own
-        is not given up for such a one, which may as well be an agent's beside it.
+        The event may name another run: the one that stored the question first. An event of the run's own is never
+        replaced by such an event, which may also belong to an agent inside the run.
         """
         if self.built is None or self.built.run_id != self.run_id or built.run_id == self.run_id:
             self.built = built
 
     def to_dict(self) -> Mapping[str, Json]:
-        """It as JSON values; empty where no call was made."""
+        """Return the context as JSON values; empty if no call was made."""
         if self.built is None:
             return {}
         return {"messages": self.built.messages, "tokens": self.built.tokens, "dropped": self.built.dropped}
 
 
 class LastContexts:
-    """An observer of the memory's events; `close` when it is not needed any more."""
+    """An observer of the memory's events; call `close` when it is no longer needed."""
 
     def __init__(self, observers: Observers) -> None:
         self._observers = observers
@@ -43,11 +43,11 @@ class LastContexts:
         observers.add(self)
 
     def close(self) -> None:
-        """Hear of nothing more."""
+        """Remove the observer."""
         self._observers.remove(self)
 
     def notify(self, event: Event, /) -> None:
-        """Take down what a run's model call was given; of a session one run is at work at a time."""
+        """Record the context of a run's model call; a session has one active run at a time."""
         if not isinstance(event, ContextBuilt):
             return
         named = self._watched.get(event.run_id or "")
@@ -60,7 +60,7 @@ class LastContexts:
 
     @contextmanager
     def of(self, run_id: str, session_id: str | None) -> Iterator[LastContext]:
-        """What is noted of a run inside the block."""
+        """Collect the context of a run inside the block."""
         seen = self._watched[run_id] = LastContext(run_id, session_id)
         try:
             yield seen

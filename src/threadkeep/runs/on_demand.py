@@ -1,4 +1,4 @@
-"""Runs that are opened when they are first wanted: whoever asks for none needs no engine."""
+"""Runs that are opened on first use; callers that need no runs need no engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from threadkeep.runs.unrecorded import UnrecordedTurns
 
 
 class RunsOnDemand:
-    """Opens the runs of an application once, whoever asks first; a failure is told, and the next who asks tries again.
+    """A lazily opened run service; a failure is raised to the caller, and the next caller tries again.
 
-    They live in a task of their own, and with nobody's request, until `close`.
+    It lives in its own task, independent of requests, until `close`.
     """
 
     def __init__(self, opening: Callable[[UnrecordedTurns], AbstractAsyncContextManager[RunService]]) -> None:
@@ -26,8 +26,14 @@ class RunsOnDemand:
         self._closing = False
         self._may_end = asyncio.Event()
 
+    @property
+    def is_open(self) -> bool:
+        """True if the runs are open."""
+        opened = self._opened
+        return opened is not None and opened.done() and opened.exception() is None
+
     async def service(self) -> RunService:
-        """The open service.
+        """Return the open service.
 
         Raises:
             StoreClosed: the application is being closed.
@@ -41,12 +47,12 @@ class RunsOnDemand:
         return await asyncio.shield(opened)
 
     def open_soon(self) -> None:
-        """Begin to open, for whoever will ask; what fails is told to those who do."""
+        """Begin to open in the background; a failure is raised by a later `service()`."""
         if not self._closing and self._opened is None:
             self._opened = self._begin()
 
     async def close(self, seconds: float = 0.0) -> None:
-        """Close what was opened; runs at work may go on for some seconds, and are left to others then."""
+        """Close the service; active runs may continue for `seconds` and are then left to other processes."""
         self._closing = True
         opened = self._opened
         if opened is not None and opened.done() and opened.exception() is None:
@@ -69,4 +75,4 @@ class RunsOnDemand:
             if opened.done():
                 raise
             opened.set_exception(error)
-            opened.exception()  # whoever asked may have gone away
+            opened.exception()  # the caller may have gone away

@@ -1,4 +1,4 @@
-"""Tools that may not be run twice: after a crash a person decides, and nobody else."""
+"""Tools that must not run twice: after a crash a person decides whether to run them again."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command, interrupt
 
 from threadkeep.errors import RunNotFound, StoreUnavailable
-from threadkeep.graphs.resources import RunContext
-from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.records import Json
 from threadkeep.records.runs import ToolCall
 from threadkeep.runs.tracing import jsonable
 from threadkeep.store.runs.trace import RunTrace
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.tool_marks import is_idempotent
 
 type ToolResult = ToolMessage | Command[Any]
 type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
@@ -27,7 +27,7 @@ type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]
 AGAIN: Final = "again"
 SKIP: Final = "skip"
 _ASKED: Final[Mapping[str, Json]] = {"asked_a_person": True}
-"""What a part of a call gave that ended with a question to a person: with the answer, another part begins."""
+"""The result of a part of a call that ended with a question to a person; the answer begins another part."""
 
 _SKIPPED = "This tool was begun before, and nobody knows how that ended; a person decided not to run it again."
 _UNKNOWN = "This tool was run to its end before; what it gave was not kept."
@@ -35,14 +35,14 @@ _UNKNOWN = "This tool was run to its end before; what it gave was not kept."
 
 @dataclass(frozen=True)
 class _Part:
-    """A call of a tool, or what of it comes after a person was `asked` so often."""
+    """A tool call, or the part of it after a person was `asked` so many times."""
 
     id: str
     call: ToolCall
     asked: int
 
     def answer_to(self, question: dict[str, Json]) -> Json:
-        """What a person says. A step that is carried out again hears all answers again: the last is this one's."""
+        """Return a person's answer. A repeated step receives all answers again; the last is this question's."""
         answer: Json = None
         for _ in range(self.asked + 1):
             answer = interrupt(question)
@@ -50,11 +50,11 @@ class _Part:
 
 
 class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Runs each call of a marked tool once in its run, in whatever process.
+    """A middleware that runs each call of a marked tool once per run, across processes.
 
-    A call that was begun, and of which nobody knows how it ended, is asked of a person, who answers `again`, `skip`, or
-    what it gave. `keep` stores how far a run came: whoever goes on with it must come to the same call. `holds` says
-    whether this process still has a run for certain.
+    If a call was begun and its end is unknown, a person is asked: `again`, `skip`, or the result itself. `keep` stores
+    the progress of a run, because a process that resumes it must come to the same call. `holds` returns whether this
+    process certainly still owns a run.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
         self._holds = holds
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool, unless that was done or begun before."""
+        """Run the tool, unless the call was finished or begun before."""
         context: object = request.runtime.context
         if not isinstance(context, RunContext) or request.tool is None or is_idempotent(request.tool):
             return await handler(request)
@@ -84,7 +84,7 @@ class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
         return await self._run(context.run_id, part.id, request, handler)
 
     async def _begin(self, run_id: str, request: ToolCallRequest) -> _Part:
-        """Take the call down, or the part of it that comes after what a person was asked."""
+        """Record the call, or the part of it that follows the questions to a person."""
         await self._keep(run_id)
         if not self._holds(run_id):
             raise StoreUnavailable("This process cannot tell now whether it still has the run; it is tried again.")
@@ -124,7 +124,7 @@ def _question(request: ToolCallRequest) -> dict[str, Json]:
 
 
 def _again(result: Json, request: ToolCallRequest) -> ToolMessage:
-    """What a call gave before."""
+    """Return the stored result of an earlier call."""
     if isinstance(result, Mapping):
         [message] = messages_from_dict([dict(result)])
         if isinstance(message, ToolMessage):

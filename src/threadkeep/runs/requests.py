@@ -1,31 +1,34 @@
-"""What a run is asked for with, as it is stored, as its graph begins with it, and as it comes out."""
+"""Requests for runs: as they are made, as they are stored, as graph input; and results of runs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Literal
 
 from langchain_core.messages import HumanMessage
 
+from threadkeep.agent.conversion import SENT_AT
 from threadkeep.errors import InvalidInput
-from threadkeep.graphs.resources import Resources, RunContext
-from threadkeep.graphs.state import WorkflowState, initial_state
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunBudget, RunInput, RunStatus, RunTrigger
+from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger
 from threadkeep.runs.live import LiveRun
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState, initial_state
 
 type Values = Mapping[str, Json]
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """A run that somebody wants of a workflow.
+    """A request to run a workflow.
 
-    Without a `session_id` it goes on with the session that the user last had with the workflow, or begins one; a run
-    that is `sessionless` sees no earlier turns and stores none. A `message_id` makes repeats harmless. `inputs` are the
-    payload that started the run, `results` what a channel found in it; `metadata` is kept with the message. With
-    `stream` its reader wants the pieces of the answer as they come.
+    Without a `session_id` the run continues the last session of the user with the workflow, or starts a new one. A
+    `sessionless` run sees no earlier turns and stores none. A `message_id` makes retries safe. `inputs` are the payload
+    that started the run, `results` the findings of a channel in it. `metadata` is stored with the message, and so is
+    `sent_at`, the platform's time. With `stream` the reader gets the tokens of the answer as they come.
+    `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
     """
 
     workflow: str
@@ -37,17 +40,19 @@ class RunRequest:
     results: Values = field(default_factory=dict)
     user_context: Values = field(default_factory=dict)
     metadata: Values = field(default_factory=dict)
+    sent_at: datetime | None = None
     trigger: RunTrigger = "http"
     budget: RunBudget = RunBudget()
     deadline_seconds: float | None = None
     sessionless: bool = False
     stream: bool = False
+    double_texting: DoubleTexting | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself.
+        """Refuse contradictory fields.
 
         Raises:
-            InvalidInput: the sentence says what to leave out.
+            InvalidInput: the message says which to leave out.
         """
         if self.sessionless and (self.session_id is not None or self.message_id is not None):
             raise InvalidInput("A sessionless run has no session_id and no message_id; leave them out.")
@@ -55,13 +60,14 @@ class RunRequest:
             raise InvalidInput("deadline_seconds is a number above 0, or None for the workflow's own.")
 
     def values(self) -> dict[str, Json]:
-        """The request as it is stored with its run."""
+        """Return the request as it is stored with its run."""
         given: dict[str, Json] = {
             "text": self.text,
             "inputs": dict(self.inputs),
             "results": dict(self.results),
             "user_context": dict(self.user_context),
             "metadata": dict(self.metadata),
+            SENT_AT: self.sent_at.isoformat() if self.sent_at else None,
         }
         return {name: value for name, value in given.items() if value}
 
@@ -70,7 +76,8 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before.
 
-    Whoever holds on to it is told of the run as soon as it begins. One that is `over` had ended before, for good.
+    The `live` run receives the run's events for as long as it is referenced. `over` is true if the run had already
+    ended.
     """
 
     run_id: str
@@ -80,50 +87,8 @@ class Submitted:
     over: bool = False
 
 
-@dataclass(frozen=True)
-class RunResult:
-    """What became of a run: `output` and `text` if it is done, `interrupts` (ids and values) if it waits for a person.
-
-    `confidence` and `escalated` are what the answer said of itself.
-    """
-
-    run: Run
-    output: Json = None
-    text: str = ""
-    message_id: str | None = None
-    confidence: float | None = None
-    escalated: bool = False
-    interrupts: Sequence[Values] = ()
-
-    @property
-    def status(self) -> RunStatus:
-        """How the run stands."""
-        return self.run.status
-
-    @classmethod
-    def of(cls, run: Run) -> RunResult:
-        """The result of a run that is over, or waits."""
-        known = run.result or {}
-        confidence, message_id, text = (known.get(name) for name in ("confidence", "message_id", "text"))
-        return cls(
-            run,
-            known.get("output"),
-            text if isinstance(text, str) else "",
-            message_id if isinstance(message_id, str) else None,
-            float(confidence) if isinstance(confidence, int | float) else None,
-            escalated=bool(known.get("escalated")),
-            interrupts=interrupts_of(run) if run.status == "waiting" else (),
-        )
-
-
-def interrupts_of(run: Run) -> list[Values]:
-    """What a run asks a person: the `id` and the `value` of each question."""
-    asked = run.interrupt.get("interrupts") if isinstance(run.interrupt, Mapping) else None
-    return [one for one in asked if isinstance(one, Mapping)] if isinstance(asked, list) else []
-
-
 def begin_state(run: Run) -> WorkflowState:
-    """What the graph of a run begins with; the same however often it begins."""
+    """Return the initial state of a run's graph; it is the same for each beginning."""
     newest = run.inputs[-1] if run.inputs else RunInput({})
     texts = [text for one in run.inputs if (text := text_of_input(one))]
     state = initial_state(
@@ -133,14 +98,17 @@ def begin_state(run: Run) -> WorkflowState:
         user_context=map_of(newest.values, "user_context"),
     )
     asked = [(one, number) for number, one in enumerate(run.inputs) if text_of_input(one)]
-    state["messages"] = [
-        HumanMessage(text_of_input(one), id=one.message_id or _question_id(run, number)) for one, number in asked
-    ]
+    state["messages"] = [message_of_input(one, one.message_id or _question_id(run, number)) for one, number in asked]
     return state
 
 
+def message_of_input(given: RunInput, message_id: str) -> HumanMessage:
+    """Return a message as the graph of its run is given it."""
+    return HumanMessage(text_of_input(given), id=message_id, response_metadata=_times(given))
+
+
 def context_of(run: Run, resources: Resources) -> RunContext:
-    """What the nodes of a run get beside the state."""
+    """Return the context that the nodes of a run get besides the state."""
     values = run.inputs[-1].values if run.inputs else {}
     return RunContext(
         run_id=run.run_id,
@@ -157,26 +125,32 @@ def context_of(run: Run, resources: Resources) -> RunContext:
 
 
 def metadata_of(run: Run) -> dict[str, Json]:
-    """What is kept with the message that a run was asked for by."""
+    """Return the metadata that is stored with the message of a run."""
     return map_of(run.inputs[-1].values, "metadata") if run.inputs else {}
 
 
 def text_of_input(given: RunInput) -> str:
-    """What a message said."""
+    """Return the text of a message."""
     text = given.values.get("text")
     return text if isinstance(text, str) else ""
 
 
 def map_of(values: Values, name: str) -> dict[str, Json]:
-    """A part of what was asked that is a map; empty where it is missing."""
+    """Return a map in the request; empty if it is missing."""
     part = values.get(name)
     return dict(part) if isinstance(part, Mapping) else {}
 
 
 def names_in(values: Values, name: str) -> tuple[str, ...]:
-    """A part of what was asked that is a list of names."""
+    """Return a list of names in the request; empty if it is missing."""
     part = values.get(name)
     return tuple(one for one in part if isinstance(one, str)) if isinstance(part, list | tuple) else ()
+
+
+def _times(given: RunInput) -> dict[str, Json]:
+    """Return the platform's time as metadata of the LangChain message, which takes it to the transcript."""
+    sent_at = given.values.get(SENT_AT)
+    return {SENT_AT: sent_at} if isinstance(sent_at, str) else {}
 
 
 def _question_id(run: Run, number: int) -> str:

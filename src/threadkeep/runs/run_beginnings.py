@@ -1,4 +1,4 @@
-"""What a life of a run begins with: its workflow, the budgets that it is under, and an account of what it takes."""
+"""The start of an execution: the run's workflow, its budgets, and its ledger."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from dataclasses import replace
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
-from threadkeep.graphs.definition import Workflow
 from threadkeep.records.runs import Run
 from threadkeep.runs.carried import Carried, CarriedRuns
 from threadkeep.runs.execution import Execution, RunMeans
-from threadkeep.runs.insisting import insist
-from threadkeep.runs.ledger import RunLedger
-from threadkeep.runs.progress.checkpoints import thread_of
-from threadkeep.runs.progress.durability import beside_of
+from threadkeep.runs.progress.progress import beside_of, durability_of, thread_of
+from threadkeep.runs.usage import RunLedger
 from threadkeep.runs.versions import RunWorkflows
+from threadkeep.runs.waiting import retry_until_available
 from threadkeep.store.runs.runs import Runs
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.questions import has_one_speaker
 
 
 class RunBeginnings:
-    """Makes executions of runs that were taken up; waits for the database as long as it takes."""
+    """A builder of executions of acquired runs; it waits until the database is available."""
 
     def __init__(self, runs: Runs, workflows: RunWorkflows, carried: CarriedRuns) -> None:
         self._runs = runs
@@ -27,15 +27,18 @@ class RunBeginnings:
         self._carried = carried
 
     async def execution(self, carried: Carried, means: RunMeans) -> Execution:
-        """The execution of a run; what it takes is in its ledger.
+        """Return the execution of a run; its usage is in the ledger.
 
         Raises:
-            VersionGone: its workflow is not there any more.
+            VersionGone: its workflow does not exist any more.
         """
-        workflow = await insist(lambda: self._workflow_of(carried, means.saver))
+        workflow = await retry_until_available(lambda: self._workflow_of(carried, means.saver))
         run = carried.run
         carried.progress.beside = beside_of(workflow)
-        limited = await insist(lambda: self._limited(run))
+        carried.progress.starts_again = durability_of(workflow) == "exit"
+        if carried.begins and run.parent_run_id is None and has_one_speaker(workflow):
+            carried.hold.joins = run.session_id
+        limited = await retry_until_available(lambda: self._limited(run))
         carried.ledger = RunLedger(
             self._runs.trace, carried.tracer, limited, lambda: self._carried.flush_tree(run.root_run_id)
         )
@@ -62,7 +65,7 @@ class RunBeginnings:
         return workflow
 
     async def _limited(self, run: Run) -> list[Run]:
-        """Those with a budget, of a run and all above it."""
+        """Return the runs with a budget among a run and all runs above it."""
         found, current = [], run
         while True:
             if current.budget.to_dict():

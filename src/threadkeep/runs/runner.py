@@ -1,47 +1,41 @@
-"""Carries runs out: takes them up, lets their graphs run, sees to what comes after, whatever happens meanwhile."""
+"""Execution of runs: acquire them, run their graphs, and clean up afterwards in every case."""
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
 import time
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
-from langchain_core.utils.uuid import uuid7
-
+from threadkeep.agent.holding import run_hold
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
+from threadkeep.history.session import BegunTurn
 from threadkeep.observe import RunTakenOver, RunTrouble, work_for
 from threadkeep.records.runs import STATUS, Begun, Over, Run
 from threadkeep.runs.carried import Carried, CarriedRuns, RunStop
+from threadkeep.runs.endings import RunEndings, end_orphans, report_run, report_turn
 from threadkeep.runs.engine.engine import Engine
 from threadkeep.runs.execution import RunMeans
-from threadkeep.runs.insisting import insist, undisturbed
-from threadkeep.runs.live import LiveRun, LiveRuns
-from threadkeep.runs.orphans import end_orphans
-from threadkeep.runs.outcome import Outcome
-from threadkeep.runs.progress.checkpoints import RunCheckpoints
-from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
+from threadkeep.runs.live import LiveRun, LiveRuns, Outcome
+from threadkeep.runs.progress.progress import ProgressKeeping, RunCheckpoints, RunProgress
 from threadkeep.runs.run_beginnings import RunBeginnings
-from threadkeep.runs.run_endings import RunEndings
-from threadkeep.runs.telling import tell_run, tell_turn
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.versions import RunWorkflows, VersionGone
-from threadkeep.workflow.holding import run_hold
+from threadkeep.runs.waiting import retry_until_available, shielded
 
 _TAKE_OVERS = 3
 
 
 class Runner:
-    """The runs of this process: `carry_out` is what the engine calls, and it is the engine's listener.
+    """The runs of this process. The engine calls `carry_out`; the runner is also the engine's listener.
 
-    A run that another process has in its name is taken over when the engine hands it over: then that one is dead, or
-    has been taken for dead, and the database lets it write nothing more of the run.
+    A run that another process owns is taken over only if that process is dead or was declared dead. From then on the
+    database rejects its writes to the run.
     """
 
     def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
-        self.owner = str(uuid7())
         self.live = LiveRuns()
         self.carried = CarriedRuns()
         self.workflows = workflows
@@ -51,8 +45,8 @@ class Runner:
         self._beginnings = RunBeginnings(memory.runs, workflows, self.carried)
         self._endings = RunEndings(memory, workflows)
         self._keeping = ProgressKeeping(memory.observers)
-        self._expected: dict[str, Run] = {}
-        # Held from the start on: whoever asks meanwhile must see that it was started.
+        self._expected: dict[str, tuple[Run, BegunTurn | None]] = {}
+        # Held from the start, so that concurrent callers see that the run was started.
         self._started: dict[str, LiveRun] = {}
         self._opened = asyncio.Event()
         self._context = contextvars.copy_context()
@@ -60,12 +54,12 @@ class Runner:
         self._means: RunMeans | None = None
 
     def open(self, engine: Engine, means: RunMeans) -> None:
-        """Begin: the engine calls before it can be known."""
+        """Set the engine and the dependencies; the engine may call before this."""
         self._engine, self._means = engine, means
         self._opened.set()
 
     async def opened(self) -> None:
-        """Wait until it has begun."""
+        """Wait until `open` was called."""
         await self._opened.wait()
 
     @property
@@ -77,76 +71,85 @@ class Runner:
 
     @property
     def means(self) -> RunMeans:
-        """What all runs share."""
+        """The dependencies that all runs share."""
         if self._means is None:
             raise StoreClosed("Runs were asked for before their engine was open.")
         return self._means
 
+    @property
+    def owner(self) -> str:
+        """The name of this process as owner of runs; the engine must be ready."""
+        return self.engine.name
+
     def has(self, run_id: str) -> bool:
-        """Whether a run is carried out here, or about to be."""
+        """Return whether a run is executed here or about to be."""
         return self.carried.of(run_id) is not None or run_id in self._expected
 
     def holds(self, run_id: str) -> bool:
-        """Whether this process still has a run for certain."""
+        """Return whether this process certainly still owns a run."""
         carried = self.carried.of(run_id)
         return carried is not None and carried.stop is None and self.engine.holds(carried.run.root_run_id)
 
-    async def start_begun(self, run: Run) -> None:
-        """Have a run carried out here that was begun in this process's name.
+    async def start_begun(self, run: Run, begun: BegunTurn | None = None) -> None:
+        """Execute a run here that was begun in this process's name, maybe with its question.
 
         Raises:
-            StoreError: the engine does not take it; it is given back.
+            StoreError: the engine does not accept it; the run is given back.
         """
         if self.live.of(run.run_id).started:
             return
-        self._expected[run.run_id] = run
+        self._expected[run.run_id] = run, begun
         try:
-            await self._start(run.run_id, self.engine.begin)
+            await self.start(run.run_id)
         except BaseException:
-            if self._expected.pop(run.run_id, None) is not None:
-                await self._runs.give_back(run.run_id, self.owner)
+            if self._expected.pop(run.run_id, None) is not None and run.owner is not None:
+                await self._runs.give_back(run.run_id, run.owner)
             raise
 
     async def start(self, run_id: str) -> None:
-        """Have a run carried out here, if that is not under way."""
-        await self._start(run_id, self.engine.start)
-
-    async def _start(self, run_id: str, starting: Callable[[str], Awaitable[None]]) -> None:
+        """Execute a run here, unless it was started already."""
         live = self.live.of(run_id)
         if live.started:
             return
         live.started = True
         self._started[run_id] = live
         try:
-            await starting(run_id)
+            await self.engine.start(run_id)
         except BaseException:
             live.started = False
             self._started.pop(run_id, None)
             raise
 
     async def carry_out(self, run_id: str) -> None:
-        """Carry a run out, if it may begin now; otherwise whoever is before it sees to it."""
+        """Execute a run if it may begin now; otherwise the run before it in the order starts it."""
         await self.opened()
         live = self.live.of(run_id)
         try:
-            run = self._expected.pop(run_id, None)
-            begins = run is not None
-            if run is None:
-                run = await insist(lambda: self.take_up(run_id))
-            if run is not None:
-                await self.carry(run, begins=begins)
+            expected = self._expected.pop(run_id, None)
+            if expected is not None:
+                await self.carry(expected[0], begins=True, begun=expected[1])
+            elif (run := await retry_until_available(lambda: self.take_up(run_id))) is not None:
+                await self.carry(run)
         finally:
             live.started = False
             self._started.pop(run_id, None)
             live.end()
 
+    async def end_stopped(self, run_id: str) -> None:
+        """End a run that is to be stopped before it begins; if other turns are before it, it ends after them."""
+        await self.engine.ready()
+        if not self.has(run_id) and (run := await self.take_up(run_id)) is not None:
+            await self.carry(run)
+
     async def take_up(self, run_id: str) -> Run | None:
-        """Begin a run, or take it over from a process that is dead; None if there is nothing to carry out now."""
+        """Begin a run, or take it over from a dead process; return None if there is nothing to execute now."""
         for _ in range(_TAKE_OVERS):
             taken = await self._runs.order.begin(run_id, self.owner)
             if isinstance(taken, Begun):
                 return taken.run
             if isinstance(taken, Over) or taken.behind != run_id or taken.run.owner is None:
+                return None
+            if not await self.engine.dead({taken.run.owner}):
                 return None
             await self._runs.disown(taken.run.owner)
         return None
@@ -155,19 +158,20 @@ class Runner:
         """Set a run aside that the engine does not try any more."""
         run = await self.take_up(run_id)
         if run is not None:
-            outcome = await self._endings.set_aside(run, self.owner, self.means.resources)
-            tell_run(self._memory.observers, run, outcome, milliseconds=0.0)
-            tell_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
+            outcome = await self._endings.set_aside(run, self.owner, self.means)
+            report_run(self._memory.observers, run, outcome, milliseconds=0.0)
+            report_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
             await self._clear_up(run, outcome)
         self.live.of(run_id).end()
 
     def troubled(self, error: str) -> None:
-        """Tell of what keeps the engine from its work for now."""
+        """Report an error that keeps the engine from its work for now."""
         self._memory.observers.notify(RunTrouble(error=error, work="engine"))
 
-    async def carry(self, run: Run, *, begins: bool = False) -> Outcome | None:
-        """Carry a run out that is this process's; None if it is not, in the end."""
+    async def carry(self, run: Run, *, begins: bool = False, begun: BegunTurn | None = None) -> Outcome | None:
+        """Execute a run that this process owns; return None if it lost the run."""
         carried = self._enter(run, begins=begins)
+        carried.hold.begun = begun
         if run.attempts > 1:
             self._memory.observers.notify(
                 RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
@@ -177,51 +181,61 @@ class Runner:
             with self._progress_known(carried):
                 outcome = await self._carry(carried)
         finally:
-            # Whoever is cancelled once more by now still lets go of all of it.
-            unstored = await undisturbed(self._leave(carried))
+            # A second cancellation must not skip the clean-up.
+            unstored = await shielded(self._leave(carried))
         if outcome is not None:
             milliseconds = (time.perf_counter() - started) * 1000
-            tell_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
+            report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
             if not self.means.unrecorded.has_answered(run):
-                tell_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
-            await self._clear_up(run, outcome, unstored=unstored)
+                report_turn(self._memory.observers, run, outcome, carried.ledger, milliseconds=milliseconds)
+            await self._clear_up(run, outcome, unstored=unstored, has_following=carried.has_following)
         return outcome
 
     async def start_next(self, run: Run) -> None:
-        """See to the run that may begin now that another one of its session is over, or waits."""
-        if run.session_id is None or run.arrival is None:
-            return
-        following = await self._runs.order.next_of(run.session_id)
-        if following is None:
-            return
-        if self.live.is_waited_for(following):
-            await self.start(following)
-        else:
-            await self.engine.enqueue(following)
+        """Start the runs that may begin now that another run of their conversations is over or waits."""
+        self._runs.places.tell_freed()
+        for following in await self._runs.order.following(run.run_id):
+            if self.live.is_waited_for(following):
+                await self.start(following)
+            else:
+                await self.engine.enqueue(following)
 
     def _enter(self, run: Run, *, begins: bool) -> Carried:
         def lost() -> None:
             carried.cancel("lost")
 
-        live = self.live.of(run.run_id)
+        live, owner = self.live.of(run.run_id), run.owner or self.owner
         tracer = RunTracer(
             self._runs.trace,
             live,
-            self.owner,
+            owner,
             lost=lost,
             seconds=self.means.options.trace_seconds,
+            late_seconds=self.means.options.late_trace_seconds,
             begins=begins,
         )
-        progress = RunProgress(self._keeping, fresh=begins, seconds=self.means.options.progress_seconds)
-        carried = Carried(run, self.owner, live, tracer, progress, begins)
+        seconds = self.means.options.progress_seconds
+        progress = RunProgress(
+            self._keeping, lambda: self._checkpoints.expect(run.run_id), fresh=begins, seconds=seconds
+        )
+        carried = Carried(run, owner, live, tracer, progress, begins)
+        # A run that begins here has a caller that waits; one that is taken over has none.
+        carried.hold.told = begins
+        live.hold = carried.hold
         self.carried.enter(carried)
         live.begin()
         return carried
 
     async def _leave(self, carried: Carried) -> bool:
-        """Let go of a run; whether it has no checkpoints."""
+        """Release a run; return whether it has no checkpoints."""
         self.carried.leave(carried.run.run_id)
         await carried.tracer.close()
+        for entry in carried.hold.manifests:
+            # Stored already if the reply to the end of the run was lost.
+            self._memory.manifests.queue(replace(entry, again=True))
+        ledger = carried.ledger
+        if carried.begins and ledger is not None and not ledger.has_children:
+            carried.live.usage = ledger.usages
         carried.live.end(carried.over)
         return await carried.progress.leave()
 
@@ -231,6 +245,7 @@ class Runner:
 
     async def _carry(self, carried: Carried) -> Outcome | None:
         run = carried.run
+        _set_channel(run)
         if run.cancel_requested_at is not None:
             return await self._endings.end(carried, Outcome("cancelled"), self.means)
         carried.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
@@ -240,7 +255,7 @@ class Runner:
         except asyncio.CancelledError:
             carried.cancel(self._why_cancelled(carried))
             await asyncio.wait([task])
-            await self._endings.let_go(carried, self.means.resources)
+            await self._endings.let_go(carried, self.means)
             raise
         if carried.stop == "lost":
             await self._endings.leave(run)
@@ -249,13 +264,13 @@ class Runner:
             outcome = task.result()
         else:
             outcome = Outcome("cancelled") if carried.stop else Outcome("failed", error="Cancelled")
-        return await undisturbed(self._endings.end(carried, outcome, self.means))
+        return await shielded(self._endings.end(carried, outcome, self.means))
 
     async def _execute(self, carried: Carried) -> Outcome:
-        if (trigger := carried.run.trigger) != "child":
-            # Whatever process it is in: somebody who works serves no channel.
-            work_for("http" if trigger == "http" else "other")
+        _set_channel(carried.run)
         run_hold.set(carried.hold)
+        if carried.run.attempts > 1 and carried.run.session_id is not None:
+            await self._memory.pending.adopt(carried.run.session_id)
         try:
             execution = await self._beginnings.execution(carried, self.means)
         except VersionGone as gone:
@@ -263,21 +278,32 @@ class Runner:
         return await execution.to_its_end()
 
     def _why_cancelled(self, carried: Carried) -> RunStop:
-        """Why the task that carries a run out was cancelled from outside: by the engine, or by its parent's."""
+        """Return why the executing task was cancelled from outside: by the engine, or by its parent's task."""
         above = self.carried.of(carried.run.parent_run_id or "")
         if above is not None:
             return above.stop if above.stop in ("closing", "lost") else "cancelled"
         return self.engine.stopping(carried.run.run_id) or "closing"
 
-    async def _clear_up(self, run: Run, outcome: Outcome, *, unstored: bool = False) -> None:
-        """What is not in anybody's way: upkeep sees to it where it fails. One `unstored` has no checkpoints."""
+    async def _clear_up(
+        self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
+    ) -> None:
+        """Clean up after a run; maintenance repairs failures. An `unstored` run has no checkpoints."""
         try:
-            await self.start_next(run)
-            # One that was given back begins its first try once more.
+            if has_following:
+                await self.start_next(run)
+            else:
+                self._runs.places.tell_freed()
+            # A run that was given back begins its first attempt once more.
             again = run.attempts > 1 or run.started_at != run.heartbeat_at
             if again and outcome.status != "waiting":
                 await end_orphans(self._runs, run.run_id)
             if outcome.status == "done":
-                await self._checkpoints.remove([run.run_id], unstored=unstored)
+                await self._checkpoints.remove([] if unstored else [run.run_id])
         except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="clearing_up"))
+
+
+def _set_channel(run: Run) -> None:
+    """Set the channel for which the current task works, in any process: a worker serves none. A child keeps it."""
+    if run.trigger != "child":
+        work_for("http" if run.trigger == "http" else "other")

@@ -1,40 +1,37 @@
-"""Runs as every face asks for them: one object under HTTP, terminal, channels and schedules."""
+"""The run service: one object for HTTP, terminal, channels and schedules."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, closing
 from dataclasses import replace
-from typing import Literal
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
 from threadkeep.errors import InvalidInput
-from threadkeep.graphs.compiling import Compiler
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, TokenUsage
+from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.runs.execution import RunMeans
 from threadkeep.runs.following import Followed, RunFollowing
-from threadkeep.runs.intake import RunIntake
+from threadkeep.runs.intake import Mode, RunIntake
 from threadkeep.runs.last_contexts import LastContexts
 from threadkeep.runs.once_only import OnceOnly
-from threadkeep.runs.progress.checkpoints import RunCheckpoints
+from threadkeep.runs.progress.progress import RunCheckpoints
 from threadkeep.runs.progress.saver import ProgressSaver
-from threadkeep.runs.requests import RunRequest, RunResult, Submitted
+from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.runs.upkeep import RunUpkeep
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.address import DatabaseAddress
-
-type Mode = Literal["wait", "background"]
+from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources
 
 _AS_BEFORE = RunBudget()
 
@@ -50,9 +47,12 @@ class RunService:
         self._following = RunFollowing(memory, runner)
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
-        """Store a run, and have it carried out: at once in this process for a caller who waits, else by any that works.
+        """Store a run and start it: at once in this process if the caller waits, else on any worker.
 
-        The same `message_id` of a session is the same run; one that failed is tried again.
+        With `later` it starts when a caller asks for its result, so that further messages may join it until then; if
+        none does, a worker finds it.
+
+        The same `message_id` of a session is the same run; a failed one is retried.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -61,13 +61,13 @@ class RunService:
             InvalidInput: the built-in chat was given no message.
         """
         workflow = await self._runner.workflows.newest(request.workflow)
-        submitted = await self._intake.take(request, workflow, here=mode == "wait")
-        if workflow.options.double_texting == "interrupt":
+        submitted = await self._intake.take(request, workflow, mode=mode)
+        if (request.double_texting or workflow.options.double_texting) in ("interrupt", "rollback"):
             self._upkeep.look_now()
         return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
-        """What became of a run, when it is over or waits for a person. A caller that goes away does not stop it.
+        """Return the result of a run when it is over or waits for a person. The run continues if the caller goes away.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -75,7 +75,7 @@ class RunService:
         return RunResult.of(await self._following.end_of(run_id, user_id))
 
     def follow(self, run_id: str, *, after: int = 0, user_id: str | None = None) -> AsyncIterator[Followed]:
-        """The events of a run from a number on, and the pieces of its answer as they come; the run itself at the end.
+        """Yield the events of a run after a number, and the tokens of its answer; the run itself comes last.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -83,12 +83,16 @@ class RunService:
         return self._following.follow(run_id, after, user_id)
 
     async def cancel(self, run_id: str, *, user_id: str | None = None) -> list[str]:
-        """Stop a run and all below it, wherever they are; answers those that were not over.
+        """Stop a run and all runs below it, in whichever process; return the ids of those that were not over.
 
         Raises:
             RunNotFound: there is none that the user may see.
         """
         run = await self._following.run(run_id, user_id)
+        if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
+            # It ends when its turn comes, so that its question is stored in the right place.
+            await self._runner.end_stopped(run_id)
+            return [run_id]
         stopped = await self._runs.request_cancel(run_id)
         for each in stopped:
             if (carried := self._runner.carried.of(each)) is not None:
@@ -98,20 +102,20 @@ class RunService:
                 self._runner.live.of(each).end()
         await self._runner.start_next(run)
         if len(stopped) > 1:
-            # What was below it may have stood before turns of other sessions.
+            # Runs below it may have blocked turns of other sessions.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
                     await self._runner.start_next(below)
         return stopped
 
     async def resume(self, run_id: str, value: Json, *, user_id: str | None = None, mode: Mode = "wait") -> None:
-        """Give a run that waits its answer; with several questions, a map from their ids.
+        """Answer a run that waits; for several questions, `value` is a map from their ids.
 
-        What a child asks is answered by way of the run at the top, which waits for it.
+        A child's question is answered through the run at the top, which waits for the child.
 
         Raises:
             RunNotFound: there is none that the user may see.
-            InvalidInput: it waits for nobody.
+            InvalidInput: the run does not wait for an answer.
         """
         run = await self._top_of_waiting(await self._following.run(run_id, user_id))
         asked = RunResult.of(run).interrupts
@@ -125,13 +129,13 @@ class RunService:
     async def retry(
         self, run_id: str, *, user_id: str | None = None, mode: Mode = "wait", budget: RunBudget = _AS_BEFORE
     ) -> None:
-        """Have a run tried again that failed, was cancelled or interrupted, from where it stopped.
+        """Retry a run that failed, was cancelled or interrupted, from where it stopped.
 
-        A limit of `budget` stands in the place of what the run was given: it may take so much in all.
+        A limit in `budget` replaces the limit of the run; it covers the whole run.
 
         Raises:
             RunNotFound: there is none that the user may see.
-            InvalidInput: it is not such a one, or a child, or a cost is limited where nothing has a price.
+            InvalidInput: it is in another state, or a child, or a cost is limited but no model has a price.
         """
         self._intake.check_budget(budget)
         run = await self._following.run(run_id, user_id)
@@ -145,7 +149,7 @@ class RunService:
         await self._intake.go_on(run_id, here=mode == "wait")
 
     async def run(self, run_id: str, *, user_id: str | None = None) -> Run:
-        """A run.
+        """Return a run.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -153,11 +157,11 @@ class RunService:
         return await self._following.run(run_id, user_id)
 
     async def list(self, query: RunQuery) -> tuple[Sequence[Run], RunCursor | None]:
-        """Some runs, the newest first, and the cursor of those that follow."""
+        """Return runs, the newest first, and the cursor of the next page."""
         return await self._runs.records.runs(query)
 
     async def tree(self, run_id: str, *, user_id: str | None = None) -> Sequence[Run]:
-        """The whole tree that a run is in, parents before their children.
+        """Return the whole tree of a run, parents before their children.
 
         Raises:
             RunNotFound: there is none that the user may see.
@@ -168,27 +172,29 @@ class RunService:
     async def trace(
         self, run_id: str, *, after: int = 0, limit: int = 200, user_id: str | None = None
     ) -> Sequence[RunEvent]:
-        """The events of a run that follow a number, in order.
+        """Return the events of a run after a number, in order.
 
         Raises:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
+        await self._runner.carried.flush(run_id)
         return await self._runs.trace.events(run_id, after=after, limit=limit)
 
     async def usage(
         self, run_id: str, *, with_children: bool = True, user_id: str | None = None
     ) -> Sequence[TokenUsage]:
-        """What a run took, by model; with all below it, each once.
+        """Return the usage of a run by model; with all runs below it, each counted once.
 
         Raises:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
+        await self._runner.carried.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
     async def ready(self) -> None:
-        """Do now what the first run would have to wait for.
+        """Prepare the engine, so that the first run does not have to wait for it.
 
         Raises:
             StoreClosed: the service takes no more runs.
@@ -196,7 +202,7 @@ class RunService:
         await self._runner.engine.ready()
 
     async def close(self, seconds: float) -> None:
-        """Take no more runs, let those at work end for so long, and leave the rest to others."""
+        """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
         await self._runner.engine.close(seconds)
 
     async def _top_of_waiting(self, run: Run) -> Run:
@@ -220,17 +226,17 @@ async def open_runs(
     options: RunServiceOptions | None = None,
     unrecorded: UnrecordedTurns | None = None,
 ) -> AsyncIterator[RunService]:
-    """The runs of a memory's database: carried out, looked after and given back when the block ends.
+    """Open the run service of a memory's database; runs are executed until the block ends, then released.
 
     Args:
-        memory: where sessions and runs are kept.
+        memory: the store of sessions and runs.
         address: the memory's database.
-        workflows: what can be run.
-        resources: what their nodes may use.
-        checkpointer: where runs keep how far they came; opened once, at the top.
-        store: the graph store, likewise.
-        options: how runs are carried out.
-        unrecorded: what the chat of this process answers without runs.
+        workflows: the workflows that can be run.
+        resources: the resources of their nodes.
+        checkpointer: the store of run progress; opened once, at the top.
+        store: the graph store; also opened at the top.
+        options: options of execution.
+        unrecorded: messages that the chat of this process answers without recorded runs.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.

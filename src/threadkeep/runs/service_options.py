@@ -1,4 +1,4 @@
-"""How runs are carried out and looked after, beside what the engine itself is told."""
+"""Options for the execution and maintenance of runs, besides those of the engine."""
 
 from __future__ import annotations
 
@@ -6,41 +6,50 @@ from dataclasses import dataclass, field
 
 from threadkeep.errors import InvalidInput
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.prices import Prices
+from threadkeep.runs.usage import Prices
 
 
 @dataclass(frozen=True)
 class RunServiceOptions:
-    """How runs are carried out. Times in seconds.
+    """Options of the run service. Times are in seconds.
 
-    A process says every `heartbeat_seconds` that it lives, and looks every `watch_seconds` what of its runs others want
-    stopped. A failure that may pass is tried again after `pause_seconds`, doubled each time up to
-    `longest_pause_seconds`. What happens in a run waits `trace_seconds` for more to be stored with it, and how far it
-    came `progress_seconds`, where its last steps may be done again; one that ends without a result waits
-    `keep_progress_seconds` at most for a checkpointer that is away, and begins earlier if it is tried again. Every
-    `upkeep_seconds` runs that nobody has begun for `forgotten_seconds` are seen to, and checkpoints of runs that are
-    over are removed: of those without a result after `keep_checkpoints_seconds`, since they may be tried again.
+    Every `watch_seconds` a process checks which of its runs should be stopped, and every `reap_seconds` whether
+    owners of runs are dead: by default four times within `engine.dead_seconds`, and at least once a second. If the
+    interval is longer than half of `dead_seconds`, no dead process is found on PostgreSQL. A transient failure is
+    retried after `pause_seconds`, doubled each time up to `longest_pause_seconds`. Trace events of a run that a
+    caller follows wait `trace_seconds` to be stored in a group, others `late_trace_seconds`; progress waits
+    `progress_seconds` if its last steps may be repeated. A run that ends without a result waits at most
+    `keep_progress_seconds` for a checkpointer that is down; after that a retry starts from an earlier checkpoint.
+    Every `upkeep_seconds`, maintenance starts runs that were not begun for `forgotten_seconds` and removes
+    checkpoints of runs that are over: of runs without a result only after `keep_checkpoints_seconds`, because they
+    may be retried.
     """
 
     prices: Prices = field(default_factory=lambda: Prices({}))
     engine: EngineOptions = EngineOptions()
-    heartbeat_seconds: float = 5.0
     watch_seconds: float = 0.5
+    reap_seconds: float | None = None
     upkeep_seconds: float = 10.0
     forgotten_seconds: float = 30.0
     pause_seconds: float = 0.5
     longest_pause_seconds: float = 20.0
     trace_seconds: float = 0.05
+    late_trace_seconds: float = 1.0
     progress_seconds: float = 0.05
     keep_progress_seconds: float = 10.0
     keep_checkpoints_seconds: float = 86_400.0
 
     def __post_init__(self) -> None:
-        """Refuse times that are none.
+        """Refuse times that are not positive.
 
         Raises:
-            InvalidInput: names the option.
+            InvalidInput: the message names the option.
         """
-        for name in ("heartbeat_seconds", "watch_seconds", "upkeep_seconds"):
-            if not getattr(self, name) > 0:
+        for name in ("watch_seconds", "reap_seconds", "upkeep_seconds"):
+            if (seconds := getattr(self, name)) is not None and not seconds > 0:
                 raise InvalidInput(f"{name} of RunServiceOptions is a number above 0.")
+
+    @property
+    def reaps_every(self) -> float:
+        """Seconds between two checks whether owners of runs are dead."""
+        return min(1.0, self.engine.dead_seconds / 4) if self.reap_seconds is None else self.reap_seconds

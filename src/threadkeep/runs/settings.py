@@ -1,28 +1,29 @@
-"""The part of the environment that is about runs."""
+"""Settings of runs in the environment."""
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
 from threadkeep.errors import InvalidSettings
-from threadkeep.history.run_retention import RunRetention
-from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.prices import read_prices
-from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.store.runs.trace import TraceLimits
+from threadkeep.records.runs import DoubleTexting
 
-# By how much what is said of a process in the rows of its runs lags behind what the engine knows of it: an engine that
-# hands a run over says so itself, and the rows are for what has none.
-_STALE_TO_DEAD = 15 / 8
-_HEARTBEAT_TO_DEAD = 5 / 8
+if TYPE_CHECKING:
+    from threadkeep.history.run_retention import RunRetention
+    from threadkeep.runs.service_options import RunServiceOptions
+    from threadkeep.store.runs.trace import TraceLimits
 
 
 class RunSettings(BaseSettings):
-    """How runs are carried out, tried again, traced and kept."""
+    """Settings for execution, retries, traces and retention of runs."""
 
+    double_texting: DoubleTexting = Field(
+        "enqueue",
+        description="What a chat message does that comes while a turn of its session goes on: enqueue, interrupt, "
+        "reject, coalesce or rollback.",
+    )
     run_concurrency: int = Field(8, ge=1, le=64, description="Queued runs that a process carries out at a time.")
     run_poll_seconds: float = Field(
         0.25, ge=0.01, le=60, description="Seconds between two looks of a process for queued runs."
@@ -53,6 +54,11 @@ class RunSettings(BaseSettings):
         description="What models cost, comma-separated: model=input/output (or /cached), for a million tokens.",
     )
 
+    @field_validator("double_texting", mode="before")
+    @classmethod
+    def _any_policy_case(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
     @field_validator("prices", mode="before")
     @classmethod
     def _parse_prices(cls, value: object) -> object:
@@ -61,7 +67,10 @@ class RunSettings(BaseSettings):
     @field_validator("prices")
     @classmethod
     def _check_prices(cls, value: list[str]) -> list[str]:
-        read_prices(value)
+        if value:
+            from threadkeep.runs.usage import read_prices
+
+            read_prices(value)
         return value
 
     @model_validator(mode="after")
@@ -77,21 +86,24 @@ class RunSettings(BaseSettings):
 
     @property
     def run_retention(self) -> RunRetention:
-        """How long runs are kept that are over."""
+        """The retention of runs that are over."""
+        from threadkeep.history.run_retention import RunRetention
+
         return RunRetention(self.run_retention_days, self.run_retention_set_aside_days)
 
     @property
-    def run_stale_seconds(self) -> float:
-        """How long the row of a run may go without a heartbeat."""
-        return self.run_dead_seconds * _STALE_TO_DEAD
-
-    @property
     def run_trace_limits(self) -> TraceLimits:
-        """How much of a run's trace is kept."""
+        """The limits of a run's stored trace."""
+        from threadkeep.store.runs.trace import TraceLimits
+
         return TraceLimits(self.run_trace_max_events, self.run_trace_max_chars)
 
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
-        """How runs are carried out; without `works` none of the queue are."""
+        """Return the options of the run service; without `works` the process takes no queued runs."""
+        from threadkeep.runs.engine.engine import EngineOptions
+        from threadkeep.runs.service_options import RunServiceOptions
+        from threadkeep.runs.usage import read_prices
+
         return RunServiceOptions(
             prices=read_prices(self.prices),
             engine=EngineOptions(
@@ -102,7 +114,7 @@ class RunSettings(BaseSettings):
                 max_attempts=self.run_max_attempts,
                 close_seconds=close_seconds,
             ),
-            heartbeat_seconds=self.run_dead_seconds * _HEARTBEAT_TO_DEAD,
+            # A lease counts as dead only to a process that looked more often than every half of its time.
             pause_seconds=self.run_pause_seconds,
             longest_pause_seconds=self.run_longest_pause_seconds,
             keep_checkpoints_seconds=self.run_checkpoint_retention_hours * 3600,
@@ -110,5 +122,5 @@ class RunSettings(BaseSettings):
 
 
 def split_list(value: object) -> object:
-    """The parts of a text that has commas between them."""
+    """Return the comma-separated parts of a text."""
     return [part for part in map(str.strip, value.split(",")) if part] if isinstance(value, str) else value

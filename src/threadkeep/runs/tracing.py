@@ -1,4 +1,4 @@
-"""The trace of a run while it goes on: noted at once, stored in groups, by the run's owner alone."""
+"""The trace of an active run: noted at once, stored in groups, only by the run's owner."""
 
 from __future__ import annotations
 
@@ -14,19 +14,24 @@ from pydantic_core import to_jsonable_python
 
 from threadkeep.errors import StoreError
 from threadkeep.records import Json
-from threadkeep.records.runs import TokenUsage, TraceEvent
+from threadkeep.records.runs import STATUS, TokenUsage, TraceEvent
 from threadkeep.runs.live import LiveRun
-from threadkeep.runs.postponed import Postponed
+from threadkeep.runs.waiting import Debounced
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
 type Data = Mapping[str, Json]
 
+_MOST_REMEMBERED = 50
+_AT_ITS_START = frozenset({STATUS, "node_started"})
+"""Events that say no more than the row of a run that begins: they wait longer for others."""
+
+_START_TIMES = 10
 _MOST_EVENTS = 5_000
-"""How many events wait for a database that is down, before older ones are given up."""
+"""The number of events that wait while the database is down; older ones are dropped."""
 
 
 class Notes(Protocol):
-    """Where what happens in a run is noted."""
+    """A sink for events of a run."""
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Note an event."""
@@ -34,37 +39,47 @@ class Notes(Protocol):
 
 
 class RunTracer:
-    """Notes what happens in one run; `seconds` is how long an event waits for others at most.
+    """The trace of one run; a killed process loses the events since the last group.
 
-    What was noted since the last group is lost with a process that is killed. `lost` is called when the run is another
-    process's by now.
+    While a caller here follows the run, an event waits at most `seconds` for others, else at most `late_seconds`: a
+    short run then stores its whole trace when it ends. `lost` is called when another process owns the run.
     """
 
     def __init__(
-        self, trace: RunTrace, live: LiveRun, owner: str, *, lost: Callable[[], None], seconds: float, begins: bool
+        self,
+        trace: RunTrace,
+        live: LiveRun,
+        owner: str,
+        *,
+        lost: Callable[[], None],
+        seconds: float,
+        begins: bool,
+        late_seconds: float | None = None,
     ) -> None:
         self._trace = trace
         self._live = live
         self._owner = owner
         self._lost = lost
         self._seconds = seconds
+        self._late_seconds = seconds if late_seconds is None else late_seconds
         self._group = TraceGroup()
         self._sealed: deque[TraceGroup] = deque()
         self._number: int | None = 0 if begins else None
-        self._storing = Postponed(self._store)
+        self._stored: TraceGroup | None = TraceGroup() if begins else None
+        self._storing = Debounced(self._store)
 
     def note(self, kind: str, node: str | None = None, data: Data | None = None) -> None:
         """Note an event."""
-        self._group.events.append(TraceEvent(kind, node, data or {}))
-        self._storing.within(self._seconds)
+        self._group.events.append(TraceEvent(kind, node, data or {}, self._trace.now()))
+        self._store_soon(times=_START_TIMES if kind in _AT_ITS_START else 1)
 
     def use(self, usage: TokenUsage) -> None:
-        """Note what a model call took."""
+        """Note the usage of a model call."""
         self._group.usage.append(usage)
-        self._storing.within(self._seconds)
+        self._store_soon()
 
     async def flush(self) -> None:
-        """Store what was noted so far.
+        """Store the events noted so far.
 
         Raises:
             StoreError: the database does not take it; it is kept for the next try.
@@ -76,7 +91,7 @@ class RunTracer:
         self._live.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
-        """Store what was noted so far, the last of it by `store`, with what belongs to it; answers what that answers.
+        """Store the events noted so far; `store` writes the last group with other data. Return the result of `store`.
 
         Raises:
             StoreError: the database does not take it; it is kept for the next try.
@@ -92,9 +107,29 @@ class RunTracer:
         self._live.signal()
         return stored
 
+    async def whole(self) -> TraceGroup | None:
+        """Return all events of the run, to be stored at once by another transaction; None if they are too many.
+
+        `after` is the newest one that is stored already. Call `stored_elsewhere` when they are stored.
+        """
+        self._storing.disarm()
+        async with self._storing.working:
+            if self._sealed or self._stored is None:
+                return None
+            events, usage = self._stored.events + self._group.events, self._stored.usage + self._group.usage
+            return TraceGroup(events, usage, self._number)
+
+    def stored_elsewhere(self) -> None:
+        """Forget the events that another transaction has stored."""
+        self._storing.disarm()
+        self._group, self._stored = TraceGroup(), None
+
     async def close(self) -> None:
-        """Let go of what is half done; nothing is stored any more."""
+        """Wait for a write in progress; nothing is stored afterwards."""
         await self._storing.close()
+
+    def _store_soon(self, times: int = 1) -> None:
+        self._storing.within(self._seconds if self._live.followers else self._late_seconds * times)
 
     def _seal(self) -> None:
         if self._group.events or self._group.usage:
@@ -102,7 +137,7 @@ class RunTracer:
             self._group = TraceGroup()
 
     async def _newest(self) -> int:
-        """The newest event that is stored: known before anything is, so that an answer that is lost doubles nothing."""
+        """Return the newest stored event number, read before the first write: a retried write duplicates nothing."""
         if self._number is None:
             self._number = await self._trace.last_number(self._live.run_id)
         return self._number
@@ -113,12 +148,20 @@ class RunTracer:
             number = await self._trace.append(
                 self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=await self._newest()
             )
-            self._sealed.popleft()
+            self._remember(self._sealed.popleft())
             if number is None:
                 self._sealed.clear()
                 self._lost()
                 return
             self._number = number
+
+    def _remember(self, group: TraceGroup) -> None:
+        """Keep what was stored of a short trace: it is packed when the run ends, and need not be read for that."""
+        if self._stored is not None:
+            self._stored.events += group.events
+            self._stored.usage += group.usage
+            if len(self._stored.events) > _MOST_REMEMBERED:
+                self._stored = None
 
     async def _store(self) -> None:
         try:
@@ -130,10 +173,10 @@ class RunTracer:
 
 
 class ToolTrace(AsyncCallbackHandler):
-    """A callback of a run that notes the calls of tools, with what they were given and what they gave."""
+    """A callback of a run that notes tool calls with their arguments and results."""
 
     run_inline = True
-    # What it does not listen to is not worth a coroutine for each step of a graph.
+    # Ignored events would cost a coroutine for each step of a graph.
     ignore_chain = ignore_llm = ignore_chat_model = ignore_retriever = ignore_retry = ignore_custom_event = True
 
     def __init__(self, notes: Notes) -> None:
@@ -150,7 +193,7 @@ class ToolTrace(AsyncCallbackHandler):
         inputs: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Before a tool."""
+        """Note the start of a tool call."""
         name = str((serialized or {}).get("name") or "tool")
         node = node_of(metadata)
         self._called[run_id] = (name, node)
@@ -158,24 +201,24 @@ class ToolTrace(AsyncCallbackHandler):
         self._notes.note("tool_called", node, {"tool": name, "call": str(run_id), "args": jsonable(given)})
 
     async def on_tool_end(self, output: Any, *, run_id: UUID, **_: Any) -> None:
-        """After a tool."""
+        """Note the result of a tool call."""
         name, node = self._called.pop(run_id, ("tool", None))
         self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "result": jsonable(output)})
 
     async def on_tool_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """After a tool that raised."""
+        """Note a tool call that raised."""
         name, node = self._called.pop(run_id, ("tool", None))
         self._notes.note("tool_finished", node, {"tool": name, "call": str(run_id), "error": type(error).__name__})
 
 
 def node_of(metadata: Mapping[str, Any] | None) -> str | None:
-    """The node of the workflow that something happened in, however deep inside."""
+    """Return the workflow node in which something happened, at any depth."""
     namespace = (metadata or {}).get("langgraph_checkpoint_ns")
     return namespace.partition(":")[0] or None if isinstance(namespace, str) else None
 
 
 def jsonable(value: object) -> Json:
-    """A value as JSON; what has no such form, as its type's name."""
+    """Return a value as JSON; a value without a JSON form becomes the name of its type."""
     if isinstance(value, BaseMessage):
         value = message_to_dict(value)
     found: Json = to_jsonable_python(value, fallback=lambda other: type(other).__name__, serialize_unknown=True)

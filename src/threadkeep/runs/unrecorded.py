@@ -1,4 +1,4 @@
-"""Messages that this process answers at the moment without a record of it, since the database did not take one."""
+"""Messages that this process is answering without a recorded run, because the database could not store one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ type _Place = tuple[str | None, str | None]
 
 
 class UnrecordedTurns:
-    """Keeps a run from answering what is being answered: it was recorded unheard of, or was at work when it all began.
+    """A registry that keeps runs from answering messages that are being answered without a record.
 
-    It waits, and finds the answer in the transcript or among what waits to be written.
+    Such a run was recorded unnoticed, or was active when the outage began. It waits, and then finds the answer in the
+    transcript or among the pending writes.
     """
 
     def __init__(self) -> None:
@@ -26,7 +27,7 @@ class UnrecordedTurns:
 
     @contextmanager
     def answering(self, session_id: str, message_id: str) -> Iterator[None]:
-        """A message is being answered inside the block. There is one such block at a time for each."""
+        """Mark a message as being answered inside the block. There is one such block per message at a time."""
         end = self._ends[session_id, message_id] = asyncio.Event()
         try:
             yield
@@ -35,16 +36,16 @@ class UnrecordedTurns:
             end.set()
 
     def answered(self, session_id: str, message_id: str) -> None:
-        """Remember that a message got its answer: a run of it that comes to its end later ends no other turn."""
+        """Remember that a message was answered: a run of it that ends later must not end another turn."""
         self._answered[session_id, message_id] = None
         if len(self._answered) > _MOST_REMEMBERED:
             del self._answered[next(iter(self._answered))]
 
     def has_answered(self, run: Run) -> bool:
-        """Whether all messages of a run were answered without it."""
+        """Return whether all messages of a run were answered without it."""
         return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
 
     async def over(self, session_id: str | None, message_id: str | None) -> None:
-        """Return when nobody answers a message without a record."""
+        """Wait until no unrecorded answer to a message is in progress."""
         while end := self._ends.get((session_id, message_id)):
             await end.wait()

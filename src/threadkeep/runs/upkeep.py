@@ -1,4 +1,4 @@
-"""What goes on by itself while runs are carried out: saying that this process lives, and seeing to what others left."""
+"""Maintenance in the background: watching this process's runs, and recovering runs that others left."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.observe import RunTrouble, RunWork
 from threadkeep.records.runs import Run
-from threadkeep.runs.orphans import end_orphan
-from threadkeep.runs.progress.checkpoints import RunCheckpoints
+from threadkeep.runs.endings import end_orphan
+from threadkeep.runs.progress.progress import RunCheckpoints
 from threadkeep.runs.runner import Runner
 from threadkeep.runs.service_options import RunServiceOptions
 
@@ -23,7 +23,7 @@ _MOST_REMEMBERED = 10_000
 
 
 class RunUpkeep:
-    """Owned background work, bounded in each round; a round that fails is told of, and the next one comes."""
+    """Background tasks, bounded per round; a failed round is reported, and the next one follows."""
 
     def __init__(self, memory: Memory, runner: Runner, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
@@ -36,10 +36,10 @@ class RunUpkeep:
 
     @asynccontextmanager
     async def looking_after(self) -> AsyncIterator[None]:
-        """Do it inside the block, and a little longer than runs are carried out."""
+        """Run the background tasks inside the block, a little longer than runs are executed."""
         options = self._options
         tasks = [
-            asyncio.create_task(self._repeat(self._beat, options.heartbeat_seconds, "heartbeat")),
+            asyncio.create_task(self._repeat(self.reap, options.reaps_every, "takeover")),
             asyncio.create_task(self._repeat(self.watch, options.watch_seconds, "watch", self._look)),
             asyncio.create_task(self._repeat(self.round, options.upkeep_seconds, "upkeep")),
         ]
@@ -51,15 +51,17 @@ class RunUpkeep:
             await asyncio.wait(tasks)
 
     def look_now(self) -> None:
-        """See at once what of this process's runs is to be stopped."""
+        """Check at once which runs of this process are to be stopped."""
         self._look.set()
 
     async def watch(self) -> None:
-        """Stop what others want stopped, and what is another process's by now."""
+        """Cancel runs that were requested to stop, and runs that another process owns."""
         before = [carried for carried in self._runner.carried.all() if carried.stop is None]
         if not before:
             return
-        held = await self._runs.held_by(self._runner.owner)
+        held: dict[str, str | None] = {}
+        for owner in {carried.owner for carried in before}:
+            held |= await self._runs.held_by(owner)
         for carried in before:
             run_id = carried.run.run_id
             if self._runner.carried.of(run_id) is not carried:
@@ -70,7 +72,7 @@ class RunUpkeep:
                 carried.cancel("cancelled")
 
     async def round(self) -> None:
-        """See to runs that nobody has, and to checkpoints of those that are over."""
+        """Recover runs that no process has, and remove checkpoints of runs that are over."""
         await self._begin_unheard_of()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
@@ -82,32 +84,39 @@ class RunUpkeep:
         await self._checkpoints.remove_before(self._memory.clock() - kept, limit=_AT_ONCE)
 
     async def _begin_unheard_of(self) -> None:
-        """Carry out what is in this process's name and not known here, since the answer that it was begun was lost.
+        """Execute runs that this process owns but does not know, because the reply to their start was lost.
 
-        Nobody else may take it over for as long as this process lives. A child is its parent's, which begins it again.
+        No other process may take them over while this one lives. A child is left to its parent, which starts it again.
         """
         for run_id in await self._runs.held_by(self._runner.owner):
             run = None if self._runner.has(run_id) else await self._runs.run(run_id)
             if run is not None and run.parent_run_id is None:
                 await self._runner.start(run_id)
 
-    async def _see_to(self, run: Run) -> None:
-        """Have a run carried out that nobody has; a child is its parent's, unless that is over."""
+    async def _see_to(self, run: Run, *, soon_again: bool = False) -> None:
+        """Enqueue a run that no process has; a child is left to its parent, unless that is over."""
         if run.parent_run_id is not None:
             parent = await self._runs.run(run.parent_run_id)
             if parent is None or parent.over:
                 await end_orphan(self._runs, run)
             return
         now = time.monotonic()
-        if now - self._enqueued.get(run.run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS) < _ENQUEUED_AGAIN_AFTER_SECONDS:
+        before = self._enqueued.get(run.run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)
+        if not soon_again and now - before < _ENQUEUED_AGAIN_AFTER_SECONDS:
             return
         if len(self._enqueued) >= _MOST_REMEMBERED:
             self._enqueued.clear()
         self._enqueued[run.run_id] = now
-        await self._runner.engine.enqueue(run.run_id)
+        failures = run.attempts if run.status == "running" else 0
+        await self._runner.engine.enqueue(run.run_id, failures=failures)
 
-    async def _beat(self) -> None:
-        await self._runs.keep_alive(self._runner.owner)
+    async def reap(self) -> None:
+        """Enqueue the runs of dead processes for the workers."""
+        owners = await self._runs.owners()
+        for owner in await self._runner.engine.dead(owners) if owners else ():
+            for run_id in await self._runs.disown(owner):
+                if (run := await self._runs.run(run_id)) is not None:
+                    await self._see_to(run, soon_again=True)
 
     async def _repeat(
         self, work: Callable[[], Awaitable[None]], seconds: float, name: RunWork, sooner: asyncio.Event | None = None

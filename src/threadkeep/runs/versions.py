@@ -1,25 +1,27 @@
-"""The workflow that a run began with, here and now: also when it was edited meanwhile."""
+"""Workflow versions of runs: a run keeps the version with which it began, also after an edit."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Awaitable, Callable
 
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
-from threadkeep.graphs.definition import Workflow
-from threadkeep.graphs.loading import restore_workflow
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.session_workflows import session_workflows
 from threadkeep.records.runs import Run
 from threadkeep.store.runs.workflows import WorkflowVersions
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.loading import restore_workflow
+from threadkeep.workflows.nodes.references import references_in
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.session_workflows import session_workflows
 
 _MOST_RESTORED = 64
 _KNOWN_SECONDS = 60.0
 
 
 class VersionGone(Exception):
-    """A run cannot go on as it began; `kind` is what its record says of that."""
+    """A run cannot continue as it began; `kind` is the error kind in its record."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -27,7 +29,7 @@ class VersionGone(Exception):
 
 
 class RunWorkflows:
-    """The workflows that runs are carried out with: those registered, and older versions of them."""
+    """The workflows with which runs are executed: the registered ones, and older versions of them."""
 
     def __init__(self, workflows: Workflows, kept: WorkflowVersions) -> None:
         self._workflows = workflows
@@ -37,21 +39,21 @@ class RunWorkflows:
         self._restored: dict[tuple[str, str], Workflow] = {}
 
     async def newest(self, name: str) -> Workflow:
-        """The workflow that new runs begin with, kept for as long as they may need it.
+        """Return the workflow for new runs; its version is stored for as long as they may need it.
 
         Raises:
             WorkflowNotFound: there is none of that name.
         """
         workflow = self._get(name)
         key = (name, workflow.version)
-        # Asked again now and then: what no run has had for long is forgotten, by whatever process.
+        # Stored again from time to time, because any process deletes versions that no run has used for long.
         if time.monotonic() - self._known.get(key, -_KNOWN_SECONDS) >= _KNOWN_SECONDS:
             await self._kept.keep(name, workflow.version, workflow.definition)
             self._known[key] = time.monotonic()
         return workflow
 
     async def of(self, run: Run) -> Workflow:
-        """The workflow of a run, in the version with which it began.
+        """Return the workflow of a run in the version with which it began.
 
         Raises:
             VersionGone: it is code that has changed, or nothing of it is left.
@@ -59,7 +61,7 @@ class RunWorkflows:
         current: Workflow | None = None
         with contextlib.suppress(WorkflowNotFound):
             current = self._get(run.workflow)
-        # What is built in changes with the service's settings, and goes on with those of today.
+        # Built-in workflows change with the service's settings; runs continue with the current ones.
         if current is not None and (current.source == "built-in" or run.version in (None, current.version)):
             return current
         if run.version is None:
@@ -75,9 +77,9 @@ class RunWorkflows:
         return self._restored[key]
 
     async def to_go_on_with(self, run: Run, is_untouched: Callable[[], Awaitable[bool]]) -> Workflow:
-        """The workflow of a run; the newest for one that has done nothing yet, where its own is gone.
+        """Return the workflow of a run; the newest version if the run has done nothing yet and its own version is gone.
 
-        So what waits in the queue while a service is put in place with changed code is answered all the same.
+        So runs that wait in the queue while a service is deployed with changed code are still answered.
 
         Raises:
             VersionGone: it has done something, or there is no workflow of its name.
@@ -93,8 +95,16 @@ class RunWorkflows:
         return self._own[name] if name in self._own else self._workflows.get(name)
 
     async def _restore(self, name: str, version: str) -> Workflow | None:
+        """Return a stored version; None if it is gone, or imports what no registered workflow does.
+
+        The database is no place for code: only the operator's own files decide what a worker imports.
+        """
         kept = await self._kept.version(name, version)
         if kept is None or kept.definition is None:
+            return None
+        allowed = frozenset[str]().union(*(references_in(each.definition or {}) for each in self._workflows.all()))
+        # A copy by way of JSON: the database may have returned other types of lists and maps.
+        if not references_in(json.loads(json.dumps(kept.definition))) <= allowed:
             return None
         try:
             return restore_workflow(kept.definition)

@@ -1,6 +1,6 @@
-"""Where it is kept: the only room that touches a database.
+"""The only package that accesses a database.
 
-A `Driver` gives connections to SQLite or PostgreSQL, `sql/` holds the statements as text, `migrations` builds the
-schema, and the stores on top speak in records: `transcripts` (append, newest, recent, find), `search` and `runs`.
-`spool` keeps turns in a file while no database takes them.
+A `Driver` lends connections to SQLite or PostgreSQL, `sql/` holds the statements as text, and `migrations` creates the
+schema. The stores on top work with records: `transcripts` (append, newest, recent, find), `search` and `runs`. `spool`
+keeps turns in a file while no database accepts them.
 """

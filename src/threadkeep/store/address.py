@@ -1,4 +1,4 @@
-"""Where a database is: the URL that users write, checked and taken apart."""
+"""Addresses of databases: the URL that users write, validated and parsed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 from urllib.parse import parse_qsl, unquote, urlencode
 
 from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
 
+type Keeping = Literal["tables", "graph_store"]
+"""The kind of store for transcripts: the tables, or a LangGraph store."""
+
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."
 
-# What of a DSN's query says which database it is, beside the host, port, user and name that may also stand before it.
+# Query parameters of a DSN that identify the database, besides host, port, user and name.
 _NAMING = ("hostaddr", "service", "options")
 _DEFAULT_PORT = "5432"
 _DSN = re.compile(
@@ -26,18 +30,25 @@ _HOST = re.compile(r"(?P<host>\[[^]]*\]|[^:\[\]]*)(?::(?P<port>[0-9]{0,5}))?")
 class DatabaseAddress:
     """A database: `path` for SQLite (None in memory), `dsn` for PostgreSQL.
 
-    The DSN may hold a password; `str()` and `repr()` never show it.
+    `memory_name` is the name under which this process can open an SQLite database in memory again. The DSN may hold a
+    password; `str()` and `repr()` never show it.
     """
 
     backend: Backend
     path: Path | None = None
     dsn: str | None = None
+    memory_name: str | None = None
 
     def __str__(self) -> str:
         return self.shown
 
     def __repr__(self) -> str:
         return f"DatabaseAddress({self.shown!r})"
+
+    @property
+    def in_memory(self) -> bool:
+        """True if this is an SQLite database in memory."""
+        return self.path is None and self.dsn is None
 
     @property
     def shown(self) -> str:
@@ -51,13 +62,13 @@ class DatabaseAddress:
 
     @property
     def fingerprint(self) -> str:
-        """A short name that is the same for the same database, for files that belong to it."""
+        """A short name that is the same for the same database, used for its files."""
         whole = self.shown if self.dsn is None else urlencode(_identity(self.dsn))
         return hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> DatabaseAddress:
-    """The database that a URL names.
+    """Return the database that a URL names.
 
     Raises:
         InvalidSettings: the URL is relative, uses `~`, or names neither SQLite nor PostgreSQL.
@@ -68,7 +79,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
     if scheme in ("postgresql", "postgres"):
         address = DatabaseAddress("postgres", dsn=f"postgresql://{rest}")
         if not all(_is_host(host) for host in _parts(f"postgresql://{rest}")["hosts"].split(",")):
-            # Without it: what stands in the port's place may be half of a password.
+            # Without the port: it may be half of a password.
             raise InvalidSettings(
                 f"{variable} has a port that is not a number (in a password write # / : as %23 %2F %3A). {_FORMS}",
                 variable=variable,
@@ -90,7 +101,7 @@ def parse_address(url: str, *, variable: str = "THREADKEEP_DATABASE_URL") -> Dat
 
 
 def _parts(dsn: str) -> dict[str, str]:
-    """The parts of a DSN as they are written; `hosts` may be several, as libpq takes them."""
+    """Return the parts of a DSN unchanged; `hosts` may be several, as libpq accepts them."""
     match = _DSN.fullmatch(dsn)
     return match.groupdict(default="") if match else {"account": "", "hosts": "", "name": "", "query": ""}
 
@@ -101,17 +112,17 @@ def _is_host(text: str) -> bool:
 
 
 def _identity(dsn: str) -> list[tuple[str, str]]:
-    """Which database libpq finds by a DSN, with what it puts in for what is left out; without any secret."""
+    """Return what identifies the database that libpq finds by a DSN, with its defaults and without any secret."""
     parts = _parts(dsn)
     given = dict(parse_qsl(parts["query"]))
     written = [match for text in parts["hosts"].split(",") if (match := _HOST.fullmatch(text))]
     hosts = given["host"].split(",") if "host" in given else [unquote(match["host"]) for match in written]
     ports = given["port"].split(",") if "port" in given else [match["port"] or "" for match in written]
-    # One port is that of all hosts.
+    # One port applies to all hosts.
     ports = ports * len(hosts) if len(ports) == 1 else ports
     user = given.get("user") or unquote(parts["account"].partition(":")[0])
     return [
-        # Names of hosts are the same in capitals; folders of sockets are not.
+        # Host names are case-insensitive; socket folders are not.
         ("host", ",".join(host if host.startswith(("/", "@")) else host.strip("[]").lower() for host in hosts)),
         ("port", ",".join(port or _DEFAULT_PORT for port in ports)),
         ("user", user),

@@ -1,4 +1,4 @@
-"""Exported sessions brought back: with the times they had, each message once, many of them in one transaction."""
+"""Restoring of exported sessions: with their original times, each message once, many in one transaction."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from threadkeep.store.codec import (
     clean_json,
     clean_message,
     clean_text,
+    marks_of,
     message_parameters,
     session_parameters,
 )
@@ -23,14 +24,15 @@ from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.summaries import ArchivedSummary
 from threadkeep.store.summary_archive import SummaryArchive
+from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.times import time_text
 
 
 @dataclass(frozen=True)
 class ArchivedPart:
-    """Some messages of an exported session, in their order; the counts in `info` and its last message are not used.
+    """Some messages of an exported session, in order; the counts and last message in `info` are not used.
 
-    Summaries come with or after the last of the messages that they stand for.
+    Summaries come with or after the last message that they cover.
     """
 
     info: SessionInfo
@@ -40,11 +42,11 @@ class ArchivedPart:
 
 @dataclass(frozen=True)
 class Restored:
-    """What became of the messages of a part.
+    """The result of restoring a part.
 
-    `stored` now, or `known`: there already. Of the stored ones `moved` have another `seq` than they had, and in
-    `cleaned` characters were replaced that no database keeps. Of the summaries some were stored too, and some
-    `summaries_left_out`: what they stand for is not here as it was, or others stand for it.
+    `stored` messages are new, `known` ones existed already. Of the stored messages, `moved` have another `seq` than
+    before, and `cleaned` had characters that no database keeps. `summaries` were stored too; `summaries_left_out` were
+    not, because the messages that they cover have changed or another summary covers them.
     """
 
     stored: int = 0
@@ -56,21 +58,20 @@ class Restored:
 
 
 class Restoring(Protocol):
-    """Whoever brings exported sessions back to where transcripts are kept."""
+    """A restorer of exported sessions."""
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts; the answers are in their order."""
+        """Store the parts; return the results in their order."""
         ...
 
 
 class Archive:
-    """The way back for what was exported.
+    """A restorer of exported sessions into the tables.
 
-    Its laws: a message keeps its id, times, tokens and status; one whose id is there already is not stored again; a
-    session that is there keeps its own title, tags and metadata, and what is new to it comes after what it has. The
-    reset stands after the message after which it stood, unless there is a later one. What was archived is archived
-    again where it keeps its places. Parts of one call are stored together or not at all, but for those of sessions that
-    belong to another user.
+    A message keeps its id, times, tokens and status, and stays superseded. A message whose id exists already is not
+    stored again. An existing session keeps its own title, tags and metadata, and new messages follow its own. The reset
+    stays after the same message, unless there is a later reset. Archived messages are archived again if they keep their
+    `seq`. The parts of one call are stored atomically, except parts of sessions that belong to another user.
     """
 
     def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -79,11 +80,12 @@ class Archive:
         self._clock = clock
         self._sql = load_statements("transcripts.sql", "archive.sql")
         self._summaries = SummaryArchive(driver.backend, clock=clock)
+        self._superseding = SupersedingWriter()
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
-        """Store the parts in one transaction; the answers are in their order."""
+        """Store the parts in one transaction; return the results in their order."""
         outcomes: dict[int, Restored | WrongUser] = {}
-        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        # The same order everywhere prevents deadlocks between processes.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
         async with self._driver.writing() as connection:
             for place in places:
@@ -123,38 +125,41 @@ class Archive:
     async def _insert(
         self, connection: Connection, part: ArchivedPart, fresh: Sequence[Message], seqs: Mapping[str, int]
     ) -> int:
-        """Store messages at their places; answers how many had to be cleaned."""
+        """Store messages under their `seq`; return how many had to be cleaned."""
         now = self._clock()
         kept = [clean_message(message) for message in fresh]
         await connection.fetch(self._sql["reserve"], _counting(part.info, kept))
         rows = [
             {
                 **message_parameters(message, count=self._count, now=time_text(message.created_at or now)),
+                **marks_of(message),
                 "session_id": part.info.session_id,
                 "seq": seqs[str(message.id)],
             }
             for message in kept
         ]
-        await connection.execute_many(self._sql["insert_message"], rows)
+        await connection.execute_many(self._sql["insert_marked"], rows)
+        if superseded := [seqs[str(message.id)] for message in kept if message.superseded_at is not None]:
+            await self._superseding.refresh(connection, part.info.session_id, superseded)
         return sum(1 for given, message in zip(fresh, kept, strict=True) if given is not message)
 
     async def _restore_borders(
         self, connection: Connection, info: SessionInfo, messages: Sequence[Message], seqs: Mapping[str, int]
     ) -> None:
-        """Put the reset, and the end of what is archived, after the messages after which they stood."""
+        """Set the reset and the end of the archive after the same messages as before."""
         last_before = next((m for m in messages if info.reset_seq and m.seq == info.reset_seq), None)
         if last_before is not None:
             place = {"session_id": info.session_id, "reset_seq": seqs[str(last_before.id)]}
             await connection.execute(self._sql["restore_reset"], place)
         last_archived = next((m for m in messages if info.archived_seq and m.seq == info.archived_seq), None)
-        # Behind messages that were here before it would archive those too.
+        # After messages that existed before, it would archive those as well.
         if last_archived is not None and seqs[str(last_archived.id)] == last_archived.seq:
             border = {"session_id": info.session_id, "archived_seq": last_archived.seq}
             await connection.execute(self._sql["restore_archived"], border)
 
 
 def _counting(info: SessionInfo, messages: list[Message]) -> dict[str, object]:
-    """The parameters that count a session up by some messages; by none, they only lock its row."""
+    """Return the parameters that add messages to a session; with none they only lock its row."""
     turn = Turn(info.session_id, (), info.user_id)
     return session_parameters(turn, messages, now=time_text(info.updated_at))
 
@@ -172,4 +177,6 @@ def _session_row(info: SessionInfo) -> dict[str, object]:
         "metadata": dump_json(clean_json(dict(info.metadata))),
         "created_at": time_text(info.created_at),
         "updated_at": time_text(info.updated_at),
+        "parent_session_id": info.parent_session_id,
+        "parent_seq": info.parent_seq,
     }

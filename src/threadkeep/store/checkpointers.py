@@ -1,8 +1,8 @@
-"""LangGraph's checkpointers with our errors: who carries a run out has to tell an outage from a fault."""
+"""LangGraph's checkpointers with our errors, so that runs can tell an outage from a bug."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
@@ -13,21 +13,29 @@ from langgraph.checkpoint.base import (
     Checkpoint,
     CheckpointMetadata,
     CheckpointTuple,
+    DeltaChannelHistory,
 )
 
 
 class TranslatingSaver(BaseCheckpointSaver[str]):
-    """Stands before a checkpointer of LangGraph's and turns the errors of its driver into ours.
+    """A wrapper of a LangGraph checkpointer that translates its driver's errors into ours.
 
-    It does so for what a graph calls while it runs, and for the removal of threads; the rest is as LangGraph has it.
+    It translates the methods that a graph calls while it runs, and the removal of threads; all others are unchanged.
     """
 
     translated: ClassVar[Callable[[], AbstractContextManager[None]]]
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The newest checkpoint of a thread, or the one that is named."""
+        """Return the newest checkpoint of a thread, or the named one."""
         with type(self).translated():
             return await super().aget_tuple(config)
+
+    async def aget_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the writes from which channels without a full checkpoint are rebuilt."""
+        with type(self).translated():
+            return await super().aget_delta_channel_history(config=config, channels=channels)
 
     async def aput(
         self,
@@ -36,14 +44,14 @@ class TranslatingSaver(BaseCheckpointSaver[str]):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Keep a checkpoint."""
+        """Save a checkpoint."""
         with type(self).translated():
             return await super().aput(config, checkpoint, metadata, new_versions)
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Keep what a step wrote."""
+        """Save the writes of a step."""
         with type(self).translated():
             await super().aput_writes(config, writes, task_id, task_path)
 

@@ -1,4 +1,4 @@
-"""Rows and records: what a message looks like in a table, and back."""
+"""Conversion of messages and sessions between records and table rows."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-
-from langchain_core.utils.uuid import uuid7
 
 from threadkeep.records import Json, Message, Retention, SessionInfo, Turn, dump_json
 from threadkeep.store.driver import Row
@@ -19,7 +17,7 @@ _REPLACEMENT = "\ufffd"
 
 TITLE_CHARACTERS = 50
 LAST_MESSAGE_CHARACTERS = 100
-MESSAGE_COLUMNS = 13
+_MARKS = 16  # the number of columns that `message_of` reads
 
 _new = object.__new__
 _set = object.__setattr__
@@ -27,21 +25,26 @@ _set = object.__setattr__
 type Counter = Callable[[str], int]
 
 
+_ERASED_KEY = "threadkeep:erased"
+ERASED = '{"threadkeep:erased":true}'
+"""The metadata of an erased message: an empty row, out of every window, whose `seq` and `id` stay."""
+
+
 def shorten(text: str, characters: int) -> str:
-    """The text, or its beginning and an ellipsis."""
+    """Return the text, or its beginning and an ellipsis."""
     return text if len(text) <= characters else text[:characters] + "…"
 
 
 def clean_text(text: str) -> str:
-    """The text with U+FFFD for the characters that databases cannot keep (NUL, lone surrogates)."""
+    """Return the text with U+FFFD for characters that databases cannot keep (NUL, lone surrogates)."""
     return text if text.isascii() and "\x00" not in text else _UNKEEPABLE.sub(_REPLACEMENT, text)
 
 
 def clean_json(value: Json) -> Json:
-    """The JSON value with all its text cleaned; the same object if nothing had to be."""
+    """Return the JSON value with all its text cleaned; the same object if nothing had to be replaced."""
     if not _UNKEEPABLE_JSON.search(dump_json(value)):
         return value
-    # What was found may be a text that only looks like an escape.
+    # The match may be a text that only looks like an escape.
     cleaned = _clean_inside(value)
     return value if cleaned == value else cleaned
 
@@ -64,7 +67,7 @@ def _clean_inside(value: Json) -> Json:
 
 
 def clean_message(message: Message) -> Message:
-    """The message as it can be kept; the same object if nothing had to be replaced."""
+    """Return the message as it can be stored; the same object if nothing had to be replaced."""
     content = clean_text(message.content)
     metadata = _clean_mapping(message.metadata)
     original = clean_json(message.original) if message.original is not None else None
@@ -74,41 +77,59 @@ def clean_message(message: Message) -> Message:
 
 
 def identified(message: Message) -> Message:
-    """The message with an id: its own, or a new one. What it holds was checked when it was made."""
+    """Return the message with its id or a new one. Its fields were validated when it was created."""
     if message.id is not None:
         return message
+    from langchain_core.utils.uuid import uuid7  # it imports pydantic, which reading does not need
+
     copy = _new(Message)
     _set(copy, "__dict__", {**message.__dict__, "id": str(uuid7())})
     return copy
 
 
 def message_parameters(message: Message, *, count: Counter, now: str) -> dict[str, object]:
-    """The parameters of `insert_message`, but for `session_id` and `seq`."""
+    """Return the parameters of `insert_message`, except `session_id` and `seq`."""
     return {
         "id": message.id,
         "role": message.role,
         "content": message.content,
         "tokens": count(message.content) if message.tokens is None else message.tokens,
-        "status": message.status,
+        "status": "complete" if message.status == "erased" else message.status,
         "confidence": None if message.confidence is None else float(message.confidence),
         "escalated": message.escalated,
         "run_id": message.run_id,
-        "metadata": dump_json(dict(message.metadata)) if message.metadata else "{}",
+        "metadata": _metadata_of(message),
         "original": None if message.original is None else dump_json(message.original),
         "sent_at": message.sent_at and time_text(message.sent_at),
         "created_at": now,
+        "author": message.author,
+        "answers": message.answers,
+        "ordinal": message.ordinal,
+        "told_at": None,
+    }
+
+
+def _metadata_of(message: Message) -> str:
+    if message.status == "erased":
+        return ERASED
+    return dump_json(dict(message.metadata)) if message.metadata else "{}"
+
+
+def marks_of(message: Message) -> dict[str, object]:
+    """Return the columns that mark a message as superseded."""
+    return {
+        "superseded_at": message.superseded_at and time_text(message.superseded_at),
+        "superseded_by": message.superseded_by,
     }
 
 
 def message_of(row: Row) -> Message:
-    """The message in a row of the columns that every statement for messages selects.
+    """Return the message in a row with the columns that every message statement selects.
 
-    What comes from the table was checked on its way in, so this fills the record without checking again: windows are
-    read at every model call.
+    Rows were validated when they were written, so this does not validate again: windows are read at every model call.
     """
-    seq, id_, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at = (
-        row[:MESSAGE_COLUMNS]
-    )
+    seq, id_, role, content, tokens, status, confidence, escalated, run_id, metadata, original, *rest = row
+    sent_at, created_at, author, answers, ordinal = rest[:5]
     message = _new(Message)
     _set(
         message,
@@ -127,14 +148,31 @@ def message_of(row: Row) -> Message:
             "run_id": run_id,
             "metadata": {} if metadata == "{}" else json.loads(metadata),
             "original": None if original is None else json.loads(original),
+            "author": author,
+            "answers": answers,
+            "ordinal": ordinal,
+            "superseded_at": None,
+            "superseded_by": None,
         },
     )
     return message
 
 
+def marked_message_of(row: Row) -> Message:
+    """Return the message in a row that also has `superseded_at` and `superseded_by`, in this order."""
+    message = message_of(row)
+    superseded_at, superseded_by = row[_MARKS:]
+    if superseded_at is not None:
+        message.__dict__.update(superseded_at=time_of(superseded_at), superseded_by=superseded_by)
+        if _ERASED_KEY in message.metadata:
+            message.__dict__.update(status="erased", metadata={})
+    return message
+
+
 def session_of(row: Row) -> SessionInfo:
-    """The session in a row of the columns of the statement `session`."""
-    session_id, user_id, title, last, count, *places, active, tags, metadata, created_at, updated_at = row
+    """Return the session in a row of the statement `session`."""
+    session_id, user_id, title, last, count, *places, active, tags, metadata, created_at, updated_at = row[:-3]
+    revision, parent_session_id, parent_seq = row[-3:]
     last_seq, reset_seq, archived_seq, deleted_seq, retention = places
     return SessionInfo(
         session_id=session_id,
@@ -152,23 +190,26 @@ def session_of(row: Row) -> SessionInfo:
         archived_seq=archived_seq,
         deleted_seq=deleted_seq,
         retention=retention_of(retention),
+        revision=revision,
+        parent_session_id=parent_session_id,
+        parent_seq=parent_seq,
     )
 
 
 def retention_of(text: str | None) -> Retention | None:
-    """The limits of a session in a row, None where it has none of its own."""
+    """Return the limits in a session's row, None if it has no limits of its own."""
     return None if text is None else Retention.from_dict(json.loads(text))
 
 
 def session_parameters(turn: Turn, messages: list[Message], *, now: str) -> dict[str, object]:
-    """The parameters of `reserve` for some messages of one session."""
-    first_user = next((m.content for m in messages if m.role == "user"), None)
+    """Return the parameters of `reserve` for messages of one session."""
+    first_user = next((m.content for m in messages if m.role == "user" and m.content), None)
     newest_user = max((place for place, m in enumerate(messages, start=1) if m.role == "user"), default=0)
     return {
         "session_id": turn.session_id,
         "user_id": turn.user_id,
         "title": None if first_user is None else shorten(first_user, TITLE_CHARACTERS),
-        "last_message": shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS) if messages else None,
+        "last_message": shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS) or None if messages else None,
         "added": len(messages),
         "newest_user": newest_user,
         "now": now,

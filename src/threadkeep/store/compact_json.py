@@ -1,6 +1,6 @@
-"""JSON text in few bytes: deflated with the words that records are made of, ids and hashes as the bytes that they are.
+"""Compact JSON text: deflated with a vocabulary of common words; ids and hashes are stored as bytes.
 
-A first byte says how it was made, so that other ways can be added; what begins as JSON does is JSON text as it is.
+The first byte names the vocabulary, so that others can be added. A text that begins like JSON is stored unchanged.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from threadkeep.errors import StoreError
 
 _JSON_AS_IT_IS = frozenset(b'{["-0123456789tfn')
 _RAW_DEFLATE = -15
-# Records are short: to clear the tables that are there by default takes longer than all the rest.
+# Records are short: clearing deflate's default tables takes longer than all the rest.
 _MEMORY_LEVEL = 5
 _HEX = "[0-9a-f]"
-# Control characters are never in JSON text, which has escapes for them. So these stand for what was taken out: hashes
-# of two units, ids of one.
+# JSON text never contains control characters, because it escapes them. So these mark extracted hashes (two units) and
+# ids (one unit).
 _HASH, _ID = "\x01", "\x02"
 _UNITS: Mapping[str, int] = {_HASH: 2, _ID: 1}
 _UNIT_BYTES = 16
@@ -28,9 +28,9 @@ _MOST_UNITS = 255
 _NAMES = re.compile(rf"\b(?:(?P<hash>{_HEX}{{64}})|{_HEX}{{8}}(?:-{_HEX}{{4}}){{3}}-{_HEX}{{12}})\b", re.ASCII)
 _MARKS = re.compile(f"[{_HASH}{_ID}]")
 
-# What deflate may refer to; the most frequent is at the end. A vocabulary never changes: what was written with it is
-# read with it. A better one is another number, and comes with a migration (an empty one, if there is nothing else to
-# change): an older Threadkeep refuses to open what it could not read.
+# The vocabulary for deflate; the most frequent words are at the end. A vocabulary never changes, because it is needed
+# to read what was written with it. A better one gets another number and a migration (empty, if nothing else changes):
+# an older Threadkeep then refuses to open a database that it could not read.
 _VOCABULARIES: Final[Mapping[int, bytes]] = {
     1: (
         b'"summary","summaries":["facts","snippets":["selected","steps","turns":[{"session_id":"system","source":"text",'
@@ -60,7 +60,7 @@ _NEWEST: Final = 1
 
 
 def compact(text: str) -> bytes:
-    """A JSON text in few bytes; `expanded` gives exactly the same text."""
+    """Return a JSON text in compact form; `expanded` restores exactly the same text."""
     taken: list[bytes] = []
     room = _MOST_UNITS
 
@@ -79,10 +79,10 @@ def compact(text: str) -> bytes:
 
 
 def expanded(stored: bytes) -> str:
-    """The JSON text that was made compact, or that is stored as it is.
+    """Return the JSON text of a compact or plain value.
 
     Raises:
-        StoreError: a newer Threadkeep made it compact in a way of its own.
+        StoreError: a newer Threadkeep wrote it with an unknown vocabulary.
     """
     if stored[0] in _JSON_AS_IT_IS:
         return stored.decode()

@@ -1,4 +1,4 @@
-"""How a database is doing: what the engine says of itself, how much it holds, who holds locks."""
+"""Condition of a database: the engine's own values, the amount of data, and the holders of locks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.statements import load_statements
 
 _LONG_SECONDS = 10.0
-# Less is not worth keeping everybody else from writing.
+# Less free space is not worth blocking other writers.
 _MUCH_FREE_BYTES = 10 * 1024 * 1024
 _MUCH_FREE_SHARE = 0.1
 
 
 @dataclass(frozen=True)
 class LockHolder:
-    """A process that may hold others up. `pid` is None where it cannot be seen; PostgreSQL's are the server's."""
+    """A process that may block others. `pid` is None if unknown; PostgreSQL's pids are the server's."""
 
     pid: int | None
     name: str
@@ -27,12 +27,12 @@ class LockHolder:
 
 @dataclass(frozen=True)
 class Condition:
-    """A database that answers.
+    """The condition of a database that answers.
 
-    `schema` is the newest migration that it has, `newest` the newest that this code knows. `engine` has what the
-    engine says of itself, by its own names. The counts are None where there are no tables yet that this code knows;
-    `unindexed` messages cannot be found by a search before the index has caught up. `free_bytes` of `file_bytes` are
-    for later messages to use; 0 on PostgreSQL, which gives room back by itself.
+    `schema` is its newest migration, `newest` the newest that this code knows. `engine` has the engine's own values,
+    under its own names. The counts are None if there are no tables yet that this code knows; `unindexed` messages
+    cannot be found by a search until the index has caught up. `free_bytes` of `file_bytes` are available for later
+    messages; 0 on PostgreSQL, which frees space by itself.
     """
 
     schema: int
@@ -47,12 +47,12 @@ class Condition:
 
     @property
     def much_is_free(self) -> bool:
-        """Whether it is worth while to give room back to the disk."""
+        """True if it is worth returning free space to the disk."""
         return self.free_bytes >= max(_MUCH_FREE_BYTES, _MUCH_FREE_SHARE * self.file_bytes)
 
 
 async def read_condition(driver: Driver) -> Condition:
-    """Ask a database how it is doing, without changing anything.
+    """Read the condition of a database, without changing anything.
 
     Raises:
         StoreUnavailable: it does not answer.

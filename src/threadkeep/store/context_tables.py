@@ -17,7 +17,7 @@ from threadkeep.store.token_factors import TokenFactors
 
 @dataclass(frozen=True)
 class ContextTables:
-    """What is kept for contexts, beside the transcripts."""
+    """The stored data of contexts, besides the transcripts."""
 
     contexts: Contexts
     summaries: Summaries
@@ -27,7 +27,7 @@ class ContextTables:
 
     @classmethod
     def over(cls, driver: Driver, *, clock: Callable[[], datetime]) -> Self:
-        """All of them in one database."""
+        """Return all tables of one database."""
         return cls(
             contexts=Contexts(driver),
             summaries=Summaries(driver, clock=clock),

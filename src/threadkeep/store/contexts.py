@@ -1,21 +1,24 @@
-"""What the next context begins with: where the window begins, and the summaries of what is before it."""
+"""The stored start of the next context: where the window begins, and the summaries of earlier messages."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from threadkeep.records import Summary
-from threadkeep.store.driver import Driver
+from threadkeep.store.codec import clean_text
+from threadkeep.store.compact_json import compact, expanded
+from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.statements import load_statements
 from threadkeep.store.summaries import summary_of
 
 
 @dataclass(frozen=True)
 class ContextState:
-    """Where the window of one kind of agent begins (0: with the first), and the summaries that count, oldest first.
+    """The anchor of one kind of agent (0: the first message), and the active summaries, oldest first.
 
-    `reset_seq` is the place of the session's last reset, 0 if there was none. Places up to `archived_seq` are archived,
-    those up to `deleted_seq` are not there any more; summaries of both still count.
+    `reset_seq` is the `seq` of the session's last reset, 0 if there was none. Messages up to `archived_seq` are
+    archived, messages up to `deleted_seq` are deleted; summaries of both stay active. `revision` is the session's.
     """
 
     anchor_seq: int = 0
@@ -23,31 +26,70 @@ class ContextState:
     reset_seq: int = 0
     archived_seq: int = 0
     deleted_seq: int = 0
+    revision: int = 0
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The tool calls and results of an agent's answer, as JSON, with the `seq` of the question."""
+
+    seq: int
+    body: str
 
 
 class Contexts:
-    """The tables `chat_anchors` and `chat_summaries`, as a model call needs them."""
+    """The tables `chat_anchors`, `chat_summaries` and `chat_steps`, for model calls."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._sql = load_statements("contexts.sql", f"{driver.backend}/sessions.sql")
 
     async def state(self, session_id: str, profile: str, *, user_id: str | None = None) -> ContextState:
-        """What is kept for the next context; nothing for a session that is not there (or not this user's).
+        """Return the state for the next context; it is empty if the session does not exist (or is not this user's).
 
-        A summary counts when it was not taken up into another, and stands for what was said since the last reset.
+        A summary is active if it was not merged into another one and covers messages since the last reset.
         """
-        parameters = {"session_id": session_id, "profile": profile, "user_id": user_id}
+        sql, parameters = self.state_statement(session_id, profile, user_id=user_id)
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["state"], parameters)
-        if not rows:
-            return ContextState()
-        anchor_seq, *borders = rows[0][:4]
-        return ContextState(anchor_seq, tuple(summary_of(row[4:]) for row in rows if row[4] is not None), *borders)
+            return state_of(await connection.fetch(sql, parameters))
 
-    async def move_anchor(self, session_id: str, profile: str, seq: int) -> None:
-        """Let later windows of this kind begin at a message. Forward only, and only where there is such a session."""
-        parameters = {"session_id": session_id, "profile": profile, "seq": seq}
+    def state_statement(self, session_id: str, profile: str, *, user_id: str | None = None) -> Statement:
+        """Return the statement whose rows `state_of` takes."""
+        return self._sql["state"], {"session_id": session_id, "profile": profile, "user_id": user_id}
+
+    async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
+        """Move the anchor of a profile to a message, forward only and only if the session exists.
+
+        With a `revision`, move it only while the session has that revision: windows start again after messages were
+        superseded.
+        """
+        parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
         async with self._driver.writing() as connection:
             await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
             await connection.execute(self._sql["move_anchor"], parameters)
+
+    async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
+        """Return the steps of an agent's turns from a question on, oldest first."""
+        parameters = {"session_id": session_id, "author": author, "since": since}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["steps"], parameters)
+        return [Steps(int(seq), expanded(body)) for seq, body in rows]
+
+    async def keep_steps(
+        self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
+    ) -> None:
+        """Store the steps of an answer whose question exists; keep only the agent's newest turns."""
+        turn = {"session_id": session_id, "author": author, "turns": turns}
+        row = {**turn, "seq": steps.seq, "ordinal": ordinal, "question_id": question_id}
+        async with self._driver.writing() as connection:
+            await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
+            await connection.execute(self._sql["keep_steps"], {**row, "body": compact(clean_text(steps.body))})
+            await connection.execute(self._sql["forget_steps"], turn)
+
+
+def state_of(rows: Sequence[Row]) -> ContextState:
+    """Return the state in the rows of its statement."""
+    if not rows:
+        return ContextState()
+    anchor_seq, *borders = rows[0][:5]
+    return ContextState(anchor_seq, tuple(summary_of(row[5:]) for row in rows if row[5] is not None), *borders)

@@ -1,4 +1,4 @@
-"""Where in the graph store agents keep conversations by themselves: known to all processes, once one has used it."""
+"""Layouts of conversations that agents keep in the graph store, registered for all processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from threadkeep.store.times import time_text
 
 
 class ConversationLayouts:
-    """The table `chat_conversation_layouts`. The size of chunks is each conversation's own, and not in it."""
+    """The table `chat_conversation_layouts`. The chunk size belongs to each conversation and is not stored here."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -20,7 +20,7 @@ class ConversationLayouts:
         self._sql = load_statements("conversation_layouts.sql")
 
     async def add(self, layout: GraphLayout) -> None:
-        """Let others know of a layout."""
+        """Register a layout."""
         row = {
             "namespace": ".".join(layout.namespace),
             "meta_key_suffix": layout.meta_key_suffix,
@@ -31,7 +31,7 @@ class ConversationLayouts:
             await connection.execute(self._sql["add_layout"], row)
 
     async def all(self) -> list[GraphLayout]:
-        """Those that were ever used, in a fixed order."""
+        """Return all registered layouts, in a fixed order."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["layouts"], {})
         return [

@@ -1,11 +1,13 @@
-"""What the stores ask of a database: a few verbs, the same on both engines."""
+"""The database interface of the stores: a few methods, the same on both engines."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import StoreError, StoreUnavailable
 
@@ -16,7 +18,34 @@ type Statement = tuple[str, Parameters]
 
 
 GROUP_LOCK_SECONDS = 0.5
-"""How long what concerns many sessions waits for a row that somebody else has locked."""
+"""Seconds that a write of many sessions waits for a row that another transaction has locked."""
+
+
+_deadline: ContextVar[float | None] = ContextVar("deadline", default=None)
+
+
+@contextmanager
+def waiting_until(moment: float | None) -> Iterator[None]:
+    """Limit the wait of all calls in the block for connections and locks, by a monotonic time.
+
+    A call that does not get them by then raises `StoreUnavailable` and has written nothing. A statement that has begun
+    is not interrupted. Tasks created in the block have the same limit. None means only the limit of each call.
+    """
+    token = _deadline.set(moment)
+    try:
+        yield
+    finally:
+        _deadline.reset(token)
+
+
+def seconds_left() -> float | None:
+    """Return the seconds that a call may wait, at least 0; None if there is no limit."""
+    moment = _deadline.get()
+    return None if moment is None else max(moment - time.monotonic(), 0.0)
+
+
+class TurnRefused(StoreError):
+    """A turn cannot be stored together with the statements that belong to it; nothing of it was stored."""
 
 
 class DuplicateRow(StoreError):
@@ -24,70 +53,96 @@ class DuplicateRow(StoreError):
 
 
 class RowLocked(StoreUnavailable):
-    """Somebody else's transaction kept a row locked for too long; others' rows may be free."""
+    """Another transaction kept a row locked for too long; other rows may be free."""
+
+
+class Appended(NamedTuple):
+    """The new `last_seq` of each session, and the rows of the statements before and after the messages."""
+
+    last_seqs: Mapping[str, int]
+    before: Sequence[list[Row]] = ()
+    after: Sequence[list[Row]] = ()
+
+
+class Joined(NamedTuple):
+    """Statements of the transaction that stores a turn, `before` its messages and `after` them."""
+
+    before: Sequence[Statement] = ()
+    after: Sequence[Statement] = ()
 
 
 class Connection(Protocol):
-    """One connection, inside the block that lent it. Statements name their parameters `:name`.
+    """A connection, valid inside the block that lent it. Statements name their parameters `:name`.
 
-    Raises `StoreUnavailable` when the database does not answer, is locked beyond its timeout, full or read-only, and
-    `DuplicateRow` when a unique constraint is broken.
+    Raises `StoreUnavailable` if the database does not answer, is locked beyond its timeout, full or read-only, and
+    `DuplicateRow` if a unique constraint is violated.
     """
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """All rows of a statement."""
+        """Return all rows of a statement."""
         ...
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
-        """Run a statement; answers the number of rows it changed."""
+        """Execute a statement; return the number of changed rows."""
         ...
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements, with one wait for all; each sees what those before it did."""
+        """Return all rows of each statement, with one round trip; each sees the changes of those before it."""
         ...
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
-        """Run a statement once for each row of parameters."""
+        """Execute a statement once for each row of parameters."""
         ...
 
 
 class Driver(Protocol):
-    """A database, open.
+    """An open database.
 
     `reading()` lends a connection for single statements. `writing()` lends one inside a transaction that takes its
-    write lock at once, is durable when the block ends, and rolled back when the block raises. On PostgreSQL it raises
-    `RowLocked` after `lock_timeout_seconds` of waiting for one lock: those of the options if it is None. 0 is for ever,
-    on either engine.
+    write lock at once, is durable when the block ends, and is rolled back when the block raises. On PostgreSQL it
+    raises `RowLocked` after waiting `lock_timeout_seconds` for one lock; None is the value of the options. On both
+    engines 0 means to wait forever.
     """
 
     @property
     def backend(self) -> Backend:
-        """Which engine this is."""
+        """The name of the engine."""
         ...
 
     def reading(self) -> AbstractAsyncContextManager[Connection]:
-        """A connection to read from."""
+        """Lend a connection for reading."""
         ...
 
     def writing(self, *, lock_timeout_seconds: float | None = None) -> AbstractAsyncContextManager[Connection]:
-        """A connection inside a write transaction."""
+        """Lend a connection inside a write transaction."""
         ...
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements, which are a write transaction together, with one wait for all."""
+        """Execute statements as one write transaction with one round trip; return all rows of each."""
         ...
 
-    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
-        """Store a group of new turns in one write transaction, with as few waits as the engine allows.
+    async def append(
+        self,
+        sessions: Sequence[Parameters],
+        messages: Sequence[Parameters],
+        graph_turns: Sequence[Parameters] = (),
+        *,
+        before: Sequence[Statement] = (),
+        after: Sequence[Statement] = (),
+    ) -> Appended:
+        """Store a group of new turns in one write transaction, with as few round trips as possible.
 
         Args:
             sessions: the parameters of the statement `reserve`, in ascending order of `session_id`, each one once.
-            messages: those of `insert_message`, but with `behind` in place of `seq`: how many messages of its session
-                in this group follow a message; and with `answers`, the id of what its turn answers, or None.
+            messages: those of `insert_message`, but with `behind` instead of `seq`: the number of later messages of its
+                session in this group; and with `question`, the id of the message that its turn answers, or None.
+            graph_turns: those of `add_graph_turn`, but with `first_behind` and `last_behind` instead of `seq` values.
+            before: statements that are executed first, in the same transaction.
+            after: statements that are executed last, in the same transaction.
 
-        Answers `session_id` and the new `last_seq` of each session; another user's session is left out, with its
-        messages. When a message's id is there already, or what a turn answers is not, `DuplicateRow` is raised and
-        nothing is stored; and so is `RowLocked`, soon, when somebody else has locked one of the sessions.
+        Another user's session is skipped with its messages.
+        If a message's id exists already, or an answered message does not, `DuplicateRow` is raised and nothing is
+        stored. If another transaction has locked a session, `RowLocked` is raised soon.
         """
         ...
 
@@ -98,10 +153,10 @@ class Driver(Protocol):
 
 @dataclass(frozen=True)
 class StoreOptions:
-    """How a database is opened. Times in seconds.
+    """Options for opening a database. Times are in seconds.
 
-    `synchronous` is SQLite's: FULL survives a power cut with every acknowledged turn, NORMAL may lose the last ones
-    then (never by a crash of the process).
+    `synchronous` is SQLite's: with FULL every acknowledged turn survives a power cut; with NORMAL the last ones may be
+    lost (but never by a crash of the process).
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"

@@ -1,4 +1,4 @@
-"""What one process at a time does for all sessions, and not more often than it is due."""
+"""Duties: work that one process at a time does for all sessions, at a limited rate."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from threadkeep.store.times import time_text
 
 
 class Duties:
-    """The table `chat_duties`: who does a duty now, and when it was last done, by the clocks of those who do it."""
+    """The table `chat_duties`: the owner of each duty and when it was last done, by the owners' clocks.
+
+    Its writes go to the database in one call each. A transaction of several would stay open while a blocking call stops
+    the event loop, and that call may need the lock of the file.
+    """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -19,10 +23,10 @@ class Duties:
         self._sql = load_statements("duties.sql")
 
     async def claim(self, duty: str, owner: str, *, seconds: float, every_seconds: float) -> bool:
-        """Take a duty for a time, or have it longer.
+        """Claim a duty for a time, or extend the claim.
 
-        False when somebody else has it, or it was done within the last `every_seconds`. Who does not come back in time
-        is taken for dead, and another may have it.
+        Return False if another process has it, or if it was done within the last `every_seconds`. A claim that is not
+        renewed in time may be taken by another process.
         """
         now = self._clock()
         parameters = {
@@ -33,21 +37,20 @@ class Duties:
             "due": time_text(now - timedelta(seconds=every_seconds)),
         }
         async with self._driver.reading() as connection:
-            # Who only looks takes no lock.
+            # A check that fails takes no lock.
             if await connection.fetch(self._sql["taken"], parameters):
                 return False
-        async with self._driver.writing() as connection:
-            return await connection.execute(self._sql["claim"], parameters) > 0
+        [claimed] = await self._driver.write([(self._sql["claim"], parameters)])
+        return bool(claimed)
 
     async def done(self, duty: str, owner: str) -> None:
-        """Note that a duty was done just now; nothing happens if somebody else has it by now."""
+        """Record that a duty was done just now; do nothing if another process has it."""
         await self._end("done", duty, owner)
 
     async def release(self, duty: str, owner: str) -> None:
-        """Give a duty back that was not done, so that another may take it at once."""
+        """Release a duty that was not done, so that another process may take it at once."""
         await self._end("release", duty, owner)
 
     async def _end(self, statement: str, duty: str, owner: str) -> None:
         parameters = {"duty": duty, "owner": owner, "now": time_text(self._clock())}
-        async with self._driver.writing() as connection:
-            await connection.execute(self._sql[statement], parameters)
+        await self._driver.write([(self._sql[statement], parameters)])

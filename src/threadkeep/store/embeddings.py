@@ -1,4 +1,4 @@
-"""The vectors of messages, kept so that each text is embedded once."""
+"""Vectors of messages, stored so that each text is embedded once."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from threadkeep.store.statements import load_statements
 
 
 class EmbeddingRows:
-    """The table `chat_embeddings`; a vector is bytes as its model's user wrote them."""
+    """The table `chat_embeddings`; a vector is bytes in the format of the caller."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._sql = load_statements("embeddings.sql", f"{driver.backend}/sessions.sql")
 
     async def of_session(self, session_id: str, model: str, after_seq: int = 0) -> list[tuple[int, bytes]]:
-        """`seq` and vector of the messages after a place that have one, in order."""
+        """Return the `seq` and vector of embedded messages after a `seq`, in order."""
         parameters = {"session_id": session_id, "model": model, "after_seq": after_seq}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["of_session"], parameters)
@@ -25,10 +25,10 @@ class EmbeddingRows:
     async def add(
         self, session_id: str, model: str, rows: Sequence[tuple[int, bytes]], *, last_id: str | None = None
     ) -> None:
-        """Keep vectors of messages; those of messages that are not there are left out.
+        """Store vectors of messages; skip messages that do not exist.
 
-        `last_id` is the id of the last one's message. Where another stands there, it is another session of this name,
-        and nothing is kept.
+        `last_id` is the id of the last row's message. If another message has that `seq`, the session was replaced by
+        another one of this name, and nothing is stored.
         """
         if not rows:
             return

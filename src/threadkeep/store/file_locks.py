@@ -1,4 +1,4 @@
-"""Who holds locks on a SQLite file, as far as the kernel tells: on Linux, for the processes that this one can see."""
+"""Holders of locks on a SQLite file, from the Linux kernel, for processes that this one can see."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Lock(NamedTuple):
 
 
 def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
-    """The other processes that use a SQLite file, those that write now first."""
+    """Return the other processes that use a SQLite file, writers first."""
     inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
     writes: dict[int, bool] = {}
     for lock in _locks(locks):
@@ -43,7 +43,7 @@ def _locks(locks: Path) -> Iterator[_Lock]:
     except OSError:
         return
     for line in lines:
-        # 12: POSIX  ADVISORY  WRITE 4711 fd:01:1835023 120 120, and "->" before the kind for those who wait.
+        # Format: "12: POSIX ADVISORY WRITE 4711 fd:01:1835023 120 120", and "->" before the kind of waiting locks.
         words = line.split()
         if len(words) != 8 or words[1] not in ("POSIX", "OFDLCK"):
             continue

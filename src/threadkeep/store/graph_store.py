@@ -1,4 +1,4 @@
-"""LangGraph's store on SQLite, made fit for several processes. Importing this imports LangGraph."""
+"""LangGraph's store on SQLite, adapted to several processes. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
@@ -7,19 +7,39 @@ from collections.abc import Iterable
 from langgraph.store.base import Op, PutOp, Result
 from langgraph.store.sqlite.aio import AsyncSqliteStore
 
+from threadkeep.errors import InvalidInput
 from threadkeep.store.graph_transcripts.table import TabledStore
+from threadkeep.store.indexed_store import IndexedStore
 from threadkeep.store.sqlite_connection import translated
 
 
-class SqliteGraphStore(TabledStore, AsyncSqliteStore):
-    """LangGraph's store, with our errors, and batches that either read or write.
+class SqliteGraphStore(TabledStore, IndexedStore, AsyncSqliteStore):
+    """LangGraph's store with our errors, and with batches that either read or write.
 
-    What is asked for at one moment comes as one batch, in one transaction. One that has read cannot write any more when
-    another process has written meanwhile: SQLite refuses it at once, without waiting for its lock.
+    Concurrent operations arrive as one batch in one transaction. A transaction that has read cannot write if another
+    process has written meanwhile: SQLite refuses it at once, without waiting for its lock.
     """
 
+    async def set_up(self) -> None:
+        """Create the tables, and the index if one is configured.
+
+        Raises:
+            InvalidInput: this Python's SQLite cannot have an index.
+        """
+        with translated():
+            try:
+                await self.setup()
+            except AttributeError as error:
+                # Some builds of Python do not have `enable_load_extension`.
+                if self.index_config is None:
+                    raise
+                raise InvalidInput(
+                    "The SQLite of this Python loads no extensions, which the index of a graph store needs; keep the "
+                    "graph store in PostgreSQL, or use a Python whose sqlite3 loads them."
+                ) from error
+
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Read, then write; the answers are in the order of the operations."""
+        """Read, then write; return the results in the order of the operations."""
         with translated():
             return await self._reads_first(list(ops))
 

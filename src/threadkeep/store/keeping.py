@@ -1,21 +1,23 @@
-"""Where transcripts are kept: in the tables, or in a LangGraph store with rows of their numbers in the tables."""
+"""Backends of transcripts: the tables, or a LangGraph store with rows of numbers in the tables."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidSettings, StoreError
 from threadkeep.observe import Backend
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.address import Keeping as Keeping  # noqa: PLC0414 - others name it as a part of this module
 from threadkeep.store.archive import Archive, Restoring
 from threadkeep.store.codec import Counter
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.graph_transcripts.archive import IndexedArchive
+from threadkeep.store.graph_transcripts.damage import DamageRegister
 from threadkeep.store.graph_transcripts.index import SessionIndex
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items
@@ -23,6 +25,7 @@ from threadkeep.store.graph_transcripts.search import ConversationSearch
 from threadkeep.store.graph_transcripts.table import TableItems
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
 from threadkeep.store.graph_transcripts.unretained import UnretainedRows
+from threadkeep.store.graph_turns import GraphTurns
 from threadkeep.store.graphs import open_graph_store
 from threadkeep.store.retention import RetentionRows
 from threadkeep.store.search import Search, SearchIndex
@@ -33,41 +36,41 @@ from threadkeep.store.transcripts import Transcripts
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
 
-type Keeping = Literal["tables", "graph_store"]
-
 _VARIABLE = "THREADKEEP_TRANSCRIPTS"
 
 
 @dataclass(frozen=True)
 class Kept:
-    """The transcripts of a memory, and what else depends on where they are."""
+    """The transcripts of a memory, and the services that depend on their location."""
 
     transcripts: Transcripts
     search: Search
     archive: Restoring
     retention: RetentionRows
+    damages: DamageRegister = field(default_factory=DamageRegister)
 
 
 @dataclass(frozen=True)
 class Means:
-    """What transcripts are kept with: our tables, who counts, the time, and who is told of what goes wrong.
+    """The dependencies of a transcripts backend: our tables, token counter, clock, and error callback.
 
-    `troubled` hears of a session whose conversation somebody else changed under a write (`ConversationChanged`, once
-    for each try), and of one whose rows could not follow.
+    `troubled` is called for a session whose conversation another writer changed during a write (`ConversationChanged`,
+    once per attempt), and for a session whose rows could not be updated.
     """
 
     driver: Driver
     count: Counter
     clock: Callable[[], datetime]
     troubled: Callable[[Backend, str, StoreError], object]
+    graph_turns: GraphTurns | None = None
 
 
 @asynccontextmanager
 async def keep_in_tables(means: Means) -> AsyncIterator[Kept]:
-    """Transcripts in our tables.
+    """Open transcripts in our tables.
 
     Raises:
-        InvalidSettings: those of this database are in a graph store.
+        InvalidSettings: the transcripts of this database are in a graph store.
     """
     if await _first(means.driver, "any_indexed"):
         raise InvalidSettings(
@@ -75,7 +78,7 @@ async def keep_in_tables(means: Means) -> AsyncIterator[Kept]:
             "them with it and import them into another database.",
             variable=_VARIABLE,
         )
-    transcripts = TableTranscripts(means.driver, count=means.count, clock=means.clock)
+    transcripts = TableTranscripts(means.driver, count=means.count, clock=means.clock, graph_turns=means.graph_turns)
     try:
         yield Kept(
             transcripts,
@@ -91,16 +94,16 @@ async def keep_in_tables(means: Means) -> AsyncIterator[Kept]:
 async def keep_in_graph_store(
     means: Means, store: BaseStore | DatabaseAddress, *, own: DatabaseAddress, options: StoreOptions
 ) -> AsyncIterator[Kept]:
-    """Transcripts in a LangGraph store: one that is handed in and stays open, or that of a database.
+    """Open transcripts in a LangGraph store: a given one that stays open, or the store of a database.
 
     Args:
-        means: our tables and the rest.
-        store: where conversations are.
-        own: the database of our tables; in the same one its connections serve both.
-        options: how databases are opened.
+        means: our tables and other dependencies.
+        store: the location of conversations.
+        own: the database of our tables; if it is the same, its connections serve both.
+        options: options for opening databases.
 
     Raises:
-        InvalidSettings: those of this database are in its tables.
+        InvalidSettings: the transcripts of this database are in its tables.
     """
     if await _first(means.driver, "any_kept_here"):
         raise InvalidSettings(
@@ -118,12 +121,14 @@ async def keep_in_graph_store(
         )
         index = SessionIndex(means.driver, conversations.reader, count=means.count)
         listed = TableTranscripts(means.driver, count=means.count, clock=means.clock)
+        conversations.reader.owner_of = partial(_owner, listed)
         transcripts = IndexedTranscripts(conversations, index, listed, failed=partial(means.troubled, items.backend))
         yield Kept(
             transcripts,
             ConversationSearch(transcripts, conversations.reader),
             IndexedArchive(means.driver, conversations.writer, index, count=means.count, clock=means.clock),
             UnretainedRows(means.driver, clock=means.clock),
+            conversations.reader.damages,
         )
 
 
@@ -145,8 +150,13 @@ async def _open_items(
         if store.fingerprint != own.fingerprint:
             yield items_of(opened)
             return
-    # LangGraph has made its table; the connections of ours are enough for it.
+    # LangGraph has created its table; our driver's connections suffice for it.
     yield TableItems(driver)
+
+
+async def _owner(listed: TableTranscripts, session_id: str) -> str | None:
+    info = await listed.session(session_id)
+    return None if info is None else info.user_id
 
 
 async def _first(driver: Driver, statement: str) -> str | None:

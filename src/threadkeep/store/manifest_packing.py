@@ -1,7 +1,6 @@
-"""Manifests as their column takes them: without what other columns have, entries that are alike in one list a field.
+"""Packing of manifests: without values that other columns have, and with similar entries as lists of fields.
 
-Nor with the ids of messages that the transcript has at the places which the entries name: what stands there instead
-says that it has them.
+Ids of messages that the transcript has under the `seq` of an entry are left out as well, and replaced by a mark.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _EACH, _ALL, _FIELDS, _COUNT = "each", "all", "fields", "count"
 
 
 def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """A manifest, shorter; `columns` are fields that its row has already. One of another make stays as it is."""
+    """Return a manifest in packed form; `columns` are fields of its row. Other formats stay unchanged."""
     entries = manifest.get("entries")
     told = all(manifest.get(name) == value for name, value in columns.items())
     if not isinstance(entries, list) or _PACKED in manifest or not told:
@@ -31,7 +30,7 @@ def packed(manifest: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str
 
 
 def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str, Json]:
-    """The manifest that was packed; one that never was, as it is."""
+    """Return the manifest that was packed; an unpacked one is returned unchanged."""
     parts = short.get(_PACKED)
     if "entries" in short or not isinstance(parts, list):
         return dict(short)
@@ -42,12 +41,17 @@ def unpacked(short: Mapping[str, Json], columns: Mapping[str, str]) -> dict[str,
 
 
 def places_of_ids(manifest: Mapping[str, Json]) -> set[int]:
-    """The places of the transcript's messages whose ids stand in a manifest, or are left out of it."""
+    """Return the `seq` values of transcript messages in a manifest, with their ids or without."""
     return {seq for entry in _entries(manifest) if (seq := _place(entry)) is not None}
 
 
+def ids_in(manifest: Mapping[str, Json]) -> dict[int, str]:
+    """Return the ids of transcript messages in a manifest by their `seq`."""
+    return {seq: str(entry["id"]) for entry in _entries(manifest) if (seq := _place(entry)) is not None}
+
+
 def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """A manifest without the ids of messages that are at the places which it names."""
+    """Return a manifest without the ids of messages that the transcript has under the same `seq`."""
     entries = _entries(manifest)
     if any(entry.get("id") is _AT_ITS_PLACE for entry in entries):
         return dict(manifest)
@@ -61,7 +65,7 @@ def without_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[st
 
 
 def with_ids(manifest: Mapping[str, Json], ids: Mapping[int, str]) -> dict[str, Json]:
-    """The manifest with the ids that were left out, as far as the transcript still has these messages."""
+    """Return the manifest with the omitted ids, as far as the transcript still has these messages."""
 
     def whole(entry: Json) -> Json:
         if not isinstance(entry, Mapping) or entry.get("id") is not _AT_ITS_PLACE:
@@ -98,12 +102,12 @@ def _together(group: Sequence[Mapping[str, Json]]) -> Iterable[Json]:
         return
     alike = {name: value for name, value in group[0].items() if all(_same(one[name], value) for one in group)}
     each: dict[str, Json] = {name: [one[name] for one in group] for name in group[0] if name not in alike}
-    # The order of the fields is that of the entries, which a text of them shows.
+    # The fields keep the order of the entries, which their text shows.
     yield {_EACH: each, _ALL: alike, _FIELDS: list(group[0]), _COUNT: len(group)}
 
 
 def _same(one: Json, other: Json) -> bool:
-    """Whether two values are written alike; 1 and true are equal and are not."""
+    """Return whether two values have the same JSON; 1 and true are equal, but do not."""
     return one == other and type(one) is type(other) and not isinstance(one, list | dict)
 
 

@@ -1,4 +1,4 @@
-"""The records of model calls: what each context was made of, and the texts in it that are in no transcript."""
+"""Records of model calls: the parts of each context, and its texts that are in no transcript."""
 
 from __future__ import annotations
 
@@ -12,8 +12,17 @@ from typing import Literal
 from threadkeep.records import Json, dump_json
 from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact, expanded
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Connection, Driver, DuplicateRow, Parameters, Row
-from threadkeep.store.manifest_packing import packed, places_of_ids, unpacked, with_ids, without_ids
+from threadkeep.store.driver import (
+    GROUP_LOCK_SECONDS,
+    Backend,
+    Connection,
+    Driver,
+    DuplicateRow,
+    Parameters,
+    Row,
+    Statement,
+)
+from threadkeep.store.manifest_packing import ids_in, packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.times import short_time, time_of, time_text
 
@@ -23,15 +32,15 @@ type _Noted = tuple[NotedManifest, dict[str, Json]]
 _TRIES = 5
 _LAST: Cursor = (datetime.max.replace(tzinfo=UTC), "~", 2**31 - 1)
 _ROWS_AT_ONCE = 500
-# How old `used_at` may become before a use renews it: not every call writes to every text that it has.
+# The age of `used_at` at which a use renews it, so that not every call writes to every text.
 _RENEWAL = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
 class NotedManifest:
-    """The record of one model call on its way into the table: with its session, or with its run if it is in none.
+    """The record of one model call before it is stored, with its session or, if there is none, with its run.
 
-    `texts` are by their digests what the context held that is in no transcript. `again` says that an earlier try may
+    `texts` maps digests to texts of the context that are in no transcript. `again` means that an earlier attempt may
     have stored it.
     """
 
@@ -44,7 +53,7 @@ class NotedManifest:
 
     @property
     def place(self) -> tuple[bool, str]:
-        """What the write of it has to hold: its session, or its run; sessions first."""
+        """The row that its write locks: its session, or its run; sessions sort first."""
         return self.session_id is None, self.session_id or self.run_id
 
 
@@ -52,7 +61,7 @@ class NotedManifest:
 class StoredManifest:
     """The record of one model call; `call` is 1, 2, 3 … in each run. `origin` is the memory that it was read from.
 
-    `session_id` is the session that it is kept with; None where it is kept with its run.
+    `session_id` is the session that it is stored with; None if it is stored with its run.
     """
 
     session_id: str | None
@@ -64,32 +73,32 @@ class StoredManifest:
 
     @property
     def cursor(self) -> Cursor:
-        """Where a page of older ones goes on."""
+        """The cursor for the page of older records."""
         return self.created_at, self.run_id, self.call
 
 
 @dataclass(frozen=True)
 class _Keeper:
-    """A session that keeps records, or a run."""
+    """The owner of records: a session or a run."""
 
     column: Literal["session_id", "run_id"]
     name: str
 
     @property
     def session_id(self) -> str | None:
-        """The session, if it is one."""
+        """The id of the session; None for a run."""
         return self.name if self.column == "session_id" else None
 
     def statement(self, name: str) -> str:
-        """What a statement is called for this kind of keeper."""
+        """Return the name of a statement for this kind of owner."""
         return name if self.column == "session_id" else f"{name}_of_run"
 
 
 class ManifestRows:
-    """The tables `chat_manifests` and `chat_context_texts`, and for runs without a session those beside them.
+    """The tables `chat_manifests` and `chat_context_texts`, and their counterparts for runs without a session.
 
-    A text is kept once for each session (or run), under its digest, as long as calls use it; both go with their
-    session, or with their run.
+    A text is stored once per session (or run), under its digest, as long as calls use it. Both are deleted with their
+    session or run.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -99,38 +108,57 @@ class ManifestRows:
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         return self._driver.backend
 
     async def add(self, entries: Iterable[NotedManifest]) -> int:
-        """Store a group in one transaction; answers how many of it are there now.
+        """Store a group in one transaction; return how many of its records are stored now.
 
-        What belongs to a session that is gone is left out, and so is what was noted before its session began: that was
-        an earlier one of the same name. Unless its run is there, which goes with its session: then that has not begun.
+        Records of a deleted session are skipped, and so are records older than their session, which belong to an
+        earlier session of the same name. If the run of a record exists, the session has only not begun: then the record
+        is stored with the run.
 
         Raises:
             InvalidMessage: a manifest is not JSON; nothing was stored.
-            RowLocked: somebody else has locked one of the sessions; nothing was stored.
+            RowLocked: another transaction has locked one of the sessions; nothing was stored.
         """
         rows = [(entry, _clean_manifest(entry)) for entry in entries]
-        # In one order everywhere, so that two processes never wait for each other's rows in a circle.
+        # The same order everywhere prevents deadlocks between processes.
         rows.sort(key=lambda row: row[0].place)
         for tries_left in reversed(range(_TRIES)):
             try:
                 return await self._add(rows)
             except DuplicateRow:
-                # Two processes numbered a call of one run at the same moment.
+                # Two processes numbered a call of one run at the same time.
                 if not tries_left:
                     raise
         return 0
 
+    def joined(self, entry: NotedManifest) -> list[Statement]:
+        """Return the statements that store a record in a transaction that knows its session and its messages.
+
+        Every id in the manifest must be the transcript's under the `seq` of its entry.
+        """
+        session_id, manifest = str(entry.session_id), _clean_manifest(entry)
+        short = packed(without_ids(manifest, ids_in(manifest)), _columns(session_id, entry.run_id))
+        now, key = self._clock(), {"session_id": session_id, "run_id": entry.run_id}
+        row = {**key, "created_at": self._moment(entry.created_at), "manifest": compact(dump_json(short))}
+        used = {"session_id": session_id, "now": time_text(now), "worn": time_text(now - _RENEWAL)}
+        return [
+            (self._sql["insert_manifest"], row),
+            *(
+                (self._sql["use_worn_text"], {**used, "digest": digest, "body": body.encode("utf-8", "surrogatepass")})
+                for digest, body in sorted(entry.texts.items())
+            ),
+        ]
+
     async def of_run(self, run_id: str, *, user_id: str | None = None) -> list[StoredManifest]:
-        """The calls of a run in order, if it was this user's, or in a session of this user."""
+        """Return the calls of a run in order, if the run or its session is this user's."""
         found = await self._fetch("of_run", {"run_id": run_id, "user_id": user_id})
         return sorted(found, key=lambda stored: (stored.session_id or "", stored.call))
 
     async def of_runs(self, run_ids: Iterable[str]) -> list[StoredManifest]:
-        """The calls of some runs, in no order."""
+        """Return the calls of several runs, unordered."""
         found: list[StoredManifest] = []
         async with self._driver.reading() as connection:
             for some in batched(sorted(set(run_ids)), _ROWS_AT_ONCE):
@@ -142,7 +170,7 @@ class ManifestRows:
     async def of_session(
         self, session_id: str, *, user_id: str | None = None, limit: int = 50, before: Cursor | None = None
     ) -> list[StoredManifest]:
-        """The calls of a session, the newest first, before a cursor."""
+        """Return the calls of a session, the newest first, before a cursor."""
         moment, run_id, call = before or _LAST
         parameters = {"created_at": self._moment(moment), "run_id": run_id, "call": call, "limit": limit}
         return await self._fetch("of_session", {"session_id": session_id, "user_id": user_id, **parameters})
@@ -150,7 +178,7 @@ class ManifestRows:
     async def texts(
         self, session_id: str | None, digests: Iterable[str], *, run_id: str | None = None
     ) -> dict[str, str]:
-        """Texts of a session and of a run by their digests, those that are there."""
+        """Return the existing texts of a session and of a run by their digests."""
         wanted = sorted(set(digests))
         if not wanted:
             return {}
@@ -160,7 +188,7 @@ class ManifestRows:
         return {str(digest): bytes(body).decode("utf-8", "surrogatepass") for digest, body in rows}
 
     async def purge(self, before: datetime, limit: int) -> int:
-        """Delete what is older, manifests first, at most so many rows of each table; answers how many went."""
+        """Delete older rows, manifests first, at most `limit` of each table; return the number deleted."""
         manifests: Parameters = {"before": self._moment(before), "limit": limit}
         texts: Parameters = {"before": time_text(before - _RENEWAL), "limit": limit}
         async with self._driver.writing() as connection:
@@ -177,7 +205,7 @@ class ManifestRows:
             return await self._whole(connection, found)
 
     async def _whole(self, connection: Connection, found: Sequence[StoredManifest]) -> list[StoredManifest]:
-        """Manifests with the ids that were left out of them."""
+        """Return manifests with their omitted ids."""
         ids = {
             session_id: await self._ids_at(
                 connection, session_id, [each.manifest for each in found if each.session_id == session_id]
@@ -189,7 +217,7 @@ class ManifestRows:
     async def _ids_at(
         self, connection: Connection, session_id: str | None, manifests: Iterable[Mapping[str, Json]]
     ) -> dict[int, str]:
-        """The ids of a session's messages at the places that manifests name."""
+        """Return the ids of a session's messages by the `seq` values in manifests."""
         places = sorted({place for manifest in manifests for place in places_of_ids(manifest)}) if session_id else []
         ids: dict[int, str] = {}
         for some in batched(places, _ROWS_AT_ONCE):
@@ -229,12 +257,12 @@ class ManifestRows:
         return len(rows)
 
     async def _is_there(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Whether the same was noted at the same moment, here or with its run: its session may have begun since."""
+        """Return whether the same record is stored, here or with its run: its session may have begun since."""
         keepers = dict.fromkeys((keeper, _Keeper("run_id", noted[0].run_id)))
         return any([await self._was_noted(connection, each, key, noted) for each in keepers])
 
     async def _was_noted(self, connection: Connection, keeper: _Keeper, key: Parameters, noted: _Noted) -> bool:
-        """Whether a keeper has the same. As it is read: what is left out depends on the transcript."""
+        """Return whether the owner has an equal record. Read forms are compared: packing depends on the transcript."""
         entry, manifest = noted
         rows = await connection.fetch(self._sql[keeper.statement("noted_then")], key)
         found = [_manifest_of((keeper.session_id, entry.run_id, 0, entry.created_at, stored)) for (stored,) in rows]
@@ -267,7 +295,7 @@ def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
 
 
 def _columns(session_id: str | None, run_id: str) -> dict[str, str]:
-    """What of a manifest its row says, in the order in which it is read."""
+    """Return the fields of a manifest that its row has, in the order of reading."""
     return ({} if session_id is None else {"session_id": session_id}) | {"run_id": run_id}
 
 

@@ -1,4 +1,4 @@
-"""Numbered migrations: applied once each, by one process at a time, refused on a database from the future."""
+"""Numbered migrations: each is applied once, by one process at a time; a newer database is refused."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from threadkeep.store.driver import Backend, Connection, Driver
 from threadkeep.store.statements import load_script
 
 type ToldOfMigration = Callable[[int, int, str], object]
-"""Hears before each migration how many of how many are done, and its file."""
+"""A callback before each migration: the number done, the total number, and the file name."""
 
 _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# Engines whose new databases begin with a whole schema, and the migration that it has come to. On SQLite many are made:
-# each one in memory is new, and most of the time of its migrations would go into renaming tables that are empty.
-_BEGINNINGS: dict[Backend, int] = {"sqlite": 11}
-# Any fixed number: it names this lock among the advisory locks of a PostgreSQL database.
+# Engines that create a new database from a whole schema, and the migration that the schema includes. SQLite creates
+# many databases: each one in memory is new, and its migrations would mostly rename empty tables.
+_BEGINNINGS: dict[Backend, int] = {"sqlite": 19}
+# Any fixed number: it identifies this lock among the advisory locks of a PostgreSQL database.
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
     "sqlite": "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'",
@@ -30,23 +30,22 @@ _IS_THERE: dict[Backend, str] = {
 
 
 def known_migrations(backend: Backend) -> list[tuple[int, str]]:
-    """Version and file name of each migration of an engine, in order."""
+    """Return the version and file name of each migration of an engine, in order."""
     folder = files("threadkeep.store").joinpath("sql", backend)
     names = sorted(entry.name for entry in folder.iterdir() if entry.name[:4].isdigit())
     return [(int(name[:4]), name) for name in names]
 
 
 async def schema_version(driver: Driver) -> int:
-    """The newest migration that a database has; 0 for an empty one."""
+    """Return the newest migration of a database; 0 for an empty one."""
     async with driver.reading() as connection:
         return await _version(connection, driver.backend)
 
 
 async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None = None) -> list[int]:
-    """Bring a database to the newest schema; answers the versions that were applied now.
+    """Bring a database to the newest schema; return the versions that were applied now.
 
-    Safe when many processes start at once: they take turns, and the later ones find nothing left to do. A database that
-    is up to date is only read.
+    Concurrent processes take turns, and later ones find nothing left to do. A database that is up to date is only read.
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
@@ -58,7 +57,7 @@ async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None
         raise SchemaTooNew(found=found, known=newest)
     if found == newest:
         return []
-    # A big database takes its time, and those who start meanwhile wait for it.
+    # A large database takes long, and processes that start meanwhile wait for it.
     async with driver.writing(lock_timeout_seconds=0) as connection:
         if driver.backend == "postgres":
             await connection.fetch(_LOCK, {})
@@ -76,7 +75,7 @@ async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None
 
 
 def _from_nothing(backend: Backend, known: Sequence[tuple[int, str]]) -> list[str]:
-    """The scripts that make the newest schema: a whole one, if there is one, and the migrations that came after it."""
+    """Return the scripts for a new database: a whole schema, if there is one, and later migrations."""
     begun, scripts = 0, []
     if (version := _BEGINNINGS.get(backend, 0)) in [number for number, _ in known]:
         begun, scripts = version, [f"schema_{version:04}.sql"]

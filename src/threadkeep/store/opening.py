@@ -1,4 +1,4 @@
-"""Opens a database by its address; each engine's library is imported only when it is used."""
+"""Opening of a database by its address; an engine's library is imported only when it is used."""
 
 from __future__ import annotations
 
@@ -8,30 +8,35 @@ from contextlib import asynccontextmanager
 
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.private_files import make_private_folder
 
 
 @asynccontextmanager
-async def open_database(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[Driver]:
-    """Open a database as it is, without bringing its schema up to date: for those who look before they act.
+async def open_database(
+    address: DatabaseAddress, options: StoreOptions, *, read_only: bool = False
+) -> AsyncIterator[Driver]:
+    """Open a database without migrating its schema.
+
+    With `read_only` nothing can be written, and a SQLite file has to exist.
 
     Raises:
         StoreUnavailable: the database does not answer.
     """
-    driver = await _open_driver(address, options)
+    driver = await _open_driver(address, options, read_only=read_only)
     try:
         yield driver
     finally:
         await driver.close()
 
 
-async def _open_driver(address: DatabaseAddress, options: StoreOptions) -> Driver:
+async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_only: bool) -> Driver:
     if address.dsn is not None:
         from threadkeep.store.postgres import PostgresDriver
 
-        return await PostgresDriver.open(address.dsn, options)
+        return await PostgresDriver.open(address.dsn, options, read_only=read_only)
     from threadkeep.store.sqlite import SqliteDriver
 
-    if address.path is not None:
-        with contextlib.suppress(OSError):  # opening the file tells what is wrong, with the cure
-            address.path.parent.mkdir(parents=True, exist_ok=True)
-    return SqliteDriver(address.path, options)
+    if address.path is not None and not read_only:
+        with contextlib.suppress(OSError):  # opening the file reports the error, with the cure
+            make_private_folder(address.path.parent)
+    return SqliteDriver(address.path, options, read_only=read_only, memory_name=address.memory_name)

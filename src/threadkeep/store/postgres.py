@@ -1,4 +1,4 @@
-"""The PostgreSQL driver: a pool of psycopg connections that notices a restarted server by itself."""
+"""The PostgreSQL driver: a pool of psycopg connections that detects a restarted server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,16 @@ from psycopg.types.string import TextLoader
 from psycopg_pool import AsyncConnectionPool
 
 from threadkeep.errors import StoreUnavailable
-from threadkeep.store.driver import GROUP_LOCK_SECONDS, Backend, Parameters, Row, Statement, StoreOptions
+from threadkeep.store.driver import (
+    GROUP_LOCK_SECONDS,
+    Appended,
+    Backend,
+    Parameters,
+    Row,
+    Statement,
+    StoreOptions,
+    seconds_left,
+)
 from threadkeep.store.postgres_connection import PostgresConnection, RawConnection, translated
 from threadkeep.store.statements import load_statements
 
@@ -25,18 +34,22 @@ type DictConnection = psycopg.AsyncConnection[DictRow]
 
 _TRUSTED_SECONDS = 1.0
 _CONNECT_SECONDS = 10
-# The pool's pauses between tries double until this, then whoever wants a connection begins anew: a server that comes
-# back after a long time is found within seconds.
+_LEAST_SECONDS = 0.01
+# The pool's pauses between tries double up to this value; then the next caller starts again. So a server that returns
+# after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
-# Any fixed number: it names this lock among the advisory locks of a database.
+# Any fixed number: it identifies this lock among the advisory locks of a database.
 _SETUP_LOCK = 7310865113
 
 
 class PostgresDriver:
     """A PostgreSQL database behind a connection pool."""
 
-    def __init__(self, dsn: str, options: StoreOptions) -> None:
+    def __init__(self, dsn: str, options: StoreOptions, *, read_only: bool = False) -> None:
         self._sql = load_statements("postgres/append.sql")
+        statement, _, answer = self._sql["append"].rpartition("\nSELECT ")
+        self._append_turns = f"{statement}\n{self._sql['append_turns']}\nSELECT {answer}"
+        self._lock_seconds = options.lock_timeout_seconds
         self._group_lock = _timeout_text(min(GROUP_LOCK_SECONDS, options.lock_timeout_seconds))
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
@@ -47,23 +60,23 @@ class PostgresDriver:
             timeout=options.pool_timeout_seconds,
             max_idle=options.pool_max_idle_seconds,
             reconnect_timeout=_RECONNECT_SECONDS,
-            configure=partial(_configure, lock_timeout_seconds=options.lock_timeout_seconds),
+            configure=partial(_configure, lock_timeout_seconds=options.lock_timeout_seconds, read_only=read_only),
             open=False,
         )
 
     @property
     def backend(self) -> Backend:
-        """Which engine this is."""
+        """The name of the engine."""
         return "postgres"
 
     @classmethod
-    async def open(cls, dsn: str, options: StoreOptions) -> Self:
-        """A driver with its pool filled.
+    async def open(cls, dsn: str, options: StoreOptions, *, read_only: bool = False) -> Self:
+        """Return a driver with a filled pool.
 
         Raises:
             StoreUnavailable: the server does not answer in time.
         """
-        driver = cls(dsn, options)
+        driver = cls(dsn, options, read_only=read_only)
         try:
             with translated():
                 await driver._pool.open(wait=True, timeout=options.pool_timeout_seconds)
@@ -74,7 +87,7 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[PostgresConnection]:
-        """A connection to read from; one that breaks is replaced once, unnoticed."""
+        """Lend a connection for reading; a broken one is replaced once, transparently."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -86,26 +99,44 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
-        """A connection inside a write transaction."""
+        """Lend a connection inside a write transaction."""
         async with self._working() as raw, raw.transaction():
-            if lock_timeout_seconds is not None:
-                await raw.execute("SELECT set_config('lock_timeout', %s, TRUE)", [_timeout_text(lock_timeout_seconds)])
+            for sql, parameters in _lock_timeout(lock_timeout_seconds):
+                await PostgresConnection(raw).fetch(sql, parameters)
             yield PostgresConnection(raw)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements in a write transaction, in one round trip."""
+        """Execute statements as one write transaction, in one round trip; return all rows of each."""
         async with self._working() as raw:
-            return await PostgresConnection(raw).transact(statements)
+            limits = _lock_timeout(None)
+            return (await PostgresConnection(raw).transact([*limits, *statements]))[len(limits) :]
 
-    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
-        """Store a group of new turns: one statement, which is a transaction of its own."""
+    async def append(
+        self,
+        sessions: Sequence[Parameters],
+        messages: Sequence[Parameters],
+        graph_turns: Sequence[Parameters] = (),
+        *,
+        before: Sequence[Statement] = (),
+        after: Sequence[Statement] = (),
+    ) -> Appended:
+        """Store a group of new turns with one statement, which is its own transaction if it is alone."""
         parameters = {
             "sessions": json.dumps(sessions, ensure_ascii=False),
             "messages": json.dumps(messages, ensure_ascii=False),
             "lock_timeout": self._group_lock,
         }
+        sql = self._sql["append"]
+        if graph_turns:
+            sql, parameters["turns"] = self._append_turns, json.dumps(graph_turns, ensure_ascii=False)
         async with self._working() as raw:
-            return await PostgresConnection(raw).fetch(self._sql["append"], parameters)
+            connection = PostgresConnection(raw)
+            if not before and not after:
+                return Appended(dict(await connection.fetch(sql, parameters)))
+            limits = _lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds))
+            rows = (await connection.transact([*limits, *before, (sql, parameters), *after]))[len(limits) :]
+        at = len(before)
+        return Appended(dict(rows[at]), rows[:at], rows[at + 1 :])
 
     async def close(self) -> None:
         """Close every connection."""
@@ -113,7 +144,7 @@ class PostgresDriver:
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
-        """A connection to write with; when it breaks no other is trusted, and the caller decides what to do again."""
+        """Lend a connection for writing; when it breaks, no other is trusted, and the caller decides on a retry."""
         with translated():
             loan = _Loan(self._pool, self._used)
             try:
@@ -128,9 +159,9 @@ class PostgresDriver:
 
 
 class _Loan:
-    """One connection of the pool, for the length of a block; `used` says when each one worked last.
+    """A connection of the pool for the length of a block; `used` has the time when each one last worked.
 
-    The pool's own block costs a tenth of a short read: it ends a transaction that there is not.
+    The pool's own block costs a tenth of a short read, because it ends a transaction that does not exist.
     """
 
     def __init__(self, pool: AsyncConnectionPool[RawConnection], used: WeakKeyDictionary[RawConnection, float]) -> None:
@@ -139,26 +170,32 @@ class _Loan:
         self._raw: RawConnection | None = None
 
     async def take(self) -> RawConnection:
-        """A connection that lives; one that worked a moment ago is not asked, since the question costs a round trip."""
-        raw = self._raw = await self._pool.getconn()
+        """Return a working connection; one that worked a moment ago is not checked, to save a round trip."""
+        raw = self._raw = await self._connection()
         if time.monotonic() - self._used.get(raw, 0.0) <= _TRUSTED_SECONDS or await _lives(raw):
             return raw
         return await self.exchange()
 
     async def exchange(self) -> RawConnection:
-        """A connection that lives, for a broken one.
+        """Return a working connection in exchange for a broken one.
 
-        Where one is broken others are likely to be, so the pool looks at all of them at once; by itself it would find
-        them one by one, with pauses that double.
+        If one connection is broken, others are likely broken too, so the pool checks all of them at once. By itself it
+        would find them one by one, with pauses that double.
         """
         await self.give_back()
         self._used.clear()
         await self._pool.check()
-        self._raw = await self._pool.getconn()
+        self._raw = await self._connection()
         return self._raw
 
+    async def _connection(self) -> RawConnection:
+        left = seconds_left()
+        # With a timeout of zero the pool never returns a connection.
+        limit = None if left is None else min(max(left, _LEAST_SECONDS), self._pool.timeout)
+        return await self._pool.getconn(limit)
+
     async def give_back(self) -> None:
-        """Let others have the connection, if there is one."""
+        """Return the connection to the pool, if there is one."""
         raw, self._raw = self._raw, None
         if raw is not None:
             await self._pool.putconn(raw)
@@ -166,7 +203,7 @@ class _Loan:
 
 @asynccontextmanager
 async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[AsyncConnectionPool[DictConnection]]:
-    """A pool as LangGraph's own libraries want it: rows as dicts, nothing prepared by itself."""
+    """Open a pool for LangGraph's libraries: rows as dicts, and no automatically prepared statements."""
     pool: AsyncConnectionPool[DictConnection] = AsyncConnectionPool(
         dsn,
         kwargs={
@@ -195,7 +232,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
     """Let one process at a time into the block, across machines.
 
-    It asks again and again rather than wait in the server: a waiting session would stop CREATE INDEX CONCURRENTLY.
+    It polls rather than waits in the server: a waiting session would block CREATE INDEX CONCURRENTLY.
     """
     with translated():
         async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS) as raw:
@@ -217,15 +254,28 @@ async def _lives(raw: RawConnection) -> bool:
     return True
 
 
-async def _configure(raw: RawConnection, *, lock_timeout_seconds: float) -> None:
-    """Read times in UTC, and JSON columns as the text they are: one codec for both engines parses it."""
-    # Not options of the connection, which would replace those of the DSN.
+async def _configure(raw: RawConnection, *, lock_timeout_seconds: float, read_only: bool) -> None:
+    """Read times in UTC, and JSON columns as text: one codec for both engines parses it."""
+    # Not connection options, which would replace those of the DSN.
     settings = "SELECT set_config('TimeZone', 'UTC', FALSE), set_config('lock_timeout', %s, FALSE)"
     await raw.execute(settings, [_timeout_text(lock_timeout_seconds)])
+    if read_only:
+        await raw.execute("SET default_transaction_read_only = on")
     for name in ("json", "jsonb"):
         raw.adapters.register_loader(name, TextLoader)
 
 
+def _lock_timeout(given: float | None) -> Sequence[Statement]:
+    """Return the statement that limits a transaction's wait for a lock, if it differs from the default."""
+    left = seconds_left()
+    if left is not None:
+        left = max(left, _LEAST_SECONDS)
+        given = left if not given else min(given, left)
+    if given is None:
+        return ()
+    return (("SELECT set_config('lock_timeout', :seconds, TRUE)", {"seconds": _timeout_text(given)}),)
+
+
 def _timeout_text(seconds: float) -> str:
-    """Seconds as PostgreSQL's settings take them; 0 turns a timeout off, so nothing else becomes 0."""
+    """Return seconds in the format of PostgreSQL's settings; only 0 becomes 0, which turns a timeout off."""
     return f"{max(1, round(seconds * 1000))}ms" if seconds > 0 else "0"

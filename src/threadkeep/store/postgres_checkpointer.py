@@ -9,6 +9,6 @@ from threadkeep.store.postgres_connection import translated
 
 
 class PostgresCheckpointer(TranslatingSaver, AsyncPostgresSaver):
-    """The same tables and the same calls."""
+    """A checkpointer with LangGraph's tables and methods."""
 
     translated = translated

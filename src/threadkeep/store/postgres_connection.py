@@ -1,4 +1,4 @@
-"""One connection of PostgreSQL, and its errors in our words."""
+"""A PostgreSQL connection, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ _IN_TRANSACTION = (psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionS
 
 
 class PostgresConnection:
-    """A connection of psycopg behind the verbs of `threadkeep.store.driver.Connection`."""
+    """A psycopg connection with the methods of `threadkeep.store.driver.Connection`."""
 
     def __init__(self, raw: RawConnection, another: Callable[[], Awaitable[RawConnection]] | None = None) -> None:
         self.raw = raw
         self._another = another
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """All rows of a statement."""
+        """Return all rows of a statement."""
         try:
             cursor = await self.raw.execute(_query(sql), parameters)
         except psycopg.OperationalError:
             if self._another is None or not self.raw.closed:
                 raise
-            # What only reads may simply be asked again.
+            # A read can simply be repeated.
             self.raw, self._another = await self._another(), None
             cursor = await self.raw.execute(_query(sql), parameters)
         return await cursor.fetchall()
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
-        """Run a statement; answers the number of rows it changed."""
+        """Execute a statement; return the number of changed rows."""
         cursor = await self.raw.execute(_query(sql), parameters)
         return cursor.rowcount
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements, in one round trip."""
+        """Return all rows of each statement, in one round trip."""
         async with self._pipeline():
             cursors = [await self.raw.execute(_query(sql), parameters) for sql, parameters in statements]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
     async def transact(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """The same as a transaction of their own."""
+        """Execute statements as one transaction; return all rows of each."""
         try:
             return (await self.fetch_each([("BEGIN", {}), *statements, ("COMMIT", {})]))[1:-1]
         except BaseException:
@@ -58,17 +58,17 @@ class PostgresConnection:
             raise
 
     def _pipeline(self) -> AbstractAsyncContextManager[object]:
-        """Statements that do not wait for each other; the library of some systems is too old for it."""
+        """Return a pipeline for statements; the libpq of some systems is too old for it."""
         return self.raw.pipeline() if psycopg.AsyncPipeline.is_supported() else nullcontext()
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
-        """Run a statement once for each row of parameters."""
+        """Execute a statement once for each row of parameters."""
         async with self.raw.cursor() as cursor:
             await cursor.executemany(_query(sql), rows)
 
 
 def _query(sql: str) -> LiteralString:
-    """psycopg wants literal strings; ours come from the package's own files, never from input."""
+    """Return the query as a literal string, as psycopg requires; it comes from package files, never from input."""
     return for_psycopg(sql)
 
 
@@ -106,14 +106,14 @@ def translated() -> Iterator[None]:
         raise StoreUnavailable(_CURES[type(error)]) from error
     except (psycopg.OperationalError, psycopg.InterfaceError) as error:
         if (error.sqlstate or "").startswith("54"):
-            # A limit of the server is exceeded, which time does not change.
+            # A limit of the server is exceeded; a retry does not help.
             raise _refusal(error) from None
         raise StoreUnavailable(
             f"PostgreSQL does not answer ({type(error).__name__}); check that it runs and lets this machine connect.",
             interrupted=True,
         ) from error
     except psycopg.Error as error:
-        # From None: a detail of the server may quote the row, which is what people said.
+        # From None: a detail from the server may quote the row with message texts.
         raise _refusal(error) from None
 
 

@@ -1,4 +1,4 @@
-"""LangGraph's store on PostgreSQL, with a way to its table. Importing this imports LangGraph and psycopg."""
+"""LangGraph's store on PostgreSQL, with access to its table. Importing this imports LangGraph and psycopg."""
 
 from __future__ import annotations
 
@@ -7,14 +7,35 @@ from collections.abc import Iterable
 from langgraph.store.base import Op, Result
 from langgraph.store.postgres.aio import AsyncPostgresStore
 
+from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
 from threadkeep.store.graph_transcripts.table import TabledStore
+from threadkeep.store.indexed_store import IndexedStore
 from threadkeep.store.postgres_connection import translated
 
 
-class PostgresGraphStore(TabledStore, AsyncPostgresStore):
+class PostgresGraphStore(TabledStore, IndexedStore, AsyncPostgresStore):
     """LangGraph's store, with our errors."""
 
+    async def set_up(self) -> None:
+        """Create the tables, and the index if one is configured.
+
+        Raises:
+            InvalidInput: the server cannot have an index.
+        """
+        try:
+            with translated():
+                await self.setup()
+        except StoreUnavailable:
+            raise
+        except StoreError as error:
+            if self.index_config is None:
+                raise
+            raise InvalidInput(
+                "An index of the graph store needs PostgreSQL's extension pgvector; have an administrator install it "
+                f"and run: CREATE EXTENSION vector. {error}"
+            ) from error
+
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Carry operations out; the answers are in their order."""
+        """Execute operations; return the results in their order."""
         with translated():
             return await super().abatch(ops)

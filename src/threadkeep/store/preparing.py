@@ -1,4 +1,4 @@
-"""Messages made ready to be stored: with ids, cleaned, and as columns."""
+"""Preparation of messages for storage: ids, cleaning, and columns."""
 
 from __future__ import annotations
 
@@ -6,21 +6,36 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from threadkeep.errors import InvalidMessage
-from threadkeep.records import Message
+from threadkeep.records import Message, Turn
 from threadkeep.store.codec import Counter, clean_message, identified, message_parameters
+from threadkeep.store.times import time_text
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """Messages and their columns; `cleaned` are the ids of those in which characters had to be replaced."""
+    """Messages and their columns; `cleaned` are the ids of messages in which characters were replaced."""
 
     messages: list[Message]
     columns: list[dict[str, object]]
     cleaned: tuple[str, ...] = ()
 
 
+def prepare_turn(turn: Turn, *, count: Counter, now: str) -> Prepared:
+    """Return the messages of a turn, ready to be stored; delivered answers are marked.
+
+    Raises:
+        InvalidMessage: there are none, or one of them cannot be stored.
+    """
+    ready = prepare(turn.messages, count=count, stored_at=lambda _: now)
+    if turn.told or turn.told_at is not None:
+        told_at = now if turn.told_at is None else time_text(turn.told_at)
+        for message, columns in zip(ready.messages, ready.columns, strict=True):
+            columns["told_at"] = told_at if message.role == "assistant" else None
+    return ready
+
+
 def prepare(messages: Sequence[Message], *, count: Counter, stored_at: Callable[[Message], str]) -> Prepared:
-    """The messages of a turn, ready to be stored.
+    """Return the messages of a turn, ready to be stored.
 
     Raises:
         InvalidMessage: there are none, or one of them cannot be stored.

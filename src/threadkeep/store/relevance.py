@@ -1,7 +1,7 @@
-"""How well a text answers a search: BM25 over the words as they stand in it, NULL for SQLite where one is missing.
+"""Relevance of a text for a search: BM25 over substrings; NULL for SQLite if a word is missing.
 
-Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009, with the usual constants; the
-average length is a fixed one, since only the order of the results counts.
+Robertson and Zaragoza, "The Probabilistic Relevance Framework: BM25 and Beyond", 2009, with the usual constants. The
+average length is fixed, because only the order of the results matters.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 from threadkeep.records import dump_json
 
 RELEVANCE: Final = "threadkeep_relevance"
-"""The name of the function in SQL: a text and what `relevance_words` gives."""
+"""The name of the SQL function; its arguments are a text and the result of `relevance_words`."""
 
 _SATURATION = 1.2
 _LENGTH_SHARE = 0.75
@@ -23,7 +23,7 @@ _AVERAGE_CHARACTERS = 500
 
 
 def relevance(text: str, words: str) -> float | None:
-    """The score of a text for the words of `relevance_words`; None when it does not have them all, in any case."""
+    """Return the score of a text for the words of `relevance_words`; None if one is missing (case-insensitive)."""
     folded = text.casefold()
     damping = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(folded) / _AVERAGE_CHARACTERS)
     score = 0.0
@@ -36,16 +36,16 @@ def relevance(text: str, words: str) -> float | None:
 
 
 def relevance_words(words: Sequence[str], rarities: Sequence[float]) -> str:
-    """Words and what each weighs, as `relevance` takes them."""
+    """Return words and their weights in the format of `relevance`."""
     return dump_json([[word.casefold(), rarity] for word, rarity in zip(words, rarities, strict=True)])
 
 
 def rarity(texts_with_word: int, texts: int) -> float:
-    """What a word weighs that so many of the texts have; more than nothing, however common it is."""
+    """Return the weight of a word from the number of texts that have it; it is always positive."""
     return math.log1p((texts - texts_with_word + 0.5) / (texts_with_word + 0.5))
 
 
 @lru_cache(maxsize=16)
 def _read(words: str) -> Sequence[tuple[str, float]]:
-    """The same words come with every text of a search."""
+    """Return the parsed words; the same words come with every text of a search."""
     return [(word, float(weight)) for word, weight in json.loads(words)]

@@ -1,4 +1,4 @@
-"""What retention asks of whoever keeps messages."""
+"""The interface between retention and the stores of messages."""
 
 from __future__ import annotations
 
@@ -10,51 +10,55 @@ from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
 
 
 class Retaining(Protocol):
-    """The sessions of one place, as far as retention goes; the laws are those of `RetentionRows`."""
+    """The sessions of one location for retention; the guarantees are those of `RetentionRows`."""
 
     @property
     def archives(self) -> bool:
-        """Whether the beginning of a session can be archived here; else it is deleted or it stays."""
+        """True if the beginning of a session can be archived; otherwise it can only be deleted."""
         ...
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Some sessions in the order of their ids; `with_own` only those that have limits of their own."""
+        """Return sessions in the order of their ids; `with_own` only sessions with their own limits."""
         ...
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """One session; None when it is not there (or not this user's)."""
+        """Return one session; None if it does not exist (or is not this user's)."""
         ...
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Where the messages end that follow a place and were all stored before a time."""
+        """Return the last `seq` of the messages after `after` that were all stored before a time."""
+        ...
+
+    async def end_before_newest(self, session: Prunable, messages: int) -> int:
+        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
         ...
 
     async def extent(self, removal: Removal) -> Removed:
-        """How much a removal would take now."""
+        """Return how much a removal would take now."""
         ...
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Take the next messages of a removal; None when it is over, or the session is not as it was."""
+        """Remove the next messages; return None if the removal is complete or the session has changed."""
         ...
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session whose messages are all gone, if nothing was said in it since."""
+        """Delete a session whose messages are all gone, unless new ones came since."""
         ...
 
     async def forget_ids(self) -> None:
-        """Forget the ids of deleted messages whose platform does not send them again."""
+        """Forget the ids of deleted messages that their platform no longer sends again."""
         ...
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Whether a session is there (for this user), and its own retention."""
+        """Return whether a session exists (for this user), and its own limits."""
         ...
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Give a session limits of its own, or none; False when it is not there (or not this user's)."""
+        """Set or remove a session's own limits; return False if it does not exist (or is not this user's)."""
         ...
 
     async def give_back_room(self) -> bool:
-        """Give freed room back to the disk; False where the database does so by itself."""
+        """Return free space to the disk; return False if the database does so by itself."""
         ...

@@ -1,4 +1,4 @@
-"""The beginning of sessions archived and deleted, step by step; each step is whole, and short."""
+"""Archiving and deletion of the beginning of sessions, in short atomic steps."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from threadkeep.store.transcripts import END
 type Action = Literal["archive", "delete"]
 
 REDELIVERY: Final = timedelta(days=7)
-"""How long after it was stored the id of a deleted message is known, so that its platform's repeat is no new turn."""
+"""The time for which the id of a deleted message is known, so that a redelivery is not a new turn."""
 
-# The time at which a text was used is not noted at each use.
+# The time at which a text was used is not recorded at each use.
 _TEXT_RENEWAL = timedelta(days=1)
 STEP_MESSAGES: Final = 200
-"""How many messages a step takes at most."""
+"""The maximum number of messages in a step."""
 
 _STEP_CHARACTERS = 100_000
 _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_deleting"}
@@ -31,10 +31,11 @@ _BEGIN: dict[Action, str] = {"archive": "begin_archiving", "delete": "begin_dele
 
 @dataclass(frozen=True)
 class Prunable:
-    """A session as far as retention goes.
+    """A session, as retention needs it.
 
-    `first_stored_at` is the time of the first message that is there, `first_live_at` of the first that is not archived;
-    None where there is none. Without a `retention` of its own the rules of the settings are the session's.
+    `first_stored_at` is the time of the first existing message, `first_live_at` of the first that is not archived; None
+    if there is none. Without its own `retention` the rules of the settings apply. `message_count` is the number of
+    active messages, including archived ones.
     """
 
     session_id: str
@@ -42,15 +43,21 @@ class Prunable:
     last_user_seq: int
     archived_seq: int
     deleted_seq: int
+    message_count: int
     updated_at: datetime
     retention: Retention | None
     first_stored_at: datetime | None
     first_live_at: datetime | None
 
+    @property
+    def has_superseded(self) -> bool:
+        """True if it has superseded messages."""
+        return self.message_count != self.last_seq - self.deleted_seq
+
 
 @dataclass(frozen=True)
 class Removal:
-    """What is to go from a session: all up to a place, and if there is a time, only if nothing was said since."""
+    """A removal from a session: all messages up to a `seq`, with a time only if it was idle since."""
 
     session_id: str
     action: Action
@@ -60,13 +67,13 @@ class Removal:
 
     @property
     def whole_session(self) -> bool:
-        """Whether the session itself goes too."""
+        """True if the session itself is deleted too."""
         return self.action == "delete" and self.idle_before is not None
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What one step took: how far it came, and how many messages and tokens went."""
+    """The result of one step: the last `seq`, and the messages and tokens removed, including superseded ones."""
 
     upto_seq: int
     messages: int
@@ -74,10 +81,10 @@ class Removed:
 
 
 class RetentionRows:
-    """What retention asks of the tables.
+    """The tables, as retention needs them.
 
-    Its laws: a step is whole or not at all; it is taken only from where the border stood; what is left keeps its `seq`.
-    A step holds the session's row (on SQLite the file) for as long as some hundred messages take.
+    Guarantees: a step is atomic; it starts only at the current boundary; remaining messages keep their `seq`. A step
+    locks the session's row (on SQLite the file) for the time that a few hundred messages take.
     """
 
     archives = True
@@ -91,47 +98,54 @@ class RetentionRows:
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """Some sessions in the order of their ids; `with_own` only those that have limits of their own."""
+        """Return sessions in the order of their ids; `with_own` only sessions with their own limits."""
         parameters = {"after": after, "limit": limit, "user_id": user_id}
         statement = self._sql["sessions_with_own" if with_own else "sessions"]
         async with self._driver.reading() as connection:
             return [_prunable(row) for row in await connection.fetch(statement, parameters)]
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """One session; None when it is not there (or not this user's)."""
+        """Return one session; None if it does not exist (or is not this user's)."""
         parameters = {"session_id": session_id, "user_id": user_id}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["session"], parameters)
         return _prunable(rows[0]) if rows else None
 
     async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
-        """Where the messages end that follow a place and were all stored before a time."""
+        """Return the last `seq` of the messages after `after` that were all stored before a time."""
         parameters = {"session_id": session.session_id, "after": after, "moment": time_text(moment)}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["first_since"], parameters)
         return int(rows[0][0]) - 1 if rows else session.last_seq
 
+    async def end_before_newest(self, session: Prunable, messages: int) -> int:
+        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
+        parameters = {"session_id": session.session_id, "after": session.deleted_seq, "others": messages - 1}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["first_of_newest"], parameters)
+        return int(rows[0][0]) - 1 if rows else 0
+
     async def extent(self, removal: Removal) -> Removed:
-        """How much a removal would take now."""
+        """Return how much a removal would take now."""
         between = {"session_id": removal.session_id, "after": removal.after_seq, "upto": removal.upto_seq}
         async with self._driver.reading() as connection:
             [(messages, tokens)] = await connection.fetch(self._sql["extent"], between)
         return Removed(removal.upto_seq, int(messages), int(tokens))
 
     async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
-        """Take the next messages of a removal; None when it is over, or the session is not as it was.
+        """Remove the next messages; return None if the removal is complete or the session has changed.
 
         Raises:
-            RowLocked: somebody else's transaction has the session.
+            RowLocked: another transaction has locked the session.
         """
-        # No more than a step is asked for: there are no gaps, and no plan of a database reads the whole session for it.
+        # Only one step is queried: there are no gaps, and no query plan then reads the whole session.
         upto = min(removal.upto_seq, removal.after_seq + messages)
         place = {"session_id": removal.session_id, "after": removal.after_seq, "upto": upto}
         async with self._driver.reading() as connection:
             rows = _of_one_step(await connection.fetch(self._sql["sizes"], place))
         if not rows:
             return None
-        upto, id_, _, _, created_at = rows[-1]
+        upto, id_, _, _, created_at, _ = rows[-1]
         removed = Removed(upto, len(rows), sum(row[3] for row in rows))
         place["upto"] = upto
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -142,11 +156,11 @@ class RetentionRows:
                 await connection.execute(self._sql["archive"], place)
             else:
                 await self._retitle(connection, place, removal.upto_seq)
-                await self._delete(connection, place, removed, time_of(created_at))
+                await self._delete(connection, place, sum(row[5] for row in rows), time_of(created_at))
         return removed
 
     async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
-        """Delete a session whose messages are all gone, if nothing was said in it since."""
+        """Delete a session whose messages are all gone, unless new ones came since."""
         place = {"session_id": session_id}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._begins(connection, "begin_deleting_session", place, idle_before):
@@ -154,7 +168,7 @@ class RetentionRows:
             return await delete_session(connection, self._deletion, session_id)
 
     async def forget_ids(self) -> None:
-        """Forget the ids of deleted messages whose platform does not send them again."""
+        """Forget the ids of deleted messages that their platform no longer sends again."""
         parameters = {"before": time_text(self._clock() - REDELIVERY), "limit": STEP_MESSAGES}
         while True:
             async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -162,20 +176,20 @@ class RetentionRows:
                     return
 
     async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
-        """Whether a session is there (for this user), and its own retention."""
+        """Return whether a session exists (for this user), and its own limits."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["retention"], {"session_id": session_id, "user_id": user_id})
         return bool(rows), retention_of(rows[0][0]) if rows else None
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Give a session limits of its own, or none; False when it is not there (or not this user's)."""
+        """Set or remove a session's own limits; return False if it does not exist (or is not this user's)."""
         value = None if retention is None else dump_json(retention.to_dict())
         parameters = {"session_id": session_id, "user_id": user_id, "retention": value}
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["set_retention"], parameters) > 0
 
     async def give_back_room(self) -> bool:
-        """Shrink the file to what it holds, while nobody writes; False on PostgreSQL, whose autovacuum sees to it."""
+        """Shrink the file while no process can write; return False on PostgreSQL, which uses autovacuum."""
         if "vacuum" not in self._sql:
             return False
         async with self._driver.writing() as connection:
@@ -194,12 +208,12 @@ class RetentionRows:
         return await connection.execute(self._sql[statement], parameters) > 0
 
     async def _forget(self, connection: Connection, place: Parameters) -> None:
-        """Take messages out of what finds them."""
-        for name in ("forget_texts", "delete_vectors"):
+        """Remove messages from the search index, steps and vectors."""
+        for name in ("forget_texts", "delete_steps", "delete_vectors"):
             await connection.execute(self._sql[name], place)
 
     async def _delete(
-        self, connection: Connection, place: dict[str, object], removed: Removed, created_at: datetime
+        self, connection: Connection, place: dict[str, object], active: int, created_at: datetime
     ) -> None:
         times = {
             "remember_since": time_text(self._clock() - REDELIVERY),
@@ -218,10 +232,10 @@ class RetentionRows:
         ):
             if name in self._sql:
                 await connection.execute(self._sql[name], {**place, **times})
-        await connection.execute(self._sql["delete"], {**place, "messages": removed.messages})
+        await connection.execute(self._sql["delete"], {**place, "active": active})
 
     async def _retitle(self, connection: Connection, place: Parameters, last_seq: int) -> None:
-        """A title that was made of what goes is made of what stays in the end: the first user message, as ever."""
+        """Replace a title made of a removed message by one made of the first user message that stays."""
         going = await connection.fetch(self._sql["first_user"], place)
         if not going:
             return
@@ -235,7 +249,7 @@ class RetentionRows:
 
 
 def _of_one_step(rows: list[Row]) -> list[Row]:
-    """As many rows as one step takes: at least one."""
+    """Return the rows of one step: at least one."""
     characters = 0
     for count, row in enumerate(rows):
         characters += row[2]
@@ -246,13 +260,14 @@ def _of_one_step(rows: list[Row]) -> list[Row]:
 
 def _prunable(row: Row) -> Prunable:
     session_id, *places, updated_at, retention, first_stored_at, first_live_at = row
-    last_seq, last_user_seq, archived_seq, deleted_seq = places
+    last_seq, last_user_seq, archived_seq, deleted_seq, message_count = places
     return Prunable(
         session_id,
         last_seq,
         last_user_seq,
         archived_seq,
         deleted_seq,
+        message_count,
         updated_at=time_of(updated_at),
         retention=retention_of(retention),
         first_stored_at=first_stored_at and time_of(first_stored_at),

@@ -1,8 +1,8 @@
-"""Full text search: an index that follows the transcript, kept up outside of the appends.
+"""Full text search: an index that follows the transcript, updated outside of appends.
 
-Indexing a message costs more than storing it, so `append` does not. `catch_up` brings the index to the newest message
-in small transactions; a search does that first, so that what was stored before it is found. Any process may catch up
-for any other: each session says how far its index has come, and a step is taken only from where that still is.
+Indexing a message costs more than storing it, so `append` does not index. `catch_up` updates the index in small
+transactions; a search calls it first, so that earlier messages are found. Any process may index any session: each
+session has its indexed position, and a step is applied only if that has not changed.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 
 MUCH_UNINDEXED = 10_000
-"""Messages that it takes a while to index: after an import, or when the index has got another form."""
+"""The number of unindexed messages that takes noticeable time: after an import or a change of the index."""
 
 _SEARCH_SECONDS = 5.0
-# Fewer than an engine has connections: chats read beside the searches.
+# Fewer than an engine's connections: chats read during searches.
 _SEARCHES = 2
 _STEP_MESSAGES = 200
 _STEP_CHARACTERS = 200_000
 _SESSIONS = 100
-# Of the words of a query; that a text has the others too is seen when it is read.
+# Only so many words of a query; the remaining words are checked when a text is read.
 _PATTERNS = 16
 _WEIGHED_WORDS = 16
 _MORE = 4
-# So many texts with the words are ranked; of more, those that were stored last.
+# Only so many texts are ranked; of more, the newest ones.
 _CANDIDATES = 2_000
 _COMMON = 0.1
 
 
 class Search(Protocol):
-    """Whoever finds messages by their words, where transcripts are kept."""
+    """A search for messages by their words, for one kind of transcripts."""
 
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Bring up what searches (of one user, of one session) need, for at most some seconds; True when all is."""
+        """Update the index (of one user, of one session) for at most `seconds`; return True when it is complete."""
         ...
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """How many messages no search can find yet."""
+        """Return the number of messages that no search can find yet."""
         ...
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Messages with all the words of a query, best first; of one user, or of one session after a place."""
+        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`."""
         ...
 
 
 class SearchIndex:
     """The search index of a database: FTS5 trigrams on SQLite, words and character pairs on PostgreSQL.
 
-    On both it says which texts may have the words of a query, and these are read to see which do.
+    On both engines the index selects candidates, and their texts are read to find the real matches.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -75,9 +75,9 @@ class SearchIndex:
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Index what is not indexed yet (of one user, of one session), for at most some seconds; True when all is.
+        """Index new messages (of one user, of one session) for at most `seconds`; return True when none is left.
 
-        A session whose row somebody has locked is left for the next time.
+        A session whose row is locked is left for the next call.
         """
         place = {"user_id": user_id, "session_id": session_id, "limit": _SESSIONS}
         deadline = math.inf if seconds is None else time.monotonic() + seconds
@@ -98,17 +98,17 @@ class SearchIndex:
                         return False
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """How many messages (of one user, of one session) are not in the index yet."""
+        """Return the number of messages (of one user, of one session) that are not indexed yet."""
         async with self._driver.reading() as connection:
             place = {"user_id": user_id, "session_id": session_id}
             [(messages,)] = await connection.fetch(self._sql["unindexed"], place)
         return int(messages)
 
     async def _index(self, session_id: str, after: int, last_seq: int, *, deadline: float) -> bool:
-        """Index the messages of a session step by step; False when the time is over."""
+        """Index the messages of a session in steps; return False when the time is over."""
         position: int | None = after
         while position is not None and position < last_seq:
-            # A search does not wait until all of an import is indexed by another task.
+            # A search must not wait until another task has indexed a whole import.
             async with self._turn:
                 position = await self._step(session_id, position, last_seq)
             if time.monotonic() > deadline:
@@ -118,10 +118,10 @@ class SearchIndex:
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Messages with all the words of a query, best first; of one user, or of one session after a place.
+        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
 
         Raises:
-            StoreUnavailable: it takes too long, with whoever else is searching.
+            StoreUnavailable: it takes too long, with other searches.
         """
         words = clean_text(query).split()
         if not words or limit <= 0:
@@ -142,7 +142,7 @@ class SearchIndex:
     async def _search_terms(
         self, connection: Connection, terms: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """By the fingerprints of the terms, without the texts that only look as if they had them."""
+        """Search by fingerprints of the terms, and drop texts whose fingerprints match by chance."""
         if not terms:
             return []
         whose = "found" if place["user_id"] is None else "found_of_user"
@@ -162,7 +162,7 @@ class SearchIndex:
     async def _search_trigrams(
         self, connection: Connection, words: Sequence[str], place: Parameters, limit: int
     ) -> list[Row]:
-        """By trigrams; words too short for one are looked for in the texts themselves."""
+        """Search by trigrams; words that are too short for one are searched in the texts themselves."""
         if expression := trigram_expression(words):
             weighed = relevance_words(words, await self._rarities(connection, words))
             bounds = {"limit": limit, "candidates": max(_CANDIDATES, limit)}
@@ -174,7 +174,7 @@ class SearchIndex:
         return await connection.fetch(self._sql[short], {**place, "patterns": patterns, "limit": limit})
 
     async def _rarities(self, connection: Connection, words: Sequence[str]) -> Sequence[float]:
-        """What each word weighs beside the others; those without a trigram as little as one that all texts have."""
+        """Return the relative weight of each word; a word without a trigram weighs as little as a very common one."""
         expressions = [trigram_expression([word]) for word in words[:_WEIGHED_WORDS] if len(word) >= TRIGRAM]
         if len(words) == 1:
             return [1.0]
@@ -183,7 +183,7 @@ class SearchIndex:
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
     async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
-        """Index the next messages of a session; None when it is not as it was: another process was at it."""
+        """Index the next messages of a session; return None if another process has changed it."""
         async with self._driver.reading() as connection:
             upto = min(last_seq, after + _STEP_MESSAGES)
             texts = await connection.fetch(self._sql["texts"], {"session_id": session_id, "after": after, "upto": upto})
@@ -195,7 +195,7 @@ class SearchIndex:
             kept += 1
         if kept < len(texts):
             upto = texts[kept - 1][0]
-        # What was read last must still be there: the session may have been deleted and begun anew since.
+        # The last message must still exist: the session may have been deleted and created again.
         seq, id_ = texts[kept - 1][:2] if texts else (None, None)
         place = {"session_id": session_id, "after": after, "upto": upto}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:

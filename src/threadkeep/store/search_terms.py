@@ -1,4 +1,4 @@
-"""What a text is found by: its words and pairs of characters, their fingerprints and patterns, its trigrams."""
+"""Search terms of a text: words and pairs of characters, their fingerprints and patterns, and trigrams."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from zlib import crc32
 from threadkeep.store.codec import clean_text
 
 TRIGRAM = 3
-"""Words of fewer characters have no trigram."""
+"""Shorter words have no trigram."""
 
 _MOST_TRIGRAMS = 64
 _LONGEST_TERM = 256
-# 2 ** 32 divided by the golden ratio: what follows each other, as numbers do, lies apart.
+# 2 ** 32 divided by the golden ratio: consecutive values, such as numbers, are spread apart.
 _SPREAD = 0x9E3779B1
-# No script beyond has capitals.
+# No script beyond this code point has capitals.
 _CASED = 0x20000
 
 _WORDS = re.compile(r"\w+")
@@ -29,22 +29,22 @@ _UNSPACED = re.compile(
 
 
 def search_terms(text: str) -> Sequence[str]:
-    """The words of a text, and the pairs of characters of what is written without spaces; each once, in order."""
+    """Return the words of a text, and character pairs of unspaced scripts; each once, in order."""
     return list(dict.fromkeys(_terms(clean_text(text).lower())))
 
 
 def fingerprints(terms: Iterable[str]) -> list[int]:
-    """Numbers of two bytes that stand for terms; of 65,536 terms two have the same, so a text may look like another."""
+    """Return two-byte fingerprints of terms; different terms may collide, so matches must be checked."""
     return sorted({(crc32(term.encode()) * _SPREAD >> 16 & 0xFFFF) - 0x8000 for term in terms})
 
 
 def term_pattern(term: str) -> str:
-    """The regular expression of a term in any case, as `search_terms` sees it, in whatever locale a server has."""
+    """Return a case-insensitive regular expression for a term, independent of the server's locale."""
     return "".join(f"[{char}{capitals}]" if (capitals := _capitals().get(char)) else char for char in term)
 
 
 def trigram_expression(words: Iterable[str]) -> str:
-    """What FTS5 is asked for: texts with the trigrams of all words, or with so many that few others have them."""
+    """Return the FTS5 query for texts with the trigrams of all words, limited to a selective number."""
     trigrams = (word[at : at + TRIGRAM] for word in words for at in range(len(word) - TRIGRAM + 1))
     quoted = ('"' + trigram.replace('"', '""') + '"' for trigram in list(dict.fromkeys(trigrams))[:_MOST_TRIGRAMS])
     return " ".join(quoted)
@@ -62,17 +62,17 @@ def _terms(text: str) -> Iterator[str]:
 
 
 def _short(term: str) -> list[str]:
-    # What is longer is no word, and no pattern that a server takes.
+    # A longer term is no word, and no pattern that a server accepts.
     return [term] if 0 < len(term) <= _LONGEST_TERM else []
 
 
 @cache
 def _capitals() -> Mapping[str, str]:
-    """The other characters that are a character when a text is lowered: capitals, and signs such as that of Kelvin."""
+    """Return the other characters that become each character in lower case: capitals, and signs like Kelvin's."""
     found: defaultdict[str, str] = defaultdict(str)
     for char in map(chr, range(_CASED)):
         for lowered in {*char.lower()} - {char}:
             found[lowered] += char
-    # At the end of a word only, so that no single character shows it.
+    # Only at the end of a word, so a single character does not show it.
     found["ς"] += "Σ"
     return found

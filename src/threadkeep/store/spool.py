@@ -1,7 +1,7 @@
-"""Turns that no database would take, in a file of this process, on disk before anybody is told that they are kept.
+"""The spool: turns that no database accepted, written to disk before the caller is told that they are kept.
 
-Each process writes a file of its own and holds a lock on it while it lives. The files of processes that died are found
-without their locks and taken over, so what they kept is delivered by whoever starts next.
+Each process has its own file and locks it while it lives. Files of dead processes are unlocked; the next process that
+starts takes them over and delivers their turns.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,6 +19,8 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ThreadkeepError, WrongUser
 from threadkeep.records import Message, Turn, dump_json
+from threadkeep.store.damaged_turns import damaged_id, set_aside, sync_folder
+from threadkeep.store.private_files import make_private_folder
 
 _SUFFIX = ".pending.jsonl"
 _LOOKS = 100
@@ -28,23 +29,27 @@ _LOOK_SECONDS = 0.005
 
 @dataclass(eq=False)
 class KeptTurn:
-    """A turn that waits to be written. `error` is the name of the last error's class; `tries` are of this process."""
+    """A pending turn. `error` is the class name of the last error; `tries` counts the attempts of this process.
+
+    `namespace` is the graph store namespace of its conversation, if an agent keeps it.
+    """
 
     entry_id: str
     turn: Turn
     kept_at: datetime
     tries: int = 0
     error: str | None = None
+    namespace: tuple[str, ...] = ()
     file: SpoolFile | None = field(default=None, repr=False)
 
     @property
     def refused(self) -> bool:
-        """Whether time cannot help, as the session is another user's: a person drops it, and nobody waits behind it."""
+        """True if a retry cannot help, because the session is another user's; the turn blocks no other."""
         return self.error == WrongUser.__name__
 
 
 class SpoolFile:
-    """One file of kept turns, locked while it is open. Every method does blocking I/O: call them in a thread."""
+    """A file of pending turns, locked while it is open. Every method does blocking I/O: call it in a thread."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
@@ -54,20 +59,20 @@ class SpoolFile:
 
     @classmethod
     def create(cls, folder: Path) -> SpoolFile:
-        """A new file of this process."""
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        """Create a file for this process."""
+        make_private_folder(folder)
         path = folder / f"{uuid7()}{_SUFFIX}"
-        # Locked before it has its name: else who starts now could take it for the file of a dead process.
+        # Locked before it gets its name: otherwise a starting process could take it for a dead process's file.
         unnamed = path.with_suffix(".new")
         descriptor = os.open(unnamed, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         unnamed.rename(path)
-        _sync_folder(folder)
+        sync_folder(folder)
         return cls(path, descriptor)
 
     @classmethod
     def take_over(cls, path: Path) -> SpoolFile | None:
-        """The file of a process that is gone; None while its process lives."""
+        """Take over the file of a dead process; return None while its process lives."""
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
@@ -77,20 +82,27 @@ class SpoolFile:
             return None
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            # A line that a crash cut off: what is written next must not become a part of it.
+            # A line that a crash cut off must not be continued by the next write.
             os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
     def entries(self) -> list[KeptTurn]:
-        """What the file still keeps, oldest first."""
-        kept, self._has_unreadable = _read(self.path)
-        for entry in kept:
+        """Return the turns that the file still keeps, oldest first; lines that cannot be read get their own files."""
+        content = read_spool(self.path)
+        for entry in content.turns:
             entry.file = self
-        self._open_entries = {entry.entry_id for entry in kept}
-        return kept
+        self._open_entries = {entry.entry_id for entry in content.turns}
+        self._has_unreadable = bool(content.unreadable)
+        try:
+            for line in content.unreadable:
+                self._append({"done": set_aside(self.path.parent, line)})
+        except OSError:
+            return content.turns  # the lines stay in this file, which is then never emptied
+        self._has_unreadable = False
+        return content.turns
 
     def keep(self, entry: KeptTurn) -> None:
-        """Put a turn on disk; it is there when this returns."""
+        """Write a turn to disk; it is durable when this returns."""
         self._append(
             {
                 "entry": entry.entry_id,
@@ -98,18 +110,25 @@ class SpoolFile:
                 "session_id": entry.turn.session_id,
                 "user_id": entry.turn.user_id,
                 "answers": entry.turn.answers,
+                "workspace": entry.turn.workspace,
+                "told_at": entry.turn.told_at and entry.turn.told_at.isoformat(),
                 "messages": [message.to_dict() for message in entry.turn.messages],
             }
         )
         self._open_entries.add(entry.entry_id)
         entry.file = self
 
+    def renew(self, entry: KeptTurn) -> None:
+        """Write a pending turn again, since it changed; one that is done stays done."""
+        if entry.entry_id in self._open_entries:
+            self.keep(entry)
+
     def failed(self, entry: KeptTurn) -> None:
-        """Put on disk why a turn still waits, for those who look from outside."""
+        """Record the error of a pending turn, for inspection from outside."""
         self._append({"failed": entry.entry_id, "error": entry.error})
 
     def done(self, entry: KeptTurn) -> None:
-        """Forget a turn that was written or dropped. When nothing is left the file is emptied."""
+        """Forget a turn that was written or dropped. If no turn is left, the file is emptied."""
         self._open_entries.discard(entry.entry_id)
         if self._open_entries or self._has_unreadable:
             self._append({"done": entry.entry_id})
@@ -117,15 +136,22 @@ class SpoolFile:
             os.ftruncate(self._descriptor, 0)
             os.fsync(self._descriptor)
 
+    def clear(self) -> None:
+        """Empty the file after its turns were written or kept elsewhere; unreadable lines have files of their own."""
+        self._open_entries.clear()
+        if not self._has_unreadable:
+            os.ftruncate(self._descriptor, 0)
+            os.fsync(self._descriptor)
+
     def close(self) -> None:
-        """Let go of the file; one that keeps nothing is removed."""
-        if not self._open_entries and _read(self.path) == ([], False):
+        """Close the file; remove it if it keeps no turn."""
+        if not self._open_entries and read_spool(self.path).empty:
             self.path.unlink(missing_ok=True)
         os.close(self._descriptor)
 
     def _append(self, line: dict[str, Any]) -> None:
-        dump_json(line)  # refuses what is no JSON
-        # ASCII alone: no character of a message ends a line or is lost on the way.
+        dump_json(line)  # raises if the line is no JSON
+        # Only ASCII: no character of a message ends a line or is lost.
         data = (json.dumps(line, separators=(",", ":")) + "\n").encode()
         size = os.fstat(self._descriptor).st_size
         try:
@@ -139,14 +165,14 @@ class SpoolFile:
 
 
 def spool_files(folder: Path) -> list[Path]:
-    """All files of kept turns in a folder, oldest first."""
-    return sorted(folder.glob(f"*{_SUFFIX}")) if folder.is_dir() else []
+    """Return all spool files of a folder, oldest first."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if path.is_file()) if folder.is_dir() else []
 
 
 def in_use(path: Path) -> bool:
-    """Whether the process that writes a file, or one that took it over, still lives.
+    """Return whether the process that owns a file is alive.
 
-    Asking takes a shared lock for a moment, which `take_over` waits out.
+    It takes a shared lock for a moment, for which `take_over` waits.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY)
@@ -159,13 +185,13 @@ def in_use(path: Path) -> bool:
 
 
 def _own(descriptor: int) -> bool:
-    """Lock a file for its owner, once those have gone who only look whether there is one."""
+    """Lock a file for its owner, waiting for processes that only check it."""
     for _ in range(_LOOKS):
         if _locked(descriptor, fcntl.LOCK_EX):
             return True
         if not _locked(descriptor, fcntl.LOCK_SH):
             return False
-        # Those who look share the lock, an owner does not: it was one of them.
+        # Checks share the lock, an owner does not: it was a check.
         time.sleep(_LOOK_SECONDS)
     return False
 
@@ -178,49 +204,72 @@ def _locked(descriptor: int, kind: int) -> bool:
     return True
 
 
+@dataclass(frozen=True)
+class SpoolContent:
+    """The turns in a file, oldest first, and its lines that cannot be read: damaged, or of a newer version."""
+
+    turns: list[KeptTurn]
+    unreadable: list[bytes]
+
+    @property
+    def empty(self) -> bool:
+        """True if nothing is left to deliver or to repair."""
+        return not self.turns and not self.unreadable
+
+
 def read_entries(path: Path) -> list[KeptTurn]:
-    """What a file keeps, oldest first, without locking it. A last line that was cut off by a crash is left out."""
-    return _read(path)[0]
+    """Return the turns in a file, oldest first, without locking it."""
+    return read_spool(path).turns
 
 
-def _read(path: Path) -> tuple[list[KeptTurn], bool]:
-    """What a file keeps, and whether it has whole lines that are not understood: those of a newer version, perhaps."""
-    kept: dict[str, KeptTurn] = {}
-    unreadable = False
-    for line in _lines(path):
-        if "done" in line:
-            kept.pop(str(line["done"]), None)
-            continue
-        if "failed" in line:
-            if entry := kept.get(str(line["failed"])):
-                entry.error = str(line.get("error"))
-            continue
-        try:
-            messages = tuple(Message.from_dict(values) for values in line["messages"])
-            turn = Turn(line["session_id"], messages, line["user_id"], line.get("answers"))
-            kept[line["entry"]] = KeptTurn(line["entry"], turn, datetime.fromisoformat(line["kept_at"]))
-        except (KeyError, TypeError, ValueError, ThreadkeepError):
-            unreadable = True
-    return list(kept.values()), unreadable
+def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
+    """Return the content of a file, without locking it.
 
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    A last line without its end is skipped, because its process may be writing it; with `cut_off` it counts.
+    """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        *lines, rest = path.read_bytes().split(b"\n")
     except FileNotFoundError:
-        return
-    for line in text.split("\n"):
-        try:
-            values = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(values, dict):
-            yield values
+        return SpoolContent([], [])
+    kept: dict[str, KeptTurn] = {}
+    unreadable: dict[str, bytes] = {}
+    for line in [*lines, rest] if cut_off else lines:
+        values = _values(line)
+        if values is not None and "done" in values:
+            kept.pop(str(values["done"]), None)
+            unreadable.pop(str(values["done"]), None)
+        elif values is not None and "failed" in values:
+            if entry := kept.get(str(values["failed"])):
+                entry.error = str(values.get("error"))
+        elif (entry := read_turn(line)) is not None:
+            kept[entry.entry_id] = entry
+        elif line.strip():
+            unreadable[damaged_id(line)] = line
+    return SpoolContent(list(kept.values()), list(unreadable.values()))
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def read_turn(line: bytes) -> KeptTurn | None:
+    """Return the turn in a line; None if this version cannot read it."""
+    values = _values(line)
+    if values is None:
+        return None
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        turn = Turn(
+            values["session_id"],
+            tuple(Message.from_dict(message) for message in values["messages"]),
+            values["user_id"],
+            values.get("answers"),
+            told_at=datetime.fromisoformat(values["told_at"]) if values.get("told_at") else None,
+            workspace=values.get("workspace"),
+        )
+        return KeptTurn(values["entry"], turn, datetime.fromisoformat(values["kept_at"]))
+    except (KeyError, TypeError, ValueError, ThreadkeepError):
+        return None
+
+
+def _values(line: bytes) -> dict[str, Any] | None:
+    try:
+        values = json.loads(line)
+    except ValueError:
+        return None
+    return values if isinstance(values, dict) else None

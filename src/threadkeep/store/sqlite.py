@@ -1,61 +1,81 @@
-"""The SQLite driver: one writing connection, a few reading ones, WAL between them."""
+"""The SQLite driver: one connection for writing, several for reading, in WAL mode."""
 
 from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Final
+from urllib.parse import quote
 
 import aiosqlite
 
 from threadkeep.errors import StoreClosed, StoreUnavailable
-from threadkeep.store.driver import Backend, Parameters, Row, Statement, StoreOptions
+from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
+from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.relevance import RELEVANCE, relevance
-from threadkeep.store.sqlite_connection import Batch, Group, SqliteConnection, ThreadConnection, translated
+from threadkeep.store.sqlite_connection import (
+    Batch,
+    Begin,
+    Group,
+    OpenFile,
+    SqliteConnection,
+    ThreadConnection,
+    translated,
+)
 from threadkeep.store.statements import load_statements
+
+SHARES_MEMORY: Final = sqlite3.sqlite_version_info >= (3, 36)
+"""True if two connections can share a database in memory by its name."""
 
 _READERS = 4
 _STOP_SECONDS = 0.01
-# What SQLite adds above says which of its kind an error is.
+# The higher bits of SQLite's error codes are details.
 _KIND_OF_ERROR = 0xFF
-# Of SQLite's 4,096 bytes more would be left empty: where the next text is longer than what is left of a page, and where
-# a row without a rowid takes more than a quarter of one and gets another for itself.
+# 8 KB pages waste less space when rows are long: a text that does not fit the rest of a page starts a new one, and a
+# row without a rowid that takes more than a quarter of a page gets an overflow page.
 _PAGE_BYTES = 8192
 
 
 class SqliteDriver:
-    """A SQLite database in a file, or in memory when there is no path.
+    """A SQLite database in a file, or in memory if there is no path.
 
-    In memory there is one connection for everything, one user at a time: a second one would see another database.
+    In memory there is one connection for everything, with one user at a time. With a `memory_name` another driver of
+    the process opens the same database.
     """
 
-    def __init__(self, path: Path | None, options: StoreOptions) -> None:
+    def __init__(
+        self, path: Path | None, options: StoreOptions, *, read_only: bool = False, memory_name: str | None = None
+    ) -> None:
         self._path = path
         self._options = options
-        self._sql = load_statements("transcripts.sql")
+        self._read_only = read_only
+        self._memory_name = memory_name
+        self._sql = load_statements("transcripts.sql", "graph_turns.sql")
         self._write_lock = asyncio.Lock()
         self._writer: SqliteConnection | None = None
         self._readers: list[SqliteConnection] = []
+        self._file: OpenFile | None = None
         self._reader_slots = asyncio.Semaphore(_READERS)
         self._closed = False
 
     @property
     def backend(self) -> Backend:
-        """Which engine this is."""
+        """The name of the engine."""
         return "sqlite"
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[SqliteConnection]:
-        """A connection to read from; when its user is cancelled, what it reads is stopped."""
+        """Lend a connection for reading; if its user is cancelled, its statement is interrupted."""
         if self._path is None:
             async with self._write_lock:
                 connection = await self._writing_connection()
                 try:
                     yield connection
                 except asyncio.CancelledError:
-                    await asyncio.shield(_stop(connection.raw))
+                    await _to_its_end(_stop(connection.raw))
                     raise
             return
         async with self._reader_slots:
@@ -69,12 +89,12 @@ class SqliteDriver:
                 raise
             finally:
                 taking = self._take_back(connection, stop=stop)
-                await (asyncio.shield(taking) if stop else taking)
+                await (_to_its_end(taking) if stop else taking)
 
     @asynccontextmanager
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[SqliteConnection]:
-        """A connection inside a write transaction; the lock is the whole file's, and so is its timeout, but for 0."""
-        async with self._write_lock:
+        """Lend a connection inside a write transaction; the lock and its timeout are the file's, except for 0."""
+        async with self._holding():
             connection = await self._writing_connection()
             try:
                 await _begin(connection, for_ever=lock_timeout_seconds == 0)
@@ -85,27 +105,51 @@ class SqliteDriver:
                 raise
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements in a write transaction, in one visit to the connection's thread."""
-        async with self._write_lock:
+        """Execute statements as one write transaction, in one call to the connection's thread; return all rows."""
+        async with self._holding():
             connection = await self._writing_connection()
             try:
-                return await connection.run(Batch(statements, [], whole=True))
+                return await connection.run(Batch(statements, [], whole=True, wait_seconds=seconds_left()))
             except BaseException:
                 await self._roll_back(connection)
                 raise
 
-    async def append(self, sessions: Sequence[Parameters], messages: Sequence[Parameters]) -> list[Row]:
-        """Store a group of new turns, in one visit to the writing connection's thread."""
-        group = Group(self._sql, sessions, messages, {})
-        async with self._write_lock:
+    async def append(
+        self,
+        sessions: Sequence[Parameters],
+        messages: Sequence[Parameters],
+        graph_turns: Sequence[Parameters] = (),
+        *,
+        before: Sequence[Statement] = (),
+        after: Sequence[Statement] = (),
+    ) -> Appended:
+        """Store a group of new turns, in one call to the writing connection's thread."""
+        async with self._holding():
             connection = await self._writing_connection()
+            group = Group(self._sql, sessions, messages, {}, [], seconds_left(), graph_turns, before, after)
             try:
                 with translated():
                     await connection.raw.execute("", group)
             except BaseException:
                 await self._roll_back(connection)
                 raise
-        return list(group.counted.items())
+        return Appended(group.counted, group.rows[: len(before)], group.rows[len(before) :])
+
+    @asynccontextmanager
+    async def _holding(self) -> AsyncIterator[None]:
+        """Hold the only writing connection, for which the writers of this process wait in turn."""
+        try:
+            async with asyncio.timeout(seconds_left()):
+                await self._write_lock.acquire()
+        except TimeoutError:
+            raise StoreUnavailable(
+                "The SQLite database does not take this call in time: others of this process wait for the file's lock. "
+                "Another process holds it for too long; see `threadkeep doctor` for who uses the file."
+            ) from None
+        try:
+            yield
+        finally:
+            self._write_lock.release()
 
     async def close(self) -> None:
         """Close every connection."""
@@ -136,10 +180,10 @@ class SqliteDriver:
         return self._writer
 
     async def _roll_back(self, connection: SqliteConnection) -> None:
-        """End the transaction; a connection that cannot is given up, and the next writer opens another.
+        """Roll back the transaction; if that fails, close the connection, and the next writer opens another.
 
-        It is asked for even where none seems to be open: a BEGIN whose caller was cancelled still stands in the queue
-        of the connection's thread, and this goes behind it.
+        It also runs if no transaction seems open: the BEGIN of a cancelled caller may still be in the queue of the
+        connection's thread, and this runs after it.
         """
         try:
             await asyncio.shield(connection.raw.rollback())
@@ -148,47 +192,91 @@ class SqliteDriver:
             await connection.raw.close()
 
     async def _connect(self) -> SqliteConnection:
+        read_only = self._read_only
+        if self._file is not None:
+            await asyncio.to_thread(self._file.check)
+        if self._path is not None:
+            read_only = read_only or await asyncio.to_thread(is_read_only, self._path)
         with translated():
-            return SqliteConnection(await _open(self._path, self._options))
+            raw = await _open(self._path, self._options, read_only=read_only, memory_name=self._memory_name)
+            try:
+                await self._watch_file(raw)
+            except BaseException:
+                await raw.close()
+                raise
+        return SqliteConnection(raw)
+
+    async def _watch_file(self, raw: aiosqlite.Connection) -> None:
+        """Let a connection notice that its file was removed or replaced."""
+        if self._path is not None and self._file is None:
+            self._file = OpenFile.of(self._path)
+        if self._file is not None:
+            await raw.execute("", self._file)
 
 
 @asynccontextmanager
 async def open_sqlite(
-    path: Path | None, options: StoreOptions, *, autocommit: bool = True
+    path: Path | None, options: StoreOptions, *, autocommit: bool = True, read_only: bool = False
 ) -> AsyncIterator[aiosqlite.Connection]:
-    """A connection of its own to a file (or a database in memory), for libraries that bring their own statements."""
+    """Open a separate connection to a file (or a database in memory), for libraries with their own statements."""
     with translated():
-        raw = await _open(path, options, autocommit=autocommit)
+        raw = await _open(path, options, autocommit=autocommit, read_only=read_only)
     try:
         yield raw
     finally:
         await raw.close()
 
 
-async def _open(path: Path | None, options: StoreOptions, *, autocommit: bool = True) -> aiosqlite.Connection:
-    # Autocommit means: every transaction is begun and ended by name.
+async def _open(
+    path: Path | None,
+    options: StoreOptions,
+    *,
+    autocommit: bool = True,
+    read_only: bool = False,
+    memory_name: str | None = None,
+) -> aiosqlite.Connection:
+    # With autocommit every transaction is begun and ended explicitly.
     isolation = None if autocommit else "DEFERRED"
+    database, is_uri = _database(path, read_only=read_only, memory_name=memory_name)
+    if path is not None and not read_only:
+        await asyncio.to_thread(make_private_database, path)
     raw = await _open_file(
         aiosqlite.connect(
-            path or ":memory:",
+            database,
             isolation_level=isolation,
             timeout=options.lock_timeout_seconds,
             factory=ThreadConnection,
+            uri=is_uri,
         )
     )
     try:
         await raw.create_function(RELEVANCE, 2, relevance, deterministic=True)
+        if read_only:
+            return raw
         await raw.execute("PRAGMA foreign_keys = ON")
+        await raw.execute_fetchall("PRAGMA secure_delete = ON")
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
         if path is not None and mode != "wal":
-            # Of a file that is there already the pages stay as they are.
+            # The page size of an existing file does not change.
             await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             await _switch_to_wal(raw, options.lock_timeout_seconds)
     except BaseException:
         await raw.close()
         raise
     return raw
+
+
+def _database(path: Path | None, *, read_only: bool, memory_name: str | None) -> tuple[str | Path, bool]:
+    """Return SQLite's name of a database, and whether that is a URI."""
+    if path is not None and read_only:
+        wal = path.with_name(path.name + "-wal")
+        # Without a WAL file nobody writes; on a read-only mount SQLite could not create one to read.
+        immutable = is_read_only(path) and not (wal.exists() and wal.stat().st_size)
+        return f"file:{quote(str(path))}?mode=ro{'&immutable=1' if immutable else ''}", True
+    if path is not None:
+        return path, False
+    return (":memory:", False) if memory_name is None else (f"file:/{memory_name}?vfs=memdb", True)
 
 
 async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
@@ -199,16 +287,17 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
         await (await opening).close()
         raise
     except sqlite3.Error:
-        # Its thread has a last word for this event loop, which may be closed a moment later.
+        # Its thread still posts to this event loop, which may be closed a moment later.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
 
 
 async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
-    """Take the file's lock, also after more than one timeout if it shall be waited for `for_ever`."""
+    """Acquire the file's lock; with `for_ever` retry after each timeout."""
     while True:
         try:
-            await connection.fetch("BEGIN IMMEDIATE", {})
+            with translated():
+                await connection.raw.execute("", Begin(seconds_left()))
             return
         except StoreUnavailable as error:
             code = getattr(error.__cause__, "sqlite_errorcode", 0) & _KIND_OF_ERROR
@@ -216,19 +305,27 @@ async def _begin(connection: SqliteConnection, *, for_ever: bool) -> None:
                 raise
 
 
+async def _to_its_end(work: Coroutine[object, object, None]) -> None:
+    """Wait for work even if the wait is cancelled again: the connection's next user must not run into it."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+
+
 async def _stop(raw: aiosqlite.Connection) -> None:
-    """End the statement that nobody waits for any more, so that the next one does not stand behind it."""
-    # Again and again: the statement may still be in the queue of the connection's thread. This one goes behind it.
+    """Interrupt a statement without a waiter, so that the next one does not wait for it."""
+    # Repeated, because the statement may still be in the queue of the connection's thread. This one runs after it.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
         with suppress(ValueError, sqlite3.Error):
             await raw.interrupt()
         await asyncio.wait([behind], timeout=_STOP_SECONDS)
-    behind.exception()  # it may have been stopped itself
+    behind.exception()  # it may have been interrupted itself
 
 
 async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
-    """Turn WAL on. SQLite does not wait for its lock here, so several first starters take turns by trying again."""
+    """Turn WAL on. SQLite does not wait for its lock here, so processes that start together retry."""
     deadline = asyncio.get_running_loop().time() + seconds
     while True:
         try:

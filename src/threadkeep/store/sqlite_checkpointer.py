@@ -9,6 +9,6 @@ from threadkeep.store.sqlite_connection import translated
 
 
 class SqliteCheckpointer(TranslatingSaver, AsyncSqliteSaver):
-    """The same tables and the same calls."""
+    """A checkpointer with LangGraph's tables and methods."""
 
     translated = translated

@@ -1,4 +1,4 @@
-"""One connection of SQLite: what runs in its thread, and its errors in our words."""
+"""A SQLite connection: the code that runs in its thread, and the translation of its errors."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import aiosqlite
@@ -13,74 +14,117 @@ import aiosqlite
 from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable
 from threadkeep.store.driver import DuplicateRow, Parameters, Row, Statement
 
-# aiosqlite's debug log has the parameters of every statement: what people said. No level may show it.
+# aiosqlite's debug log contains the parameters of every statement, which are people's texts. No level may show it.
 logging.getLogger("aiosqlite").addFilter(lambda record: record.levelno > logging.DEBUG)
 
 
 class SqliteConnection:
-    """A connection of aiosqlite behind the verbs of `threadkeep.store.driver.Connection`."""
+    """An aiosqlite connection with the methods of `threadkeep.store.driver.Connection`."""
 
     def __init__(self, raw: aiosqlite.Connection) -> None:
         self.raw = raw
 
     async def fetch(self, sql: str, parameters: Parameters) -> list[Row]:
-        """All rows of a statement."""
+        """Return all rows of a statement."""
         with translated():
             return cast("list[Row]", await self.raw.execute_fetchall(sql, parameters))
 
     async def execute(self, sql: str, parameters: Parameters) -> int:
-        """Run a statement; answers the number of rows it changed."""
+        """Execute a statement; return the number of changed rows."""
         with translated():
             cursor = await self.raw.execute(sql, parameters)
             if cursor.rowcount >= 0:
                 return cursor.rowcount
-            # Python counts for statements that begin with their verb alone, not for those that begin WITH something.
+            # Python counts changes only for statements that begin with their verb, not for those that begin with WITH.
             [(changed,)] = await self.raw.execute_fetchall("SELECT changes()")
             return int(changed)
 
     async def fetch_each(self, statements: Sequence[Statement]) -> list[list[Row]]:
-        """All rows of each of some statements, in one visit to the connection's thread."""
+        """Return all rows of each statement, in one call to the connection's thread."""
         return await self.run(Batch(statements, []))
 
     async def run(self, batch: Batch) -> list[list[Row]]:
-        """The rows of each statement of a batch."""
+        """Return the rows of each statement of a batch."""
         with translated():
             await self.raw.execute("", batch)
         return batch.rows
 
     async def execute_many(self, sql: str, rows: Sequence[Parameters]) -> None:
-        """Run a statement once for each row of parameters."""
+        """Execute a statement once for each row of parameters."""
         with translated():
             await self.raw.executemany(sql, rows)
 
 
 class Batch(NamedTuple):
-    """Some statements that stand in the place of a statement's parameters; `rows` takes the answers."""
+    """Statements passed in place of a statement's parameters; `rows` receives the results.
+
+    With `whole` they are one transaction, which waits for the file's lock as long as the connection does, or for
+    `wait_seconds`.
+    """
 
     statements: Sequence[Statement]
     rows: list[list[Row]]
     whole: bool = False
+    wait_seconds: float | None = None
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Run them: as a transaction if they are the whole of one, which whoever asked for it rolls back."""
+        """Execute the statements; if they are a whole transaction, the caller rolls back on an error."""
         if self.whole:
-            connection.execute("BEGIN IMMEDIATE")
+            begin(connection, self.wait_seconds)
         for sql, parameters in self.statements:
             self.rows.append(connection.execute(sql, parameters).fetchall())
-        return connection.execute("COMMIT" if self.whole else "SELECT 1")
+        # No row: a statement with an unread row stays active, and an interrupt would then fail the statements after it.
+        return connection.execute("COMMIT" if self.whole else "SELECT 1 WHERE FALSE")
+
+
+class Begin(NamedTuple):
+    """The start of a transaction, passed in place of a statement's parameters."""
+
+    wait_seconds: float | None
+
+    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
+        """Begin the transaction."""
+        return begin(connection, self.wait_seconds)
+
+
+def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3.Cursor:
+    """Begin a write transaction; wait for the file's lock as long as the connection does, or `wait_seconds`.
+
+    Raises:
+        StoreUnavailable: the file was removed or replaced.
+    """
+    if isinstance(connection, ThreadConnection) and connection.file is not None:
+        connection.file.check()
+    if wait_seconds is None:
+        return connection.execute("BEGIN IMMEDIATE")
+    [(usual,)] = connection.execute("PRAGMA busy_timeout").fetchall()
+    connection.execute(f"PRAGMA busy_timeout = {min(int(wait_seconds * 1000), usual)}").close()
+    try:
+        return connection.execute("BEGIN IMMEDIATE")
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {usual}").close()
 
 
 class Group(NamedTuple):
-    """A group of new turns that stands in the place of a statement's parameters; `counted` takes the answer."""
+    """A group of new turns, passed in place of a statement's parameters.
+
+    `counted` receives the new `last_seq` of each session, `rows` those of the statements `before` and `after`.
+    """
 
     sql: Mapping[str, str]
     sessions: Sequence[Parameters]
     messages: Sequence[Parameters]
     counted: dict[str, int]
+    rows: list[list[Row]]
+    wait_seconds: float | None = None
+    graph_turns: Sequence[Parameters] = ()
+    before: Sequence[Statement] = ()
+    after: Sequence[Statement] = ()
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
-        """Store the group in a transaction; whoever asked for it rolls back when this raises."""
-        connection.execute("BEGIN IMMEDIATE")
+        """Store the group in a transaction; the caller rolls back if this raises."""
+        begin(connection, self.wait_seconds)
+        self._execute(connection, self.before)
         pruned: set[str] = set()
         for session in self.sessions:
             for session_id, last_seq, deleted_seq in connection.execute(self.sql["reserve"], session).fetchall():
@@ -91,23 +135,82 @@ class Group(NamedTuple):
         if pruned:
             known = [message for message in self.messages if message["session_id"] in pruned]
             connection.executemany(self.sql["refuse_deleted_id"], known)
-        answers = [message for message in self.messages if message["answers"] and message["session_id"] in self.counted]
+        answers = [
+            message for message in self.messages if message["question"] and message["session_id"] in self.counted
+        ]
         if answers:
             connection.executemany(self.sql["refuse_unanswered"], answers)
+        if self.graph_turns:
+            connection.executemany(self.sql["add_graph_turn"], self._placed())
+        self._execute(connection, self.after)
         return connection.execute("COMMIT")
+
+    def _execute(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
+        for sql, parameters in statements:
+            self.rows.append(connection.execute(sql, parameters).fetchall())
 
     def _numbered(self) -> Iterator[Parameters]:
         for message in self.messages:
             if (last_seq := self.counted.get(str(message["session_id"]))) is not None:
                 yield {**message, "seq": last_seq - int(str(message["behind"]))}
 
+    def _placed(self) -> Iterator[Parameters]:
+        for turn in self.graph_turns:
+            if (last_seq := self.counted.get(str(turn["session_id"]))) is not None:
+                first, last = int(str(turn["first_behind"])), int(str(turn["last_behind"]))
+                yield {**turn, "first_seq": last_seq - first, "last_seq": last_seq - last}
+
+
+class OpenFile(NamedTuple):
+    """The file of an open database, as its device and inode; passed in place of a statement's parameters to watch it.
+
+    SQLite does not notice when its file is removed or replaced: commits would go to a file without a name.
+    """
+
+    path: Path
+    device: int
+    inode: int
+
+    @classmethod
+    def of(cls, path: Path) -> OpenFile | None:
+        """Return the file at a path; None if there is none."""
+        try:
+            found = path.stat()
+        except FileNotFoundError:
+            return None
+        return cls(path, found.st_dev, found.st_ino)
+
+    def check(self) -> None:
+        """Check that the path still names this file. Blocking I/O.
+
+        Raises:
+            StoreUnavailable: it names no file, or another one.
+        """
+        if OpenFile.of(self.path) != self:
+            raise StoreUnavailable(
+                f"The database file {self.path} was removed or replaced while it was open, so nothing is written. "
+                "Put the file back, or restart this process to use the file that is there now."
+            )
+
+    def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
+        """Let a connection check the file before each of its transactions."""
+        if isinstance(connection, ThreadConnection):
+            connection.file = self
+        return connection.execute("SELECT 1 WHERE FALSE")
+
 
 class ThreadConnection(sqlite3.Connection):
-    """What runs in aiosqlite's thread: a group is one call, since every call costs a visit to the thread and back."""
+    """The connection in aiosqlite's thread; a group is one call, because every call costs a thread switch."""
+
+    file: OpenFile | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
-        """Run a statement, or a group of them."""
-        return parameters.store(self) if isinstance(parameters, Group | Batch) else super().execute(sql, parameters)
+        """Execute a statement, or a group of them."""
+        return (
+            parameters.store(self)
+            if isinstance(parameters, Group | Batch | Begin | OpenFile)
+            else super().execute(sql, parameters)
+        )
 
 
 _CURES = (
@@ -144,7 +247,7 @@ def translated() -> Iterator[None]:
             f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables."
         ) from error
     except ValueError as error:
-        # aiosqlite's word for a connection whose thread has ended.
+        # aiosqlite's message for a connection whose thread has ended.
         if "closed" in str(error) or "no active connection" in str(error):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
         raise

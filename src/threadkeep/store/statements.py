@@ -1,4 +1,4 @@
-"""The SQL of this room: named statements in `.sql` files, one text where both engines take it."""
+"""SQL of this package: named statements in `.sql` files, one text if both engines accept it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _ROW = re.compile(r"^VALUES \((?P<row>[^()]*)\)$", re.MULTILINE)
 
 @cache
 def load_statements(*paths: str) -> Mapping[str, str]:
-    """All statements of some files below `sql/`, by name."""
+    """Return all statements of the given files below `sql/`, by name."""
     found: dict[str, str] = {}
     for path in paths:
         text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
@@ -26,14 +26,14 @@ def load_statements(*paths: str) -> Mapping[str, str]:
 
 
 def load_script(path: str) -> Sequence[str]:
-    """The statements of a migration, in order, without their comments."""
+    """Return the statements of a migration, in order, without their comments."""
     text = files("threadkeep.store").joinpath("sql", *path.split("/")).read_text(encoding="utf-8")
     return [part.strip() for part in _COMMENT.sub("", text).split(";\n") if part.strip()]
 
 
 @lru_cache(maxsize=512)
 def for_rows(sql: str, count: int) -> str:
-    """The statement with its one VALUES row written `count` times; parameter `x` of row i is named `x_i`."""
+    """Return the statement with its VALUES row repeated `count` times; parameter `x` of row i is named `x_i`."""
     if not (match := _ROW.search(sql)):
         raise ValueError("the statement has no VALUES row on a line of its own")
     rows = ", ".join(f"({_PARAMETER.sub(rf':\1_{i}', match['row'])})" for i in range(count))
@@ -41,11 +41,16 @@ def for_rows(sql: str, count: int) -> str:
 
 
 def row_parameters(rows: Sequence[Mapping[str, object]]) -> dict[str, object]:
-    """The parameters of `for_rows`, from one mapping a row."""
+    """Return the parameters of `for_rows`, from one mapping per row."""
     return {f"{name}_{i}": value for i, row in enumerate(rows) for name, value in row.items()}
 
 
 @lru_cache(maxsize=1024)
 def for_psycopg(sql: str) -> str:
-    """The statement with psycopg's placeholders: `:name` becomes `%(name)s`."""
+    """Return the statement with psycopg's placeholders: `:name` becomes `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", sql.replace("%", "%%"))
+
+
+def like_pattern(text: str) -> str:
+    r"""Return the LIKE pattern (with ESCAPE '\') of everything that contains a text."""
+    return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"

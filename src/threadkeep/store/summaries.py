@@ -1,4 +1,4 @@
-"""Summaries: each message is in at most one that counts, whoever makes them."""
+"""Summaries: each message is in at most one active summary."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
 
-from threadkeep.records import Summary
+from threadkeep.records import Summary, View
 from threadkeep.store.codec import clean_text
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.statements import load_statements
@@ -16,9 +16,9 @@ from threadkeep.store.times import time_of, time_text
 
 @dataclass(frozen=True)
 class Uncovered:
-    """What no summary stands for: after `after_seq`, up to the session's `last_seq`.
+    """The range without a summary: after `after_seq`, up to the session's `last_seq`.
 
-    `messages` and `tokens` count what user and assistant said there.
+    `messages` and `tokens` count the user and assistant messages in it.
     """
 
     after_seq: int = 0
@@ -29,9 +29,9 @@ class Uncovered:
 
 @dataclass(frozen=True)
 class ArchivedSummary:
-    """A summary on its way to another database, and what tells whether its messages are the same there.
+    """An exported summary, with data to verify that its messages are the same in another database.
 
-    `messages` is how many of its range are still there: the last ones of it, from `first_id` to `last_id`.
+    `messages` is the number of exported messages in its range: the last ones, from `first_id` to `last_id`.
     """
 
     summary: Summary
@@ -41,10 +41,10 @@ class ArchivedSummary:
 
 
 class Summaries:
-    """The table `chat_summaries`, and who is at work on a session.
+    """The table `chat_summaries`, and the claims on sessions.
 
-    The law: the summaries that count stand for all messages from the last reset to the last one's end but for archived
-    ones, each message in exactly one of them. A summary that would break it is not stored.
+    Guarantee: the active summaries cover all messages from the last reset to the end of the last summary, except
+    archived ones, and each message exactly once. A summary that would break this is not stored.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
@@ -53,46 +53,57 @@ class Summaries:
         self._sql = load_statements("summaries.sql", f"{driver.backend}/sessions.sql")
 
     async def active(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """Those that count, oldest first: not taken up into another, and of what was said since the last reset."""
+        """Return the active summaries, oldest first: not merged into another, and after the last reset."""
         return await self._fetch("active", session_id, user_id)
 
     async def all_of(self, session_id: str, *, user_id: str | None = None) -> list[Summary]:
-        """All that were ever made of a session, by their ranges."""
+        """Return all summaries of a session, by their ranges."""
         return await self._fetch("all", session_id, user_id)
 
-    async def for_export(self, session_id: str) -> list[ArchivedSummary]:
-        """Those that count, as they leave this database."""
+    async def for_export(self, session_id: str, *, view: View = "active") -> list[ArchivedSummary]:
+        """Return the active summaries for an export with the messages of a view."""
+        parameters = {"session_id": session_id, "history": view == "history"}
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["for_export"], {"session_id": session_id})
+            rows = await connection.fetch(self._sql["for_export"], parameters)
         return [ArchivedSummary(summary_of(row[:10]), *row[10:]) for row in rows]
 
-    async def add(self, summary: Summary, replaces: Sequence[str] = (), *, last_id: str | None = None) -> bool:
-        """Store a summary of what follows the others, or one in the place of others that stand side by side.
+    async def add(
+        self,
+        summary: Summary,
+        replaces: Sequence[str] = (),
+        *,
+        last_id: str | None = None,
+        revision: int | None = None,
+    ) -> bool:
+        """Store a summary that follows the others, or one that replaces adjacent ones.
 
         Args:
-            summary: what to store; a `created_at` of its own is kept.
-            replaces: ids of the summaries that it takes up. Together they have to stand for exactly its range.
-            last_id: the id of the message at its end. Where another stands there, it is another session of this name.
+            summary: the summary; its own `created_at` is kept.
+            replaces: ids of the summaries that it merges. Together they must cover exactly its range.
+            last_id: the id of the message at its end. If another message is there, the session was replaced.
+            revision: the session's when its messages were read. Another one means that some may be superseded.
 
-        Answers False, and stores nothing, when the range does not fit: somebody was faster, the session was reset, or
-        it is gone.
+        Return False, and store nothing, if the range does not fit: another process was faster, the session was reset or
+        changed, or it is gone.
         """
         async with self._driver.writing() as connection:
+            held = await connection.fetch(self._sql["hold_session"], {"session_id": summary.session_id})
+            if revision is not None and [row[3] for row in held] != [revision]:
+                return False
             if last_id is not None:
                 place = {"session_id": summary.session_id, "seq": summary.last_seq}
-                await connection.fetch(self._sql["hold_session"], {"session_id": summary.session_id})
                 if await connection.fetch(self._sql["message_at"], place) != [(last_id,)]:
                     return False
             return await add_summary(connection, self._sql, summary, frozenset(replaces), now=self._clock())
 
     async def uncovered(self, session_id: str) -> Uncovered:
-        """How much no summary stands for since the last reset; reads that part of the transcript only."""
+        """Return the range without a summary since the last reset; read only that part of the transcript."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["uncovered"], {"session_id": session_id})
         return Uncovered(*(int(value) for value in rows[0])) if rows else Uncovered()
 
     async def claim(self, session_id: str, purpose: str, owner: str, seconds: float) -> bool:
-        """Take some work on a session for a time; False when somebody else has it, or the session is gone."""
+        """Claim work on a session for a time; return False if another process has it, or the session is gone."""
         now = self._clock()
         parameters = {
             "session_id": session_id,
@@ -107,7 +118,7 @@ class Summaries:
             return await connection.execute(self._sql["claim"], parameters) > 0
 
     async def release(self, session_id: str, purpose: str, owner: str) -> None:
-        """Let others take the work; nothing happens if somebody else has it by now."""
+        """Release a claim; do nothing if another process has it."""
         parameters = {"session_id": session_id, "purpose": purpose, "owner": owner}
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["release"], parameters)
@@ -121,17 +132,17 @@ class Summaries:
 async def add_summary(
     connection: Connection, sql: Mapping[str, str], summary: Summary, replaces: frozenset[str], *, now: datetime
 ) -> bool:
-    """Store a summary inside a transaction if it keeps the law; `sql` has the statements of `Summaries`."""
+    """Store a summary in a transaction if it keeps the guarantee; `sql` has the statements of `Summaries`."""
     place = {"session_id": summary.session_id}
     held = await connection.fetch(sql["hold_session"], place)
     if not held:
         return False
-    reset_seq, archived_seq, last_seq = held[0]
+    reset_seq, archived_seq, last_seq, _ = held[0]
     ranges = await connection.fetch(sql["ranges"], {**place, "reset_seq": reset_seq})
     if replaces:
         fits = _is_union(summary, [row for row in ranges if row[0] in replaces], len(replaces))
     else:
-        # What is archived may be left out.
+        # Archived messages may be left out.
         lowest = ranges[-1][2] if ranges else reset_seq
         highest = max(lowest, archived_seq)
         fits = lowest < summary.first_seq <= highest + 1 and summary.last_seq <= last_seq
@@ -144,14 +155,14 @@ async def add_summary(
 
 
 def _is_union(summary: Summary, parts: Sequence[Row], expected: int) -> bool:
-    """Whether some ranges (id, first, last), in order, are all that was expected and together exactly a summary's."""
+    """Return whether ranges (id, first, last), in order, are complete and together exactly a summary's range."""
     if len(parts) != expected or any(former[2] + 1 != latter[1] for former, latter in pairwise(parts)):
         return False
     return (summary.first_seq, summary.last_seq) == (parts[0][1], parts[-1][2])
 
 
 def summary_of(row: Row) -> Summary:
-    """The summary in a row of the columns that every statement for summaries selects."""
+    """Return the summary in a row with the columns that every summary statement selects."""
     session_id, first_seq, last_seq, text, model, prompt_version, tokens, level, id_, created_at = row
     return Summary(
         session_id,
@@ -168,7 +179,7 @@ def summary_of(row: Row) -> Summary:
 
 
 def summary_row(summary: Summary, *, now: datetime) -> dict[str, object]:
-    """The parameters of `insert_summary`."""
+    """Return the parameters of `insert_summary`."""
     return {
         "session_id": summary.session_id,
         "id": summary.id,

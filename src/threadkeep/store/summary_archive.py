@@ -1,4 +1,4 @@
-"""Summaries brought back with their messages, wherever those stand now."""
+"""Restoring of summaries with their messages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from threadkeep.store.summaries import ArchivedSummary, add_summary
 
 
 class SummaryArchive:
-    """The way back for summaries that were exported.
+    """A restorer of exported summaries.
 
-    A summary is stored only if it stands for the same messages here, side by side, and follows those that count here.
+    A summary is stored only if it covers the same adjacent messages here, and follows the active summaries here.
     """
 
     def __init__(self, backend: Backend, *, clock: Callable[[], datetime]) -> None:
@@ -25,7 +25,7 @@ class SummaryArchive:
     async def restore(
         self, connection: Connection, session_id: str, archived: Iterable[ArchivedSummary]
     ) -> tuple[int, int]:
-        """Store summaries after their messages; answers how many were stored, and how many were left out."""
+        """Store summaries after their messages; return how many were stored, and how many were skipped."""
         stored = left_out = 0
         for item in archived:
             place = {"session_id": session_id, "id": item.summary.id}
@@ -40,7 +40,7 @@ class SummaryArchive:
         return stored, left_out
 
     async def _here(self, connection: Connection, session_id: str, item: ArchivedSummary) -> Summary | None:
-        """The summary with the range that its messages have here; None where they are not all, or among others."""
+        """Return the summary with the range of its messages here; None if they are incomplete or not adjacent."""
         summary = item.summary
         gone_upto = summary.last_seq - item.messages
         last_seq = await self._seq(connection, session_id, item.last_id, summary.last_seq)
@@ -55,12 +55,12 @@ class SummaryArchive:
         )
         place = {"session_id": session_id, "first_seq": here.first_seq, "last_seq": here.last_seq}
         [(deleted_seq, messages)] = await connection.fetch(self._sql["extent"], place)
-        # What is gone there must be gone here: otherwise others' messages stand in its place.
+        # Messages missing there must be missing here: otherwise other messages have their place.
         gone_here = gone_upto < summary.first_seq or gone_upto + moved_by <= int(deleted_seq)
         return here if gone_here and int(messages) == item.messages else None
 
     async def _seq(self, connection: Connection, session_id: str, message_id: str | None, otherwise: int) -> int | None:
-        """Where a message stands here; where it stood, if no message was there to be named."""
+        """Return the `seq` of a message here; the given one if no message was named."""
         if message_id is None:
             return otherwise
         rows = await connection.fetch(self._sql["seq_of"], {"session_id": session_id, "id": message_id})

@@ -2,143 +2,226 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 
-from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, dump_json
+from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View, dump_json
 from threadkeep.store.codec import (
     Counter,
     clean_json,
     clean_text,
+    marked_message_of,
     message_of,
     session_of,
 )
-from threadkeep.store.commits import GroupCommit, PreparedTurn
-from threadkeep.store.driver import Backend, Connection, Driver, Parameters, Row
-from threadkeep.store.preparing import prepare
+from threadkeep.store.commits import GroupCommit
+from threadkeep.store.driver import Backend, Connection, Driver, Joined, Parameters, Row, Statement, TurnRefused
+from threadkeep.store.graph_turns import GraphTurns
+from threadkeep.store.preparing import prepare, prepare_turn
+from threadkeep.store.session_list import TableSessions
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
+from threadkeep.store.superseding import SupersedingWriter
 from threadkeep.store.times import time_text
-from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery
+from threadkeep.store.transcripts import (
+    END,
+    Branching,
+    Recent,
+    SessionChanges,
+    SessionQuery,
+    Superseded,
+    Superseding,
+)
+from threadkeep.store.turn_writer import PreparedTurn
 
-_LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
-_LAST_ID = "~"
 _ANSWER_REACH = 10_000
-_PLACES_AT_ONCE = 500
-# In this order; those that an engine does not need are not in its files.
+_KEYS_AT_ONCE = 500
+# In this order; an engine's files omit the statements that it does not need.
 _DELETION = (
     "hold_runs",
     "delete_runs",
     "forget_answered",
     "forget_active_session",
+    "forget_outgoing",
+    "forget_channel_session",
 )
 
 
 class TableTranscripts:
-    """The transcript's contract on SQL tables; see `threadkeep.store.transcripts.Transcripts` for its laws.
+    """The transcript contract on SQL tables; see `threadkeep.store.transcripts.Transcripts` for its guarantees.
 
-    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`.
+    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`. With
+    `graph_turns`, turns are recorded for Graphiti as they are stored.
     """
 
-    def __init__(self, driver: Driver, *, count: Counter, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self,
+        driver: Driver,
+        *,
+        count: Counter,
+        clock: Callable[[], datetime],
+        graph_turns: GraphTurns | None = None,
+    ) -> None:
         self._driver = driver
         self._count = count
         self._clock = clock
-        self._commits = GroupCommit(driver)
-        self._sql = load_statements("transcripts.sql")
+        self._commits = GroupCommit(driver, graph_turns)
+        self._superseding = SupersedingWriter()
+        self._sql = load_statements("transcripts.sql", "superseding.sql")
         self._deletion = deletion_statements(driver.backend)
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         return self._driver.backend
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn."""
         return await self._commits.append(self._prepare(turn))
 
-    async def newest(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Page:
-        """The newest messages before a `seq`, oldest first."""
+    async def append_joined(
+        self, turn: Turn, join: Callable[[Sequence[Message]], Joined | None]
+    ) -> tuple[Receipt, Sequence[list[Row]]]:
+        """Store a new turn and the statements of `join` in one transaction; return the rows of the statements.
+
+        `join` returns the statements that belong to the messages as they will be stored, or None.
+
+        Raises:
+            TurnRefused: a message is known already, or a statement refused it; nothing was stored.
+        """
+        prepared = self._prepare(turn)
+        joined = join(prepared.messages)
+        if joined is None:
+            raise TurnRefused("What belongs to the turn is too large; store one after the other.")
+        prepared.before, prepared.after = joined.before, joined.after
+        return await self._commits.append(prepared), prepared.rows
+
+    async def newest(
+        self,
+        session_id: str,
+        *,
+        limit: int,
+        before: int = END,
+        user_id: str | None = None,
+        view: View = "active",
+    ) -> Page:
+        """Return the newest messages before a `seq`, oldest first."""
         if limit <= 0:
             return Page((), None)
-        # One more than asked for tells whether there is an older page: the first message is not always number 1.
-        parameters = {"session_id": session_id, "user_id": user_id, "before": min(before, END), "limit": limit + 1}
+        # One extra row shows whether there is an older page: the first message is not always number 1.
+        place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1}
+        parameters = {**place, "user_id": user_id, "history": view == "history"}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest" if user_id is None else "newest_of_user"], parameters)
-        messages = tuple([message_of(row) for row in reversed(rows[:limit])])
+        messages = tuple([marked_message_of(row) for row in reversed(rows[:limit])])
         return Page(messages, messages[0].seq if len(rows) > limit else None)
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """The raw material of a window."""
-        between = {"session_id": session_id, "after": after, "before": min(before, END)}
-        parameters = {**between, "user_id": user_id, "limit": limit}
+        """Return the rows for a window."""
+        sql, parameters = self.recent_statement(session_id, limit=limit, before=before, after=after, user_id=user_id)
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["recent"], parameters)
+            rows = await connection.fetch(sql, parameters)
             if not rows:
-                # Nothing since the reset: the row of the session alone knows of it.
+                # No rows since the reset: only the session's row has its `seq`.
                 found = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
                 info = session_of(found[0]) if found else None
-                return Recent((), info.reset_seq, None, info.archived_seq, info.deleted_seq) if info else Recent(())
+                borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
+                return Recent((), info.reset_seq, None, *borders) if info else Recent(())
             messages = tuple([message_of(row) for row in rows])
-            reset_seq, archived_seq, deleted_seq, last_user_seq = rows[0][-4:]
+            reset_seq, archived_seq, deleted_seq, revision, last_user_seq = rows[0][-5:]
             users: list[Row] = []
             low = max(reset_seq, archived_seq, after)
             if low < last_user_seq and all(message.role != "user" for message in messages):
                 place = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
                 users = await connection.fetch(self._sql["newest_user"], place)
         newest_user = message_of(users[0]) if users else None
-        return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq)
+        return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq, revision)
+
+    def recent_statement(
+        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
+    ) -> Statement:
+        """Return the statement that reads the rows for a window."""
+        between = {"session_id": session_id, "after": after, "before": min(before, END)}
+        return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """The message with an id."""
+        """Return the message with an id, superseded or not."""
         if clean_text(message_id) != message_id:
             return None
         return await self._one_message("message_with_id", {"session_id": session_id, "id": message_id})
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """The messages with these `seq`, in order; those that are there."""
-        wanted = sorted(set(places))
-        found: list[Message] = []
-        async with self._driver.reading() as connection:
-            for start in range(0, len(wanted), _PLACES_AT_ONCE):
-                rows = [{"seq": seq} for seq in wanted[start : start + _PLACES_AT_ONCE]]
-                statement = for_rows(self._sql["at_places"], len(rows))
-                parameters = {**row_parameters(rows), "session_id": session_id}
-                found += [message_of(row) for row in await connection.fetch(statement, parameters)]
-        return found
+    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
+        """Return the existing messages with these ids, superseded or not, in order."""
+        wanted = sorted({message_id for message_id in message_ids if clean_text(message_id) == message_id})
+        found = await self._messages("with_ids", session_id, [{"id": message_id} for message_id in wanted])
+        return sorted(found, key=lambda message: message.seq or 0)
 
-    async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
-        """The newest assistant message of a run that follows a message."""
-        parameters = {"session_id": session_id, "after": after, "reach": _ANSWER_REACH, "run_id": run_id}
-        return await self._one_message("answer_of_run", parameters)
+    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        return await self._messages("at_places", session_id, [{"seq": seq} for seq in sorted(set(places))])
+
+    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
+        """Return the complete answers to a stored question, in order; superseded ones if it is superseded."""
+        key = {"session_id": session_id, "question": question.id, "run_id": question.run_id}
+        followers = {**key, "after": question.seq or 0, "reach": _ANSWER_REACH}
+        async with self._driver.reading() as connection:
+            if question.superseded_at is not None:
+                rows = await connection.fetch(self._sql["answers_to_superseded"], followers)
+            else:
+                rows = await connection.fetch(self._sql["answers_to"], key)
+            if not rows and question.run_id is not None:
+                # Answers from before version 0.2 are identified by their run.
+                rows = await connection.fetch(self._sql["answer_of_run"], followers)
+        return [message_of(row) for row in rows]
+
+    async def tell(self, session_id: str, message_id: str) -> Message | None:
+        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        key: dict[str, object] = {"session_id": session_id, "id": message_id, "now": time_text(self._clock())}
+        async with self._driver.writing() as connection:
+            while not await connection.execute(self._sql["mark_told"], key):
+                rows = await connection.fetch(self._sql["superseding"], key)
+                if not rows or rows[0][0] is None:
+                    break
+                key["id"] = rows[0][0]
+            rows = await connection.fetch(self._sql["message_with_id"], key)
+        return message_of(rows[0]) if rows else None
+
+    async def supersede(self, superseding: Superseding) -> Superseded:
+        """Supersede messages in one transaction; do nothing if the session does not exist."""
+        now = time_text(self._clock())
+        given = () if superseding.by is None else (superseding.by,)
+        new = prepare(given, count=self._count, stored_at=lambda _: now) if given else None
+        async with self._driver.writing() as connection:
+            return await self._superseding.supersede(connection, superseding, new, now=now)
+
+    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
+        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        between = {"session_id": session_id, "after": after, "before": min(before, END)}
+        async with self._driver.reading() as connection:
+            return [
+                (int(first), int(last))
+                for first, last in await connection.fetch(self._sql["superseded_ranges"], between)
+            ]
+
+    async def branch(self, branching: Branching) -> None:
+        """Create a session with copies of another session's messages, in one transaction."""
+        async with self._driver.writing() as connection:
+            await self._superseding.branch(connection, branching, now=time_text(self._clock()))
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """What is known of a session."""
+        """Return the info of a session."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["session"], {"session_id": session_id, "user_id": user_id})
         return session_of(rows[0]) if rows else None
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Some sessions, newest activity first."""
-        updated_at, session_id = query.cursor or (None, _LAST_ID)
-        parameters = {
-            "user_id": query.user_id,
-            "updated_at": time_text(updated_at) if updated_at else _LAST_TIME,
-            "session_id": session_id,
-            "active": query.active,
-            "pattern": None if query.query is None else like_pattern(clean_text(query.query)),
-            "limit": query.limit,
-        }
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch(
-                self._sql["sessions" if query.user_id is None else "sessions_of_user"], parameters
-            )
-        return [session_of(row) for row in rows]
+        """Return sessions, newest activity first."""
+        return await TableSessions(self._driver).sessions(query)
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change what is known of a session."""
+        """Change fields of a session."""
         values: dict[str, object] = {}
         if changes.title is not None:
             values["set_title"] = clean_text(changes.title)
@@ -148,54 +231,68 @@ class TableTranscripts:
             values["set_metadata"] = dump_json(clean_json(dict(changes.metadata)))
         if changes.active is not None:
             values["set_active"] = changes.active
+        if changes.parent_session_id is not None:
+            values["set_parent"] = changes.parent_session_id
+        if changes.agent is not None:
+            values["set_agent"] = changes.agent
         async with self._driver.writing() as connection:
             for name, value in values.items():
                 await connection.execute(self._sql[name], {"session_id": session_id, "value": value})
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Let later windows start after what is there now."""
+        """Start later windows after the existing messages."""
         async with self._driver.writing() as connection:
             rows = await connection.fetch(self._sql["reset"], {"session_id": session_id, "user_id": user_id})
         return rows[0][0] if rows else None
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all that was derived from them."""
+        """Delete a session, its messages and all derived data."""
         async with self._driver.writing() as connection:
             return await delete_session(connection, self._deletion, session_id)
 
     async def close(self) -> None:
-        """Write what is waiting."""
+        """Write queued turns, then stop."""
         await self._commits.close()
 
     def _prepare(self, turn: Turn) -> PreparedTurn:
         now = time_text(self._clock())
-        ready = prepare(turn.messages, count=self._count, stored_at=lambda _: now)
+        ready = prepare_turn(turn, count=self._count, now=now)
         return PreparedTurn(turn, ready.messages, ready.columns, now, ready.cleaned)
 
     async def _one_message(self, statement: str, parameters: Parameters) -> Message | None:
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql[statement], parameters)
-        return message_of(rows[0]) if rows else None
+        return marked_message_of(rows[0]) if rows else None
+
+    async def _messages(self, statement: str, session_id: str, keys: Sequence[Parameters]) -> list[Message]:
+        """Return the messages that a statement finds by keys, some hundreds at a time."""
+        found: list[Message] = []
+        async with self._driver.reading() as connection:
+            for start in range(0, len(keys), _KEYS_AT_ONCE):
+                rows = keys[start : start + _KEYS_AT_ONCE]
+                parameters = {**row_parameters(rows), "session_id": session_id}
+                found += [
+                    marked_message_of(row)
+                    for row in await connection.fetch(for_rows(self._sql[statement], len(rows)), parameters)
+                ]
+        return found
 
 
 def deletion_statements(backend: Backend) -> Mapping[str, str]:
-    """The statements of `delete_session`."""
+    """Return the statements of `delete_session`."""
     return load_statements("transcripts.sql", f"{backend}/search.sql", f"{backend}/runs.sql")
 
 
 async def delete_session(connection: Connection, sql: Mapping[str, str], session_id: str) -> bool:
-    """Delete a session and all that was derived from it, in a transaction that is open; False when it was not there."""
+    """Delete a session and all derived data in an open transaction; return False if it did not exist."""
     key = {"session_id": session_id}
     there = await connection.execute(sql["lock_session"], key) > 0
-    # Where there was none one may have begun since, which no lock keeps from being indexed: that one stays.
+    # If it did not exist, a new one may have begun since and been indexed without a lock: that one stays.
     if there:
+        for (child_id,) in await connection.fetch(sql["own_sessions"], key):
+            await delete_session(connection, sql, child_id)
         await connection.execute(sql["forget_texts"], key)
     for name in _DELETION:
         if name in sql:
             await connection.execute(sql[name], key)
     return there and await connection.execute(sql["delete_session"], key) > 0
-
-
-def like_pattern(text: str) -> str:
-    r"""The LIKE pattern (with ESCAPE '\') of everything that contains a text."""
-    return "%" + re.sub(r"([\\%_])", r"\\\1", text) + "%"

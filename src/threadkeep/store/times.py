@@ -1,4 +1,4 @@
-"""Times as columns have them: most as text, those of the longest tables on SQLite as microseconds since 1970."""
+"""Conversion of times for columns: text, or microseconds since 1970 in SQLite's longest tables."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ _UNIT = timedelta(microseconds=1)
 
 
 def time_of(value: Any) -> Any:
-    """A time as either engine gives it: a datetime, its text, or microseconds; None stays None."""
+    """Return the datetime of a value from either engine: a datetime, text, or microseconds; None stays None."""
     if isinstance(value, str):
         return datetime.fromisoformat(value)
     return _EPOCH + value * _UNIT if isinstance(value, int) else value
 
 
 def time_text(moment: datetime) -> str:
-    """A time as both engines take it: UTC, fixed width, so that text order is time order."""
+    """Return a time as text for both engines: UTC, fixed width, so that text order is time order."""
     return moment.astimezone(UTC).isoformat(timespec="microseconds")
 
 
 def time_microseconds(moment: datetime) -> int:
-    """A time in microseconds since 1970."""
+    """Return a time in microseconds since 1970."""
     return (moment - _EPOCH) // _UNIT
 
 
 def short_time(moment: datetime, backend: Backend) -> int | str:
-    """A time as a column takes it that has few bytes for it: on PostgreSQL its own eight are."""
+    """Return a time for a compact column: microseconds on SQLite, a timestamp on PostgreSQL."""
     return time_microseconds(moment) if backend == "sqlite" else time_text(moment)

@@ -1,4 +1,4 @@
-"""How each model's own count of tokens relates to the estimate: learned from what providers report, and kept."""
+"""Token factors of models: the ratio between a provider's count and the estimate, learned from calls."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class TokenFactors:
         self._sql = load_statements("token_factors.sql")
 
     async def all(self) -> dict[str, tuple[float, int]]:
-        """The factor of each model, and from how many samples it is."""
+        """Return the factor of each model, with its number of samples."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["all"], {})
         return {str(model): (float(factor), int(samples)) for model, factor, samples in rows}
 
     async def save(self, model: str, factor: float, samples: int) -> None:
-        """Keep a model's factor in the place of the one it had."""
+        """Store a model's factor, replacing the previous one."""
         row = {
             "model": clean_text(model),
             "factor": float(factor),

@@ -1,14 +1,16 @@
-"""The transcript's contract: the verbs that every place where transcripts are kept must offer."""
+"""The transcript contract: the methods that every store of transcripts must offer."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
-from typing import Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from threadkeep.observe import Backend
-from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
+from threadkeep.store.session_list import SessionQuery as SessionQuery  # noqa: PLC0414 - it is a part of the contract
+
+if TYPE_CHECKING:
+    from threadkeep.observe import Backend
 
 END = 2**62
 """A `before` that is after every message."""
@@ -16,10 +18,10 @@ END = 2**62
 
 @dataclass(frozen=True)
 class Recent:
-    """The newest user and assistant messages since the last reset that are not archived, newest first.
+    """The newest active user and assistant messages since the last reset that are not archived, newest first.
 
-    `newest_user` is the newest user message when it is older than all of `messages`: a window holds it all the same.
-    Places up to `archived_seq` are archived, those up to `deleted_seq` are not there any more.
+    `newest_user` is the newest user message if it is older than all of `messages`: a window includes it anyway.
+    Messages up to `archived_seq` are archived, messages up to `deleted_seq` are deleted. `revision` is the session's.
     """
 
     messages: tuple[Message, ...]
@@ -27,87 +29,178 @@ class Recent:
     newest_user: Message | None = None
     archived_seq: int = 0
     deleted_seq: int = 0
+    revision: int = 0
+
+
+type Scope = Literal["message", "from", "after", "run"]
+"""A message alone, that message and all after it, all after it, or that message and later ones of its run."""
 
 
 @dataclass(frozen=True)
-class SessionQuery:
-    """Which sessions to list: newest activity first, after the cursor, at most `limit`."""
+class Superseding:
+    """A request to supersede active messages: the `newest` ones, or those of `message_id` and `scope`.
 
+    `by` is appended as the new version of the message with the id; without it the messages are not replaced. Messages
+    after `upto` stay unchanged.
+    """
+
+    session_id: str
+    newest: int = 0
+    message_id: str | None = None
+    scope: Scope = "from"
+    by: Message | None = None
     user_id: str | None = None
-    query: str | None = None
-    active: bool | None = None
-    limit: int = 100
-    cursor: tuple[datetime, str] | None = None
+    upto: int = END
+
+
+@dataclass(frozen=True)
+class Superseded:
+    """The number of messages superseded now, and their range; its ends are 0 if there are none.
+
+    `messages` has them, oldest first, if the newest ones were requested. `by` is the new version as stored.
+    """
+
+    count: int = 0
+    first_seq: int = 0
+    last_seq: int = 0
+    messages: tuple[Message, ...] = ()
+    by: Message | None = None
+
+
+@dataclass(frozen=True)
+class Branching:
+    """A request to create a session with another one's messages up to the `seq` `at`; None copies all active ones."""
+
+    session_id: str
+    branch_id: str
+    at: int | None = None
+    user_id: str | None = None
 
 
 @dataclass(frozen=True)
 class SessionChanges:
-    """What to change of a session; None leaves a field as it is."""
+    """The changes to a session; None leaves a field unchanged.
+
+    `parent_session_id` and `agent` make it an agent's own conversation below another session.
+    """
 
     title: str | None = None
     tags: Sequence[str] | None = None
     metadata: Mapping[str, Json] | None = None
     active: bool | None = None
+    parent_session_id: str | None = None
+    agent: str | None = None
 
 
 class Transcripts(Protocol):
-    """Where transcripts are kept.
+    """A store of transcripts.
 
-    The laws of every implementation: a turn is stored whole or not at all, and durable when `append` returns; `seq` is
-    1, 2, 3 … without gaps in each session, given in the transaction that stores the turn, whoever writes; an id that is
-    in the session already is not stored again; messages are never rewritten, and what is left after the oldest were
-    deleted keeps its `seq`. With a `user_id`, only that user's sessions are there to be read, and appending to
-    another's raises `WrongUser`. A turn that answers a message which is
-    not there raises `QuestionGone`, and begins no session. `append` may be called by many tasks at once.
+    Guarantees of every implementation:
+
+    - A turn is stored atomically, and is durable when `append` returns.
+    - `seq` is 1, 2, 3 … without gaps in each session, whichever process writes; it is assigned in the transaction that
+      stores the turn.
+    - An id that the session already has is not stored again.
+    - Messages are never rewritten. After the oldest were deleted, the others keep their `seq`.
+    - With a `user_id`, only that user's sessions can be read, and appending to another user's raises `WrongUser`.
+    - A turn that answers a missing message raises `QuestionGone`, and creates no session.
+    - `append` may be called by many tasks at once.
+    - A superseded message stays with its `seq` and its id, marked. It is not in the `active` view, in `recent`, in
+      searches or in `message_count`. Concurrent calls supersede different messages. An answer to a superseded question
+      is stored as superseded.
     """
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         ...
 
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn. Raises `WrongUser`, `QuestionGone`, `InvalidMessage`, `StoreUnavailable`."""
         ...
 
-    async def newest(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Page:
-        """The newest messages before a `seq`, oldest first; nothing for a session that is not there."""
+    async def newest(
+        self,
+        session_id: str,
+        *,
+        limit: int,
+        before: int = END,
+        user_id: str | None = None,
+        view: View = "active",
+    ) -> Page:
+        """Return the newest messages before a `seq`, oldest first; none if the session does not exist."""
         ...
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """The raw material of a window between two places, which are both outside; see `Recent`."""
+        """Return the rows for a window between two `seq` values, both excluded; see `Recent`."""
         ...
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """The message with an id."""
+        """Return the message with an id, superseded or not."""
+        ...
+
+    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
+        """Return the existing messages with these ids, superseded or not, in order."""
         ...
 
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """The messages with these `seq`, in order; those that are there."""
+        """Return the existing messages with these `seq` values, superseded or not, in order."""
         ...
 
-    async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
-        """The newest assistant message of a run that follows a message."""
+    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
+        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
+        ...
+
+    async def tell(self, session_id: str, message_id: str) -> Message | None:
+        """Mark an answer as delivered to a caller, and return it, or the answer that has replaced it."""
+        ...
+
+    async def supersede(self, superseding: Superseding) -> Superseded:
+        """Supersede messages in one transaction; do nothing if the session does not exist.
+
+        Raises:
+            WrongUser: the session is another user's.
+            MessageNotFound: the session has no message with the id.
+            MessageSuperseded: the message with the id was superseded before, and not by the given version.
+            InvalidMessage: the new version cannot be stored, or its id is another message's.
+        """
+        ...
+
+    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
+        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        ...
+
+    async def branch(self, branching: Branching) -> None:
+        """Create a session with copies of another one's messages, numbered from 1, in one transaction.
+
+        The copies keep their ids, times and tokens. They are the active messages up to `at`; if the message there is
+        superseded, the messages that were active before it was superseded. An existing branch stays unchanged.
+
+        Raises:
+            SessionNotFound: there is no such session.
+            WrongUser: the session is another user's.
+            InvalidInput: the session has no message with this `seq`, or another session has the branch's id.
+        """
         ...
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """What is known of a session, None when it is not there (or not this user's)."""
+        """Return the info of a session, None if it does not exist (or is not this user's)."""
         ...
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Some sessions, newest activity first."""
+        """Return sessions, newest activity first."""
         ...
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change what is known of a session."""
+        """Change fields of a session."""
         ...
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Let later windows start after what is there now; answers the last `seq` before, None for no session."""
+        """Start later windows after the existing messages; return the last `seq` before, None without a session."""
         ...
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all that was derived from them; False when it was not there."""
+        """Delete a session, its messages and all derived data; return False if it did not exist."""
         ...

@@ -1,4 +1,4 @@
-"""Doubles to test agents with: a scripted chat model, a clock to set, and the contract of a transcript."""
+"""Test doubles: a scripted model, a settable clock, a Graphiti server, and the contract of transcripts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from threadkeep.testing.clock import SettableClock
     from threadkeep.testing.contract import TranscriptContract
+    from threadkeep.testing.fake_graphiti import FakeGraphiti
     from threadkeep.testing.scripted import Gate, ScriptedModel, ScriptEnded
 
-__all__ = ["Gate", "ScriptEnded", "ScriptedModel", "SettableClock", "TranscriptContract"]
+__all__ = ["FakeGraphiti", "Gate", "ScriptEnded", "ScriptedModel", "SettableClock", "TranscriptContract"]
 
 _MODULES = {
+    "FakeGraphiti": "fake_graphiti",
     "Gate": "scripted",
     "ScriptEnded": "scripted",
     "ScriptedModel": "scripted",
@@ -22,7 +24,7 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> object:
-    """Import a double when it is first asked for, so that a clock does not load LangChain."""
+    """Import a double on first use, so that a clock does not load LangChain."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -1,9 +1,10 @@
-"""The laws of storing: whole turns, no gaps, nothing twice, nothing lost."""
+"""Guarantees of storing: whole turns, no gaps, no duplicates, no losses."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
@@ -14,10 +15,10 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, co
 
 
 class AppendLaws(TranscriptSource):
-    """What holds when a turn is stored."""
+    """The guarantees that apply when a turn is stored."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
-        """The first turn begins at 1, the next goes on without a gap, and the receipts say so."""
+        """The first turn begins at 1, the next one continues without a gap, and the receipts say so."""
         async with self.open_transcripts() as transcripts:
             first = await transcripts.append(turn(user("one"), assistant("two")))
             second = await transcripts.append(turn(user("three")))
@@ -28,17 +29,17 @@ class AppendLaws(TranscriptSource):
             assert places(page.messages) == [1, 2, 3]
 
     async def test_each_session_has_numbers_of_its_own(self) -> None:
-        """Sessions do not count each other's messages."""
+        """Each session has its own numbers."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("one"), session="room:1"))
             receipt = await transcripts.append(turn(user("other"), session="room:2"))
             assert receipt.first_seq == 1
 
     async def test_a_turn_that_is_refused_leaves_nothing(self) -> None:
-        """When one message cannot be stored, none of its turn is, and the next turn takes the place."""
+        """If one message cannot be stored, none of its turn is, and the next turn takes the position."""
         async with self.open_transcripts() as transcripts:
             bad = Message(role="assistant", content="two", metadata={"score": 1.0})
-            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if somebody had got at it since
+            object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if other code had changed it since
             with pytest.raises(InvalidMessage):
                 await transcripts.append(turn(user("one"), bad))
             with pytest.raises(InvalidMessage):
@@ -47,7 +48,7 @@ class AppendLaws(TranscriptSource):
             assert (await transcripts.append(turn(user("three")))).first_seq == 1
 
     async def test_a_refused_turn_does_not_hurt_those_beside_it(self) -> None:
-        """Turns that arrive together share no fate."""
+        """A rejected turn does not affect turns that arrive at the same time."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             turns = [turn(user(f"good {n}"), session=f"room:{n}") for n in range(2, 6)]
@@ -56,7 +57,7 @@ class AppendLaws(TranscriptSource):
             assert [type(outcome).__name__ for outcome in outcomes] == ["Receipt"] * 2 + ["WrongUser"] + ["Receipt"] * 2
 
     async def test_the_same_turn_again_is_not_stored_again(self) -> None:
-        """Ids that are there already are named in the receipt, with the places where they are; their text stays."""
+        """Existing ids are in the receipt with their positions; their text stays."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("before")))
             await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -67,7 +68,7 @@ class AppendLaws(TranscriptSource):
             assert contents(page.messages) == ["before", "hi", "hello"]
 
     async def test_the_new_part_of_a_repeated_turn_is_stored(self) -> None:
-        """A turn with an id that is there and one that is not: the second is stored, without a gap."""
+        """A turn with an existing id and a new one stores the new message, without a gap."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             receipt = await transcripts.append(turn(user("hi", "p:1"), assistant("hello", "p:2")))
@@ -86,7 +87,7 @@ class AppendLaws(TranscriptSource):
             assert contents(page.messages) == ["hi", "hello"]
 
     async def test_a_turn_twice_at_once_is_one_turn(self) -> None:
-        """A platform that delivers a message again while the first is still being stored."""
+        """A repeated delivery is recognised while the first one is still being stored."""
         async with self.open_transcripts() as transcripts:
             same = turn(user("hi", "p:1"), assistant("hello", "p:2"))
             receipts = await asyncio.gather(*(transcripts.append(same) for _ in range(10)))
@@ -95,14 +96,14 @@ class AppendLaws(TranscriptSource):
             assert len((await transcripts.newest("room:1", limit=10)).messages) == 2
 
     async def test_an_id_is_known_in_its_own_session_only(self) -> None:
-        """Two chats may number their messages alike."""
+        """Two chats may use the same message ids."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "1"), session="room:1"))
             receipt = await transcripts.append(turn(user("hi", "1"), session="room:2"))
             assert receipt.duplicates == ()
 
     async def test_the_same_words_twice_are_two_turns(self) -> None:
-        """Repeats are real: without ids nothing is taken for a duplicate."""
+        """Without ids, equal texts are not duplicates."""
         async with self.open_transcripts() as transcripts:
             for _ in range(3):
                 await transcripts.append(turn(user("ok"), assistant("Done.")))
@@ -111,7 +112,7 @@ class AppendLaws(TranscriptSource):
             assert len({message.id for message in page.messages}) == 6
 
     async def test_turns_appended_at_once_by_one_process_keep_their_order(self) -> None:
-        """Forty appends that do not wait for each other are stored in the order of their calls."""
+        """Forty concurrent appends are stored in the order of their calls."""
         async with self.open_transcripts() as transcripts:
             turns = [turn(user(f"q{n}"), assistant(f"a{n}")) for n in range(40)]
             receipts = await asyncio.gather(*map(transcripts.append, turns))
@@ -120,7 +121,7 @@ class AppendLaws(TranscriptSource):
             assert contents(page.messages) == [text for n in range(40) for text in (f"q{n}", f"a{n}")]
 
     async def test_twenty_writers_of_two_messages_give_forty_places_and_no_torn_turn(self) -> None:
-        """Each message has a place of its own, 1 to 40, and the two of a turn stand side by side."""
+        """Each message has its own position, 1 to 40, and the two messages of a turn are adjacent."""
         async with self.open_transcripts() as transcripts:
 
             async def write(n: int) -> None:
@@ -134,7 +135,7 @@ class AppendLaws(TranscriptSource):
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
-        """Whenever the caller is cancelled; and the store goes on working."""
+        """The guarantee holds at any time of cancellation, and the store keeps working."""
         async with self.open_transcripts() as transcripts:
             for steps in range(8):
                 messages = [user(f"{steps} {part}") for part in range(3)]
@@ -153,7 +154,7 @@ class AppendLaws(TranscriptSource):
             assert found[-1] == "last"
 
     async def test_another_users_session_is_not_written(self) -> None:
-        """The user of the first turn owns the session; another's turn raises and leaves no trace."""
+        """The user of the first turn owns the session; a turn of another user raises and stores nothing."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("mine"), user_id="u1"))
             with pytest.raises(WrongUser):
@@ -163,7 +164,7 @@ class AppendLaws(TranscriptSource):
             assert contents(page.messages) == ["mine", "from the system itself"]
 
     async def test_a_turn_that_answers_a_message_is_stored_while_that_is_there(self) -> None:
-        """Else it is refused, also beside others, and does not begin its session anew."""
+        """Otherwise the turn is rejected, also among others, and does not create its session again."""
         async with self.open_transcripts() as transcripts:
             late = Turn("room:1", (assistant("late"),), answers="q")
             with pytest.raises(QuestionGone):
@@ -180,8 +181,62 @@ class AppendLaws(TranscriptSource):
                 await transcripts.append(answer)
             assert contents((await transcripts.newest("room:2", limit=10)).messages) == ["anew"]
 
+    async def test_an_author_has_one_complete_answer_to_a_question(self) -> None:
+        """A second answer is not stored; its receipt names the first. Other authors and ordinals have their own."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "q")))
+            first = Message("assistant", "one", id="a1", author="writer", answers="q")
+            outcomes = await asyncio.gather(
+                *[
+                    transcripts.append(turn(replace(first, id=f"a{number}", content=f"answer {number}")))
+                    for number in range(1, 6)
+                ]
+            )
+            page = await transcripts.newest("room:1", limit=10)
+            [_, winner] = page.messages
+            assert [o.adopted for o in outcomes if o.ids != (winner.id,)] == [winner.id] * 4
+            assert [o.adopted for o in outcomes if o.ids == (winner.id,)] == [None]
+            await transcripts.append(turn(replace(first, id="b1", author="critic")))
+            await transcripts.append(turn(replace(first, id="a9", ordinal=2)))
+            await transcripts.append(turn(replace(first, id="c1", author=None)))
+            await transcripts.append(turn(replace(first, id="cut", status="interrupted")))
+            late = await transcripts.append(turn(replace(first, id="late")))
+            assert late.adopted == winner.id
+            stored = (await transcripts.newest("room:1", limit=10)).messages
+            assert [(m.author, m.answers, m.ordinal, m.id) for m in stored[1:]] == [
+                ("writer", "q", None, winner.id),
+                ("critic", "q", None, "b1"),
+                ("writer", "q", 2, "a9"),
+                (None, "q", None, "c1"),
+                ("writer", "q", None, "cut"),
+            ]
+
+    async def test_an_answer_that_was_told_in_an_outage_is_never_lost(self) -> None:
+        """If another process answered meanwhile, the late answer's receipt names that answer; both were delivered."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "q")))
+            first = Message("assistant", "one", id="a1", author="writer", answers="q")
+            told = Turn("room:1", (first,), answers="q", told=True)
+            await transcripts.append(told)
+            moment = datetime.now(UTC)
+            late = replace(told, messages=(replace(first, id="a2", content="late"),), told=False, told_at=moment)
+            assert (await transcripts.append(late)).adopted == "a1"
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert [answer.id for answer in await transcripts.answers_to("room:1", question)] == ["a1"]
+            assert contents((await transcripts.newest("room:1", limit=10)).messages) == ["hi", "one"]
+
+    async def test_a_deleted_session_leaves_no_answered_question_behind(self) -> None:
+        """A new session with the same ids gets new answers."""
+        async with self.open_transcripts() as transcripts:
+            answer = Message("assistant", "one", id="a1", author="writer", answers="q")
+            await transcripts.append(turn(user("hi", "q"), answer))
+            await transcripts.delete("room:1")
+            await transcripts.append(turn(user("hi", "q")))
+            assert (await transcripts.append(turn(replace(answer, id="a2")))).adopted is None
+
     async def test_characters_that_no_database_keeps_are_replaced_and_told(self) -> None:
-        """NUL and lone surrogates become U+FFFD, in text, metadata and original; the receipt names the message."""
+        """NUL and lone surrogates become U+FFFD in text, metadata and original; the receipt names the message."""
         async with self.open_transcripts() as transcripts:
             dirty = Message(
                 role="user",
@@ -200,7 +255,7 @@ class AppendLaws(TranscriptSource):
             assert (second.content, second.metadata) == (clean.content, clean.metadata)
 
     async def test_a_message_comes_back_as_it_was(self) -> None:
-        """Every field, with nested JSON, floats, languages and times of any zone."""
+        """Every field is preserved, with nested JSON, floats, languages and times of any zone."""
         extras: Json = {"name": "李明 \u2028 é", "list": [1, 2.5, -0.125, True, None, {"": "empty key"}], "big": 2**53}
         given = Message(
             role="assistant",
@@ -224,7 +279,7 @@ class AppendLaws(TranscriptSource):
             assert found.with_fields(seq=None, created_at=None) == given
 
     async def test_large_numbers_come_back_too(self) -> None:
-        """The widest that a message may have."""
+        """The largest numbers of a message are preserved."""
         given = Message(role="user", content="hi", tokens=2**53 - 1, confidence=2**70, metadata={"chat": 2**53 + 1})
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(given))
@@ -233,7 +288,7 @@ class AppendLaws(TranscriptSource):
             assert found.metadata == given.metadata
 
     async def test_the_store_gives_what_the_caller_left_open(self) -> None:
-        """An id, a place and the time of storing; a place that the caller names is not believed."""
+        """The store sets id, position and time of storing; it ignores a position given by the caller."""
         async with self.open_transcripts() as transcripts:
             receipt = await transcripts.append(turn(Message(role="user", content="hi", seq=99)))
             [found] = (await transcripts.newest("room:1", limit=1)).messages

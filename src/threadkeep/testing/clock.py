@@ -1,4 +1,4 @@
-"""A clock that stands still until a test moves it."""
+"""A clock that changes only if a test sets it."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 
 
 class SettableClock:
-    """Called, it gives the time that was set last, aware and in UTC; it begins at noon of 1 January 2026."""
+    """A clock that returns the last set time, aware and in UTC; it starts at noon of 1 January 2026."""
 
     def __init__(self, start: datetime = datetime(2026, 1, 1, 12, tzinfo=UTC)) -> None:
         self._now = _in_utc(start)
 
     def __call__(self) -> datetime:
-        """The time now."""
+        """Return the current time."""
         return self._now
 
     def set(self, time: datetime) -> None:
-        """Make it this time, earlier or later.
+        """Set the time, earlier or later.
 
         Raises:
             ValueError: the time has no time zone.
@@ -24,7 +24,7 @@ class SettableClock:
         self._now = _in_utc(time)
 
     def advance(self, seconds: float) -> None:
-        """Let so many seconds pass; a negative number turns the clock back."""
+        """Advance the time by some seconds; a negative number turns the clock back."""
         self._now += timedelta(seconds=seconds)
 
 

@@ -1,17 +1,18 @@
-"""The contract of transcripts as tests, which any implementation of `Transcripts` can be put through."""
+"""The contract of transcripts as tests for any implementation of `Transcripts`."""
 
 from __future__ import annotations
 
 from threadkeep.testing.append_laws import AppendLaws
 from threadkeep.testing.reading_laws import ReadingLaws
 from threadkeep.testing.session_laws import SessionLaws
+from threadkeep.testing.superseding_guarantees import SupersedingGuarantees
 
 
-class TranscriptContract(AppendLaws, ReadingLaws, SessionLaws):
-    """All laws of `threadkeep.store.transcripts.Transcripts`, each an async test.
+class TranscriptContract(AppendLaws, ReadingLaws, SessionLaws, SupersedingGuarantees):
+    """All guarantees of `threadkeep.store.transcripts.Transcripts`, each an async test.
 
-    Take the class in a test file and say where the transcripts come from; pytest does the rest (with pytest-asyncio in
-    auto mode or anyio's plugin; in strict mode mark the class with `pytest.mark.asyncio`)::
+    Subclass it in a test file and open the transcripts there; pytest collects the tests (with pytest-asyncio in auto
+    mode or anyio's plugin; in strict mode mark the class with `pytest.mark.asyncio`)::
 
         class TestMyTranscripts(TranscriptContract):
             @asynccontextmanager
@@ -19,5 +20,5 @@ class TranscriptContract(AppendLaws, ReadingLaws, SessionLaws):
                 async with connect("…") as transcripts:
                     yield transcripts
 
-    Each law opens a place of its own, which has to be empty.
+    Each test opens its own transcripts, which must be empty.
     """

@@ -1,8 +1,11 @@
-"""The laws of reading: the newest in order, what a window is made of, and nobody else's sessions."""
+"""Guarantees of reading: order, windows, and separation of users."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from threadkeep.records import Message
 from threadkeep.store.transcripts import Transcripts
 from threadkeep.testing.transcript_source import (
     TranscriptSource,
@@ -16,7 +19,7 @@ from threadkeep.testing.transcript_source import (
 
 
 class ReadingLaws(TranscriptSource):
-    """What holds when a transcript is read."""
+    """The guarantees that apply when a transcript is read."""
 
     async def test_the_newest_come_oldest_first(self) -> None:
         """A limit of 3 over ten messages: numbers 8, 9, 10."""
@@ -41,7 +44,7 @@ class ReadingLaws(TranscriptSource):
             assert places((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
-        """However large the number; and before the first message there is nothing."""
+        """This holds for every larger number; before the first message there is nothing."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             assert places((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
@@ -50,25 +53,26 @@ class ReadingLaws(TranscriptSource):
             assert (await transcripts.newest("room:1", limit=5, before=-7)).messages == ()
 
     async def test_a_limit_of_0_is_none(self) -> None:
-        """Not everything."""
+        """A limit of 0 does not mean everything."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
             page = await transcripts.newest("room:1", limit=0)
             assert (page.messages, page.next_before) == ((), None)
 
     async def test_a_session_that_is_not_there_is_empty(self) -> None:
-        """Reading makes no session and raises nothing."""
+        """Reading creates no session and raises nothing."""
         async with self.open_transcripts() as transcripts:
             assert (await transcripts.newest("room:1", limit=5)).messages == ()
             assert (await transcripts.recent("room:1", limit=5)).messages == ()
             assert await transcripts.find("room:1", "p:1") is None
-            assert await transcripts.answer("room:1", after=0, run_id="r") is None
+            assert await transcripts.answers_to("room:1", Message("user", "hi", id="q", seq=1)) == []
+            assert await transcripts.tell("room:1", "q") is None
             assert await transcripts.session("room:1") is None
             assert await transcripts.reset("room:1") is None
             assert await transcripts.delete("room:1") is False
 
     async def test_what_was_stored_is_read_at_once(self) -> None:
-        """A read that begins after an append ended has its turn."""
+        """A read that starts after an append has ended includes its turn."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 21):
                 await transcripts.append(turn(user(f"{number}")))
@@ -76,7 +80,7 @@ class ReadingLaws(TranscriptSource):
                 assert places(page.messages) == [number]
 
     async def test_a_message_is_found_by_its_id(self) -> None:
-        """In its own session only, whatever the id looks like."""
+        """An id is valid in its own session only, and may be any text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "it's 100%_\\"), assistant("hello", "p:2")))
             found = await transcripts.find("room:1", "it's 100%_\\")
@@ -86,19 +90,37 @@ class ReadingLaws(TranscriptSource):
             assert await transcripts.find("room:1", "no\x00such\ud800id") is None
             assert await transcripts.find("room:2", "p:2") is None
 
-    async def test_the_answer_of_a_run_is_its_newest_assistant_message(self) -> None:
-        """Among what follows the question, of that run alone."""
+    async def test_the_answers_to_a_question_are_the_complete_ones(self) -> None:
+        """The result has one answer of each author, in order; no incomplete ones, and none to other questions."""
         async with self.open_transcripts() as transcripts:
-            await transcripts.append(turn(assistant("earlier", run_id="r1"), user("question")))
-            assert await transcripts.answer("room:1", after=2, run_id="r1") is None
+            await transcripts.append(turn(user("question", "q"), assistant("earlier")))
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert await transcripts.answers_to("room:1", question) == []
+            one = Message("assistant", "one", author="writer", answers="q")
+            await transcripts.append(turn(one, replace(one, content="cut", ordinal=2, status="interrupted")))
+            await transcripts.append(turn(replace(one, content="other", answers="q2"), replace(one, author="critic")))
+            found = await transcripts.answers_to("room:1", question)
+            assert [(answer.author, answer.content) for answer in found] == [("writer", "one"), ("critic", "one")]
+            told = await transcripts.tell("room:1", str(found[0].id))
+            assert told is not None
+            assert told.content == "one"
+
+    async def test_answers_without_a_question_of_their_own_are_known_by_their_run(self) -> None:
+        """Rows from before answers named their questions: the newest complete answer after the question."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(
+                turn(assistant("earlier", run_id="r1"), Message("user", "question", id="q", run_id="r1"))
+            )
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert await transcripts.answers_to("room:1", question) == []
             await transcripts.append(turn(assistant("first", run_id="r1"), assistant("other", run_id="r2")))
             await transcripts.append(turn(assistant("second", run_id="r1"), user("next")))
-            found = await transcripts.answer("room:1", after=2, run_id="r1")
-            assert found is not None
-            assert found.content == "second"
+            assert contents(await transcripts.answers_to("room:1", question)) == ["second"]
 
     async def test_recent_has_no_system_rows_and_counts_none(self) -> None:
-        """Newest first, user and assistant only, however many notes lie between."""
+        """Newest first, user and assistant only, with any number of notes between them."""
         async with self.open_transcripts() as transcripts:
             for number in range(1, 6):
                 await transcripts.append(turn(note("note"), user(f"q{number}"), note("note"), assistant(f"a{number}")))
@@ -109,7 +131,7 @@ class ReadingLaws(TranscriptSource):
             assert contents(older.messages) == ["a3", "q3"]
 
     async def test_recent_starts_after_the_last_reset(self) -> None:
-        """The transcript stays; a second reset moves the start on."""
+        """The transcript stays; a second reset moves the start forward."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 4)
             assert await transcripts.reset("room:1") == 4
@@ -123,7 +145,7 @@ class ReadingLaws(TranscriptSource):
             assert await transcripts.reset("room:1") == 5
 
     async def test_recent_names_the_newest_user_message_when_it_is_older(self) -> None:
-        """Thirty assistant messages later the newest user message is still known; after a reset it is not."""
+        """After thirty assistant messages the newest user message is still found; after a reset it is not."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old"), user("the question")))
             await transcripts.append(turn(*[assistant(f"step {n}") for n in range(30)]))
@@ -136,7 +158,7 @@ class ReadingLaws(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=1)).newest_user is None
 
     async def test_recent_before_a_place_is_as_if_nothing_had_followed(self) -> None:
-        """The newest user message before the place is named, not one that came later."""
+        """The newest user message before the position is returned, not a later one."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
@@ -146,7 +168,7 @@ class ReadingLaws(TranscriptSource):
             assert recent.newest_user.content == "first"
 
     async def test_recent_after_a_place_knows_nothing_of_what_came_before(self) -> None:
-        """Neither the messages up to the place nor a user message among them."""
+        """Neither the messages up to the position nor a user message among them are returned."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)
@@ -155,7 +177,7 @@ class ReadingLaws(TranscriptSource):
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
-        """In order, each once, whatever the order of the question; what is not there is left out."""
+        """In order, each once, independent of the order of the positions; missing messages are left out."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 9)
             found = await transcripts.at("room:1", [7, 2, 2, 40, 3])

@@ -1,4 +1,4 @@
-"""A chat model that says what a test wrote down, and remembers what it was asked."""
+"""A chat model with scripted replies that records its calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
-from threadkeep.workflow.offline_model import OfflineModel
+from threadkeep.agent.offline_model import OfflineModel
 
 type Piece = str | AIMessage | BaseException | Gate
 type Said = Piece | Sequence[Piece]
@@ -24,39 +24,39 @@ type Reply = Said | Callable[[Sequence[BaseMessage]], Said | Awaitable[Said]]
 
 
 class Gate:
-    """A place where the model stops in the middle of a reply until the test opens it."""
+    """A point inside a reply where the model waits until the test opens the gate."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
         self._opened = asyncio.Event()
 
     async def reached(self) -> None:
-        """Return when the model has come to the gate."""
+        """Wait until the model has reached the gate."""
         await self._reached.wait()
 
     def open(self) -> None:
-        """Let the model go on, now and whenever it comes here again."""
+        """Let the model continue, now and each time it reaches the gate again."""
         self._opened.set()
 
     async def pass_through(self) -> None:
-        """Say that the gate is reached, and wait until it is open."""
+        """Report that the gate is reached, and wait until it is open."""
         self._reached.set()
         await self._opened.wait()
 
 
 class ScriptEnded(AssertionError):
-    """The model was called once more than its script has replies."""
+    """A model call after the last reply of its script."""
 
 
 class ScriptedModel(OfflineModel):
-    """A LangChain chat model that gives its replies in order, word by word when it is streamed.
+    """A LangChain chat model that returns its replies in order, word by word if it is streamed.
 
-    A reply is a text, an `AIMessage` (with tool calls, say), an error to raise, a `Gate` to wait at, a sequence of
-    these (`["a few ", gate, "words"]`), or a function, async or not, from the messages of the call to any of them.
-    The replies may be endless (`itertools.repeat("ok")`).
+    A reply is a text, an `AIMessage` (for example with tool calls), an error to raise, a `Gate` to wait at, a
+    sequence of these (`["a few ", gate, "words"]`), or a function, async or not, from the messages of the call to
+    any of them. The replies may be endless (`itertools.repeat("ok")`).
 
-    `calls` has the messages of each call, copied; `tools` has the names of the tools that each call offered. Reported
-    usage counts words: those of the call as input, those of the reply as output. Gates need an async call.
+    `calls` has the messages of each call, copied; `tools` has the names of the tools that each call offered.
+    Reported usage counts words: of the messages as input, of the reply as output. Gates need an async call.
     """
 
     _replies: Iterator[Reply] = PrivateAttr()
@@ -128,7 +128,7 @@ class ScriptedModel(OfflineModel):
         yield _last_chunk(messages, said)
 
     def _next(self, messages: Sequence[BaseMessage], options: Mapping[str, Any]) -> Said | Awaitable[Said]:
-        """Note the call and begin the reply, without giving way to another call in between."""
+        """Record the call and take the next reply, without yielding to another call in between."""
         copies = [message.model_copy(deep=True) for message in messages]
         self._calls.append(copies)
         self._tools.append(tuple(tool["function"]["name"] for tool in options.get("tools") or ()))
@@ -186,7 +186,7 @@ def _result(messages: Sequence[BaseMessage], said: Sequence[str | AIMessage]) ->
 
 
 def _chunks(piece: str | AIMessage) -> Iterator[ChatGenerationChunk]:
-    """A piece as a provider would stream it: words, then what an AIMessage has besides."""
+    """Yield a piece as a provider would stream it: words, then the other parts of an AIMessage."""
     content = piece if isinstance(piece, str) else piece.content
     given_id = None if isinstance(piece, str) else piece.id
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""The laws of sessions: what is known of one, how they are listed, changed and deleted."""
+"""Guarantees of sessions: metadata, lists, changes and deletion."""
 # ruff: noqa: S101 - a contract asserts
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from threadkeep.testing.transcript_source import TranscriptSource, assistant, no
 
 
 class SessionLaws(TranscriptSource):
-    """What holds for sessions as a whole."""
+    """The guarantees of sessions as a whole."""
 
     async def test_a_session_tells_what_it_has(self) -> None:
-        """Counts, owner, times, and the defaults of what nobody has set."""
+        """Counts, owner, times, and defaults of unset fields."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("hello"), note("note"), user_id="u1"))
             info = await _info(transcripts)
@@ -29,8 +29,26 @@ class SessionLaws(TranscriptSource):
             assert (later.message_count, later.created_at) == (4, info.created_at)
             assert later.updated_at > info.updated_at
 
+    async def test_any_text_is_a_session_id(self) -> None:
+        """Two ids name one session only if they are the same text; stored messages are found under the same text."""
+        ids = ["a.b", "a%2Eb", "a%2eb", "a=2Eb", "a/b", "a b", "A.B", "me@example.com", "+351912345678", "a_2eb"]
+        ids += ["🙂", "é", "e\u0301", "%", "_", "\\", "'", '"', "langgraph", "a:chunk:000000", "a__meta__", "🙂" * 256]
+        async with self.open_transcripts() as transcripts:
+            for number, session_id in enumerate(ids):
+                receipt = await transcripts.append(turn(user(f"message {number}", "m:1"), session=session_id))
+                assert (receipt.first_seq, receipt.duplicates) == (1, ())
+            for number, session_id in enumerate(ids):
+                found = await transcripts.find(session_id, "m:1")
+                assert found is not None
+                assert found.content == f"message {number}"
+                assert (await _info(transcripts, session_id)).session_id == session_id
+            assert sorted(await _ids(transcripts, SessionQuery(limit=100))) == sorted(ids)
+            for session_id in ids:
+                assert await transcripts.delete(session_id) is True
+            assert await _ids(transcripts, SessionQuery()) == []
+
     async def test_the_title_is_the_first_user_message_up_to_50_characters(self) -> None:
-        """50 characters stay as they are; 51 become 50 and an ellipsis; a greeting of the agent is no title."""
+        """50 characters stay unchanged; 51 become 50 and an ellipsis; a greeting of the agent is not a title."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(assistant("welcome")))
             assert (await _info(transcripts)).title is None
@@ -41,7 +59,7 @@ class SessionLaws(TranscriptSource):
             assert (await _info(transcripts, "room:2")).title == "é" * 50 + "…"
 
     async def test_the_last_message_is_shown_up_to_100_characters(self) -> None:
-        """100 characters stay as they are; 101 become 100 and an ellipsis."""
+        """100 characters stay unchanged; 101 become 100 and an ellipsis."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi"), assistant("中" * 100)))
             assert (await _info(transcripts)).last_message == "中" * 100
@@ -49,7 +67,7 @@ class SessionLaws(TranscriptSource):
             assert (await _info(transcripts)).last_message == "b" * 100 + "…"
 
     async def test_a_turn_that_was_there_changes_nothing_of_its_session(self) -> None:
-        """Neither counts nor the last message nor the time of the last activity."""
+        """Counts, last message and time of the last activity stay the same."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi", "p:1")))
             await transcripts.append(turn(assistant("hello")))
@@ -58,7 +76,7 @@ class SessionLaws(TranscriptSource):
             assert await _info(transcripts) == before
 
     async def test_sessions_are_listed_by_newest_activity(self) -> None:
-        """A session that is written to again comes first."""
+        """A new message moves its session to the front."""
         async with self.open_transcripts() as transcripts:
             await _open_sessions(transcripts, "a", "b", "c", "a")
             assert await _ids(transcripts, SessionQuery()) == ["a", "c", "b"]
@@ -74,7 +92,7 @@ class SessionLaws(TranscriptSource):
             assert found == ["e", "d", "c", "b", "a"]
 
     async def test_a_user_lists_own_sessions_only(self) -> None:
-        """With and without a text to look for."""
+        """This holds with and without a search text."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hello"), session="a", user_id="u1"))
             await transcripts.append(turn(user("hello"), session="b", user_id="u2"))
@@ -84,7 +102,7 @@ class SessionLaws(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["c", "b", "a"]
 
     async def test_a_query_looks_into_title_last_message_and_id(self) -> None:
-        """In any case of its letters."""
+        """The search ignores case."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("About Refunds"), session="a"))
             await transcripts.append(turn(user("hi"), assistant("your REFUND is on its way"), session="b"))
@@ -94,14 +112,14 @@ class SessionLaws(TranscriptSource):
             assert await _ids(transcripts, SessionQuery(query="退款")) == ["d"]
 
     async def test_a_query_finds_the_very_text_of_a_title(self) -> None:
-        """Also where letters beyond ASCII have two cases."""
+        """This also holds for letters beyond ASCII with two cases."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("Ärger mit Ölheizung"), session="a"))
             assert await _ids(transcripts, SessionQuery(query="Ärger")) == ["a"]
             assert await _ids(transcripts, SessionQuery(query="Ölheizung")) == ["a"]
 
     async def test_a_query_is_literal(self) -> None:
-        r"""Percent, underscore and backslash stand for themselves, and what no text can hold finds nothing."""
+        r"""Percent, underscore and backslash have no special meaning, and invalid text finds nothing."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user(r"100%_sure\now"), session="a"))
             await transcripts.append(turn(user("100 times unsure, now"), session="b"))
@@ -119,7 +137,7 @@ class SessionLaws(TranscriptSource):
             assert await _ids(transcripts, SessionQuery()) == ["b", "a"]
 
     async def test_a_change_leaves_what_it_does_not_name(self) -> None:
-        """Title, tags, metadata and active, each on its own; cleaned like messages."""
+        """Title, tags, metadata and active change independently; they are cleaned like messages."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             await transcripts.change("room:1", SessionChanges(tags=["vip", "中文"], metadata={"a": {"b": [1, 2.5]}}))
@@ -134,7 +152,7 @@ class SessionLaws(TranscriptSource):
             assert (await _info(transcripts)).title == "Renamed\ufffd"
 
     async def test_a_change_that_is_no_json_is_refused_whole(self) -> None:
-        """Nothing of it is stored."""
+        """Nothing of the change is stored."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("hi")))
             with pytest.raises(InvalidMessage):
@@ -142,7 +160,7 @@ class SessionLaws(TranscriptSource):
             assert (await _info(transcripts)).title == "hi"
 
     async def test_a_deleted_session_is_gone_and_begins_again_at_1(self) -> None:
-        """Its messages, its title, its ids, its reset and its owner are forgotten."""
+        """Its messages, title, ids, reset and owner are deleted."""
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("old", "p:1"), assistant("reply"), user_id="u1"))
             await transcripts.append(turn(user("other"), session="room:2"))

@@ -1,4 +1,4 @@
-"""Where the laws of transcripts get what they check, and the messages that they check it with."""
+"""The source of transcripts for the guarantees, and helpers to create messages."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ from threadkeep.store.transcripts import Transcripts
 
 
 class TranscriptSource:
-    """Gives an empty place for transcripts to each law."""
+    """A base class that opens empty transcripts for each guarantee."""
 
     def open_transcripts(self) -> AbstractAsyncContextManager[Transcripts]:
-        """A place for transcripts with nothing in it, whose clock moves; it is closed when the block ends."""
+        """Open empty transcripts with a moving clock; they are closed when the block ends."""
         raise NotImplementedError("Give open_transcripts() in the class that takes the contract.")
 
 
 def user(content: str, message_id: str | None = None) -> Message:
-    """What a person said."""
+    """Return a message of a person."""
     return Message(role="user", content=content, id=message_id)
 
 
 def assistant(content: str, message_id: str | None = None, *, run_id: str | None = None) -> Message:
-    """What the agent said."""
+    """Return a message of the agent."""
     return Message(role="assistant", content=content, id=message_id, run_id=run_id)
 
 
 def note(content: str) -> Message:
-    """A system row of the transcript."""
+    """Return a system row of the transcript."""
     return Message(role="system", content=content)
 
 
 def turn(*messages: Message, session: str = "room:1", user_id: str | None = None) -> Turn:
-    """A turn of the session that most laws speak of."""
+    """Return a turn of the session that most guarantees use."""
     return Turn(session, messages, user_id)
 
 
 def contents(messages: Iterable[Message]) -> list[str]:
-    """What the messages say."""
+    """Return the texts of the messages."""
     return [message.content for message in messages]
 
 
 def places(messages: Iterable[Message]) -> list[int | None]:
-    """Where the messages stand."""
+    """Return the positions of the messages."""
     return [message.seq for message in messages]

@@ -1,5 +1,5 @@
-"""The HTTP face: `create_service` makes the FastAPI application over an open `App`, `serve` runs it as a process.
+"""The HTTP service: `create_service` builds the FastAPI application over an open `App`, `serve` runs it as a process.
 
-No other room knows FastAPI. This one decides nothing about conversations: it checks what comes in, asks `App`,
-`Memory`, `Session` and `Chat`, and says how it went; every error is a problem document (RFC 9457).
+FastAPI is imported only in this package. It validates requests, calls `App`, `Memory`, `Session` and `Chat`, and
+formats the results; every error becomes a problem document (RFC 9457).
 """

@@ -1,4 +1,4 @@
-"""The page that describes the API, with Swagger UI from this process: it asks no other host, and needs no network."""
+"""The API's documentation page: Swagger UI served by this process, without any network access."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FILES: Final = (_SCRIPT, _STYLE, _ICON)
 
 
 def describe(service: FastAPI) -> None:
-    """Serve the page and its files. The files alone are taken from fastapi-swagger: its routes add more than these."""
+    """Serve the page and its files. Only the files come from fastapi-swagger, because its routes add other pages."""
     service.mount(_FILES, StaticFiles(packages=[("fastapi_swagger", "resources")]))
 
     @service.get(ADDRESS, include_in_schema=False)

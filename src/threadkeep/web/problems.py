@@ -1,4 +1,4 @@
-"""Problem documents (RFC 9457): what every error becomes, without a word of what people said."""
+"""Problem documents (RFC 9457) for all errors, without people's words."""
 
 from __future__ import annotations
 
@@ -16,14 +16,21 @@ from starlette.exceptions import HTTPException
 
 from threadkeep.errors import (
     BudgetTooSmall,
+    ChannelNotFound,
+    GraphitiClosed,
+    GraphitiError,
     Interrupted,
     InvalidInput,
     InvalidKey,
+    KnowledgeNotFound,
+    MessageNotFound,
+    MessageSuperseded,
     ModelCallFailed,
     RunFailed,
     RunNotFound,
     RunWaits,
     SessionBusy,
+    SessionDamaged,
     SessionNotFound,
     StoreError,
     ThreadkeepError,
@@ -37,7 +44,7 @@ RETRY_SECONDS = 5
 _logger = logging.getLogger("threadkeep.web")
 
 _WANTED = "a JSON object with Content-Type: application/json"
-# For each status the last part of the type, and a sentence; without one the error brings its own.
+# For each status the last part of the type, and a sentence; None if the error provides its own.
 _STATUSES: Mapping[int, tuple[str, str | None]] = {
     400: ("unreadable-body", f"The body is not JSON in UTF-8; send {_WANTED}."),
     404: ("not-found", "There is nothing at this address; /docs lists what there is."),
@@ -48,13 +55,14 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
     404: "There is no such thing, or not for this user.",
-    409: "Another turn of the session goes on and the workflow takes no message meanwhile, or the run asks a person.",
+    409: "Another turn of the session goes on and the workflow takes no message meanwhile, the run asks a person, or "
+    "the message was superseded before, or an item of the session in the graph store is damaged.",
     413: "The body is too large.",
     422: "The request cannot be used as it is.",
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database does not answer, or the service stops; try again.",
 }
-# For each error its status and the last part of its type; without a sentence it speaks for itself.
+# For each error its status and the last part of its type, and a sentence; None if the error provides its own.
 _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]] = (
     ((InvalidKey,), 422, "invalid-session-id", None),
     ((InvalidInput,), 422, "invalid-request", None),
@@ -76,12 +84,23 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         "run-not-found",
         "There is no such run, or not for this user; GET /api/v1/runs lists what there is.",
     ),
+    ((ChannelNotFound,), 404, "channel-not-found", "There is no channel of that name."),
+    ((KnowledgeNotFound,), 404, "knowledge-not-found", "There is no such thing, or not for this user."),
     (
         (SessionBusy,),
         409,
         "session-busy",
         "Another turn of the session goes on, and the workflow takes no message meanwhile; send it when that is over.",
     ),
+    ((MessageNotFound,), 404, "message-not-found", "The session has no such message; read the ids in its history."),
+    (
+        (MessageSuperseded,),
+        409,
+        "message-superseded",
+        "The message was taken back or replaced before; read the session again, and change an active message.",
+    ),
+    ((GraphitiError,), 502, "graphiti-failed", None),
+    ((GraphitiClosed,), 409, "graphiti-closed", None),
     ((ModelCallFailed,), 502, "model-failed", None),
     ((RunFailed,), 502, "run-failed", None),
     ((RunWaits,), 409, "run-waits", None),
@@ -96,6 +115,15 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
         ),
     ),
     (
+        (SessionDamaged,),
+        409,
+        "session-damaged",
+        (
+            "An item of this session in the graph store cannot be read; other sessions are not affected. Repair the "
+            "item, or DELETE the session."
+        ),
+    ),
+    (
         (StoreError,),
         503,
         "database-unavailable",
@@ -105,7 +133,7 @@ _KINDS: Sequence[tuple[tuple[type[ThreadkeepError], ...], int, str, str | None]]
 
 
 class FieldProblem(BaseModel):
-    """One thing that is wrong with a request."""
+    """A single problem of a request."""
 
     detail: str = Field(description="What is wrong, and what is wanted.")
     pointer: str | None = Field(None, description="Where in the body, as a JSON pointer.")
@@ -113,7 +141,7 @@ class FieldProblem(BaseModel):
 
 
 class Problem(BaseModel):
-    """What went wrong, as a problem document (RFC 9457). Members beyond the first four depend on the type."""
+    """A problem document (RFC 9457). Members beyond the first four depend on the type."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -130,7 +158,8 @@ class Problem(BaseModel):
     title: str = Field(description="The same for people.")
     status: int = Field(description="The HTTP status.")
     detail: str = Field(description="What happened, and what to do about it.")
-    reason: str | None = Field(None, description="Why a session id is not valid.")
+    reason: str | None = Field(None, description="Why a session id is not valid, or what is wrong with an item.")
+    item: str | None = Field(None, description="Which item of a session in the graph store cannot be read.")
     errors: list[FieldProblem] | None = Field(None, description="Each thing that is wrong with the request.")
     available: list[str] | None = Field(None, description="What there is instead.")
     session_id: str | None = Field(None, description="The session of the turn that failed, or goes on.")
@@ -140,10 +169,11 @@ class Problem(BaseModel):
     backend: str | None = Field(None, description="The database engine.")
     schema_version: int | None = Field(None, description="The schema that the service works with.")
     pending_writes: int | None = Field(None, description="Turns that wait to be written.")
+    unreadable_writes: int | None = Field(None, description="Lines of pending files that cannot be read.")
 
 
 class ProblemRaised(Exception):
-    """An error of the HTTP face that knows its own problem document."""
+    """An HTTP error that carries its own problem document."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(problem.title)
@@ -151,13 +181,13 @@ class ProblemRaised(Exception):
 
 
 def make_problem(status: int, kind: str, detail: str) -> Problem:
-    """A problem of a kind such as `session-not-found`."""
+    """Return a problem of a kind such as `session-not-found`."""
     title = kind.replace("-", " ").capitalize()
     return Problem(type=f"urn:threadkeep:{kind}", title=title, status=status, detail=detail)
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem document of any error; one that nobody foresaw tells nothing of itself."""
+    """Return the problem document of any error; an unexpected error reveals no details."""
     if isinstance(error, ProblemRaised):
         return error.problem
     if isinstance(error, RequestValidationError):
@@ -170,7 +200,7 @@ def problem_of(error: Exception) -> Problem:
 
 
 def problem_response(problem: Problem, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """The response that carries a problem."""
+    """Return the response for a problem."""
     more = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", **(headers or {})}
     if problem.status == 503:
         more["Retry-After"] = str(RETRY_SECONDS)
@@ -179,19 +209,19 @@ def problem_response(problem: Problem, headers: Mapping[str, str] | None = None)
 
 
 def documented(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """What OpenAPI says of the statuses with which an operation may fail."""
+    """Return the OpenAPI description of an operation's error statuses."""
     content = {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
     return {status: {"description": _DOCUMENTED[status], "content": content} for status in statuses}
 
 
 def answer_errors_with_problems(service: FastAPI) -> None:
-    """Have every error of the service answered with its problem document."""
+    """Answer every error of the service with its problem document."""
     for kind in (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError, Exception):
         service.add_exception_handler(kind, _respond)
 
 
 def log_failure(what: str, error: Exception) -> None:
-    """Log an error by its class and place; not its sentence: that of a foreign one may quote what people said."""
+    """Log an error by its class and location, without its message, which may quote people."""
     _logger.error("%s: %s at %s", what, type(error).__name__, _place(error))
 
 
@@ -217,11 +247,13 @@ def _threadkeep_problem(error: ThreadkeepError) -> Problem:
 
 
 def _members(error: ThreadkeepError) -> dict[str, object]:
-    """What a problem has of its error besides the sentence."""
+    """Return the members of an error's problem besides the sentence."""
     if isinstance(error, InvalidKey):
         return {"reason": error.reason}
     if isinstance(error, SessionBusy):
         return {"session_id": error.session_id, "run_id": error.run_id}
+    if isinstance(error, SessionDamaged):
+        return {"session_id": error.session_id, "item": error.item, "reason": error.problem}
     return {"available": list(error.available)} if isinstance(error, WorkflowNotFound) else {}
 
 
@@ -237,7 +269,7 @@ def _invalid_request(errors: Sequence[Mapping[str, Any]]) -> Problem:
 
 
 def _field_problem(error: Mapping[str, Any]) -> FieldProblem:
-    """One error of pydantic: its place and its sentence, never the input, nor a name that only the input has."""
+    """Return a pydantic error with its location and sentence, without the input or names that only occur in it."""
     where, *path = error["loc"]
     kind = str(error["type"])
     if kind == "extra_forbidden":

@@ -1,7 +1,7 @@
-"""A run as server-sent events: each stored event with its number as the id, pieces of the answer, and the end.
+"""Runs as server-sent events: each stored event with its number as the id, pieces of the answer, and the end.
 
-Whoever asked for it is told first, as `start`, which run it is; whoever comes back with `Last-Event-ID` goes on after
-that event. The last event is `end` with the run, or `error`.
+For a new run the first event is `start`, which names the run; with `Last-Event-ID` a client resumes after that
+event. The last event is `end` with the run, or `error`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from threadkeep.runs.following import Followed
 from threadkeep.runs.live import RunPiece
 from threadkeep.runs.requests import Submitted
 from threadkeep.runs.service import RunService
+from threadkeep.runs.views import RunBody, RunEventBody
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import log_failure, problem_of
-from threadkeep.web.run_schemas import RunBody, RunEventBody, RunRequestBody, RunStartBody
+from threadkeep.web.run_schemas import RunRequestBody, RunStartBody
 from threadkeep.web.streams import EventStream, with_silences
 
 EXAMPLE = (
@@ -37,7 +38,7 @@ _HEARTBEAT = format_sse_event(comment="still here")
 async def open_run_stream(
     runs: RunService, run_id: str, *, after: int, user_id: str | None, heartbeat_seconds: float
 ) -> EventStream:
-    """The stream of a run that is there. Raises what stops it before its first event: that can still be a status."""
+    """Return the stream of an existing run. Errors before its first event are raised, for an HTTP status."""
     followed = with_silences(runs.follow(run_id, after=after, user_id=user_id), heartbeat_seconds)
     first = await anext(followed)
     return EventStream(_encoded(runs, first, followed))
@@ -46,7 +47,7 @@ async def open_run_stream(
 async def open_submitted_stream(
     runs: RunService, submitted: Submitted, body: RunRequestBody, *, heartbeat_seconds: float
 ) -> EventStream:
-    """The stream of a run that was asked for just now. Raises RunNotFound for one of before that is another user's."""
+    """Return the stream of a newly requested run. Raises RunNotFound if it belongs to another user."""
     if submitted.outcome != "new":
         await runs.run(submitted.run_id, user_id=body.user_id)
     followed = with_silences(runs.follow(submitted.run_id, user_id=body.user_id), heartbeat_seconds)

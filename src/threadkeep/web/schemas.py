@@ -1,4 +1,4 @@
-"""What goes over the wire as JSON, in and out; also what `/docs` shows."""
+"""JSON schemas of requests and responses, as `/docs` shows them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue
 
 from threadkeep.records import Message, Role, SearchHit, SessionInfo, Status, dump_json
+from threadkeep.runs.views import ESTIMATED
 from threadkeep.store.codec import clean_text
 
 MAX_MESSAGE_CHARACTERS = 100_000
@@ -16,7 +17,7 @@ MAX_METADATA_DEPTH = 32
 
 
 def _cleaned(value: object) -> object:
-    """Text without the characters that no database keeps, so that the model is told what is stored."""
+    """Replace characters that databases reject, so that the model sees the stored text."""
     return clean_text(value) if isinstance(value, str) else value
 
 
@@ -37,7 +38,7 @@ def _storable(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
-# Plain names and not `type` aliases: pydantic would not see into those when it puts further limits on them.
+# Assignments instead of `type` aliases: pydantic cannot add constraints to the latter.
 CleanText = Annotated[str, BeforeValidator(_cleaned)]
 GivenId = Annotated[str, Field(min_length=1, max_length=MAX_ID_CHARACTERS), AfterValidator(_printable)]
 Metadata = Annotated[dict[str, JsonValue], AfterValidator(_storable)]
@@ -66,8 +67,8 @@ class ChatRequestBody(BaseModel):
     )
     session_id: str | None = Field(
         None,
-        description="The conversation: A-Z, a-z, 0-9, colon, _ and -, such as `session-123` or `telegram:123`. "
-        "Without one a new session begins, and the answer names it.",
+        description="The conversation: any text of 1 to 256 characters, such as `session-123`, `telegram:123` or "
+        "`me@example.com`. Without one a new session begins, and the answer names it.",
     )
     user_id: GivenId | None = Field(
         None, description="Who speaks. The first to write in a session owns it; for everybody else it is not there."
@@ -86,10 +87,11 @@ class Usage(BaseModel):
 
     input_tokens: int
     output_tokens: int
+    estimated: bool = ESTIMATED
 
 
 class Context(BaseModel):
-    """What the last model call of the turn saw."""
+    """The context of the turn's last model call."""
 
     messages: int = Field(description="Messages that were sent, the system message and the new one included.")
     tokens: int = Field(description="Tokens that were sent, by Threadkeep's own counter.")
@@ -97,7 +99,7 @@ class Context(BaseModel):
 
 
 class ChatResponseBody(BaseModel):
-    """What the assistant said."""
+    """The assistant's answer."""
 
     model_config = ConfigDict(
         json_schema_extra={
@@ -127,35 +129,46 @@ class ChatResponseBody(BaseModel):
 
 
 class HistoryMessage(BaseModel):
-    """One message of a transcript."""
+    """A message of a transcript."""
 
     seq: int = Field(description="The place in the session: 1, 2, 3, …")
+    id: str = Field(description="The message's id: the sender's, or the one it was given.")
     role: Role
     content: str
     timestamp: datetime = Field(description="When it was sent, if the sender said so; else when it was stored.")
     confidence: float | None = Field(None, description="Assistant messages only; absent when not known.")
     escalated: bool | None = Field(None, description="Assistant messages only.")
-    status: Status = Field(description="`interrupted` and `failed` are answers that broke off; `complete` all others.")
+    author: str | None = Field(None, description="Who said it: a person's name, or an agent's; absent when not known.")
+    status: Status = Field(
+        description="`interrupted` and `failed` broke off, `erased` is an empty row; `complete` all others."
+    )
+    superseded_at: datetime | None = Field(None, description="Since when it is superseded; absent while it is active.")
+    superseded_by: str | None = Field(None, description="The id of its new version; absent if there is none.")
 
     @classmethod
     def of(cls, message: Message) -> Self:
-        """A stored message; what does not apply to it is not set, and so not sent."""
+        """Return the schema of a stored message; fields that do not apply are not sent."""
         values: dict[str, object] = {
             "seq": message.seq,
+            "id": message.id or "",
             "role": message.role,
             "content": message.content,
             "timestamp": message.sent_at or message.created_at,
             "status": message.status,
         }
+        if message.author is not None:
+            values["author"] = message.author
         if message.role == "assistant":
             values["escalated"] = message.escalated
             if message.confidence is not None:
                 values["confidence"] = message.confidence
+        marks = {"superseded_at": message.superseded_at, "superseded_by": message.superseded_by}
+        values |= {name: value for name, value in marks.items() if value is not None}
         return cls.model_validate(values)
 
 
 class History(BaseModel):
-    """Some messages of a session, oldest first."""
+    """A page of a session's messages, oldest first."""
 
     session_id: str
     messages: list[HistoryMessage]
@@ -164,7 +177,7 @@ class History(BaseModel):
 
 
 class SessionBody(BaseModel):
-    """What is known of a session."""
+    """The metadata of a session."""
 
     model_config = ConfigDict(from_attributes=True)
 
@@ -179,6 +192,9 @@ class SessionBody(BaseModel):
     metadata: dict[str, JsonValue]
     created_at: datetime
     updated_at: datetime
+    revision: int = Field(0, description="Raised whenever messages are superseded; absent if none ever was.")
+    parent_session_id: str | None = Field(None, description="The session that a branch began in; else absent.")
+    parent_seq: int | None = Field(None, description="The place up to which a branch has its parent's messages.")
     namespace: tuple[str, ...] = Field(
         (),
         description="Where in the graph store a conversation is that an agent keeps by itself; absent for a session.",
@@ -186,19 +202,24 @@ class SessionBody(BaseModel):
 
     @classmethod
     def of(cls, info: SessionInfo) -> Self:
-        """What the memory knows of a session."""
+        """Return the schema of a session's metadata."""
         return cls.model_validate(info)
 
 
 class SessionList(BaseModel):
-    """Some sessions, newest activity first."""
+    """A page of sessions, newest activity first."""
 
     sessions: list[SessionBody]
     next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+    damaged: tuple[str, ...] = Field(
+        (),
+        description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent "
+        "when there are none.",
+    )
 
 
 class SessionPatch(BaseModel):
-    """What to change of a session; a field that is absent or null stays as it is."""
+    """Changes to a session; an absent or null field keeps its value."""
 
     model_config = ConfigDict(
         extra="forbid", json_schema_extra={"examples": [{"title": "Refund of order 17", "tags": ["refund"]}]}
@@ -210,8 +231,71 @@ class SessionPatch(BaseModel):
     active: bool | None = None
 
 
+class TakeBackBody(BaseModel):
+    """The number of newest messages to take back."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"n": 2}]})
+
+    n: int = Field(1, ge=1, le=200)
+
+
+class TakenBack(BaseModel):
+    """The messages that were taken back, oldest first."""
+
+    session_id: str
+    messages: list[HistoryMessage]
+    count: int = Field(description="How many there are; fewer than were asked for if the session had no more.")
+
+
+class EditBody(BaseModel):
+    """A new version of a message."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"message_id": "web-0001", "message": "What is your return policy?"}]},
+    )
+
+    message_id: GivenId = Field(description="The message that is superseded, with all that follow it.")
+    message: CleanText = Field(min_length=1, max_length=MAX_MESSAGE_CHARACTERS, description="The new text.")
+    new_message_id: GivenId | None = Field(
+        None, description="The id of the new version. The same edit again under this id changes nothing."
+    )
+
+
+class Edited(BaseModel):
+    """The new version of a message."""
+
+    session_id: str
+    message: HistoryMessage
+
+
+class RegenerateBody(BaseModel):
+    """The question to answer again: that of a run, or a message; by default the newest question."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"message_id": "web-0001"}]})
+
+    run_id: GivenId | None = Field(None, description="A run that answered the question.")
+    message_id: GivenId | None = Field(None, description="The question itself; not beside a `run_id`.")
+    workflow: Annotated[str, Field(max_length=200)] | None = Field(
+        None, description="What answers; without one what answered before."
+    )
+
+
+class BranchBody(BaseModel):
+    """The start and the id of a branch."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"at": 4}]})
+
+    at: int | None = Field(
+        None, ge=1, lt=2**53, description="The `seq` of its last message; without one all are in it."
+    )
+    session_id: str | None = Field(
+        None, description="The id of the branch; without one it gets a new one. The same branch again changes nothing."
+    )
+
+
 class SearchHitBody(BaseModel):
-    """A message that a search found."""
+    """A message found by a search."""
 
     session_id: str
     score: float = Field(description="Higher is better; comparable within one answer only.")
@@ -219,7 +303,7 @@ class SearchHitBody(BaseModel):
 
     @classmethod
     def of(cls, hit: SearchHit) -> Self:
-        """What the memory found."""
+        """Return the schema of a search hit."""
         return cls(session_id=hit.session_id, score=hit.score, message=HistoryMessage.of(hit.message))
 
 
@@ -232,10 +316,15 @@ class SearchResult(BaseModel):
         description="Messages that were not looked at, since they are not in the search index yet: 0 but for a while "
         "after an upgrade or an import."
     )
+    damaged: tuple[str, ...] = Field(
+        (),
+        description="Sessions that were passed over, since an item of them in the graph store cannot be read; absent "
+        "when there are none.",
+    )
 
 
 class Health(BaseModel):
-    """The service is alive."""
+    """The process responds."""
 
     status: str = "ok"
 
@@ -247,3 +336,4 @@ class Readiness(BaseModel):
     backend: str = Field(description="The database engine.")
     schema_version: int = Field(description="The schema that the service works with.")
     pending_writes: int = Field(description="Turns of this process that wait to be written.")
+    unreadable_writes: int = Field(description="Lines of pending files that cannot be read, until a person drops them.")

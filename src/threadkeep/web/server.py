@@ -1,4 +1,4 @@
-"""The process around the service: its socket, its signals, its end."""
+"""The server process: socket, signals and shutdown."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ import uvicorn
 from fastapi import FastAPI
 
 from threadkeep.errors import InvalidSettings
+from threadkeep.web.connections import ConnectionLimits, limited_protocol
 
 _GRACE_SECONDS = 5
-"""What connections get after the last turn has ended, to take its answer."""
+"""Seconds for connections to deliver answers after the last turn has ended."""
 
 
 class Server(uvicorn.Server):
-    """uvicorn with a shutdown that ends turns first and connections after them.
+    """uvicorn with a shutdown that ends turns first, then connections.
 
-    A first SIGTERM or SIGINT stops accepting; running turns get some seconds, then are stored as far as they came, and
-    their callers are told. A second SIGINT does not wait.
+    The first SIGTERM or SIGINT stops accepting connections. Running turns get some seconds; then their partial
+    answers are stored and their clients get an error. A second SIGINT does not wait.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class Server(uvicorn.Server):
         *,
         shutdown_seconds: float,
         on_start: Callable[[], None],
+        limits: ConnectionLimits | None = None,
     ) -> None:
-        """`end_turns` lets turns finish within some seconds; `on_start` is called when connections are accepted."""
+        """Create the server. `end_turns` waits some seconds for turns; `on_start` is called once it accepts."""
         super().__init__(
             uvicorn.Config(
                 service,
@@ -43,6 +45,7 @@ class Server(uvicorn.Server):
                 proxy_headers=False,
                 server_header=False,
                 timeout_graceful_shutdown=math.ceil(shutdown_seconds) + _GRACE_SECONDS,
+                http=limited_protocol(limits or ConnectionLimits()),
                 ws="none",
             )
         )
@@ -51,12 +54,12 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, and say so."""
+        """Start accepting connections and call `on_start`."""
         await super().startup(sockets)
         self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting, end the turns, let the connections go."""
+        """Stop accepting connections, end the turns, close the connections."""
         closing = asyncio.create_task(self._end_turns(self._shutdown_seconds))
         await super().shutdown(sockets)
         if self.force_exit:
@@ -67,7 +70,7 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Take signals as requests to stop. uvicorn's own would raise them again before the database is closed."""
+        """Handle signals as requests to stop; uvicorn's handler would raise them before the database is closed."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -82,14 +85,14 @@ class Server(uvicorn.Server):
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens on an address.
+    """Return a socket that listens on an address.
 
     Raises:
-        InvalidSettings: the address is not this machine's, or another process has it.
+        InvalidSettings: the address does not belong to this machine, or another process uses it.
     """
     try:
         family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        # asyncio turns Nagle's algorithm off only where it sees IPPROTO_TCP: else each request takes 40 ms more.
+        # asyncio disables Nagle's algorithm only for IPPROTO_TCP; otherwise each request takes 40 ms longer.
         bound = socket.socket(family, kind, socket.IPPROTO_TCP)
     except OSError as error:
         raise InvalidSettings(

@@ -1,4 +1,4 @@
-"""The service: its application over an open `App`, and the process that runs it."""
+"""The application over an open `App`, and the process that runs it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,28 @@ from fastapi import FastAPI
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
 from threadkeep.observe.log import LogObserver, configure_logging
-from threadkeep.runs.insisting import insist
-from threadkeep.settings import Settings
+from threadkeep.runs.waiting import retry_until_available
+from threadkeep.settings import Settings, unknown_variables
 from threadkeep.version import __version__
-from threadkeep.web.access import Access
-from threadkeep.web.api import chat, health, manifests, retention, runs, search, sessions, workflows
+from threadkeep.web.api import (
+    channels,
+    chat,
+    facts,
+    health,
+    knowledge,
+    manifests,
+    persons,
+    procedures,
+    retention,
+    runs,
+    sessions,
+    superseding,
+    users,
+    workflows,
+)
+from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.description import describe
-from threadkeep.web.headers import SafeHeaders
-from threadkeep.web.limits import BodyLimit
+from threadkeep.web.middleware import Access, BodyLimit, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems
 from threadkeep.web.server import Server, bind
 
@@ -35,7 +49,7 @@ is for programs, `detail` says what to do.
 """
 
 
-# What readers of /docs are told of keys. `Access` decides.
+# The description of keys in /docs. `Access` enforces them.
 _KEYS: dict[str, dict[str, str]] = {
     "HTTPBearer": {"type": "http", "scheme": "bearer"},
     "APIKeyHeader": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
@@ -43,10 +57,10 @@ _KEYS: dict[str, dict[str, str]] = {
 
 
 class Service(FastAPI):
-    """A FastAPI application whose OpenAPI document knows problem documents, and keys where they are wanted."""
+    """A FastAPI application whose OpenAPI document describes problem documents and, if required, API keys."""
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document."""
+        """Return the OpenAPI document."""
         document = super().openapi()
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
@@ -59,9 +73,9 @@ class Service(FastAPI):
 
 
 def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> FastAPI:
-    """The application over an open App, which it neither opens nor closes.
+    """Return the application over an open App, which it neither opens nor closes.
 
-    `heartbeat_seconds` is how long a stream may be silent before a comment keeps its connection open.
+    A silent stream gets a comment every `heartbeat_seconds`, which keeps its connection open.
     """
     keys = [key.get_secret_value() for key in app.settings.api_keys.values()]
     service = Service(
@@ -74,9 +88,11 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     )
     service.state.app = app
     service.state.heartbeat_seconds = heartbeat_seconds
-    # As they are: including a router would make each of its routes a second time, at the first request.
-    for subject in (chat, sessions, manifests, retention, search, workflows, runs, health):
+    # Used directly: including a router would build each of its routes again, at the first request.
+    subjects = (chat, sessions, superseding, manifests, retention, workflows, runs, facts, procedures, persons)
+    for subject in (*subjects, users, knowledge, channels, health):
         service.router.routes.extend(subject.router.routes)
+    service.router.routes.extend(sessions.search_router.routes)
     describe(service)
     answer_errors_with_problems(service)
     service.add_middleware(BodyLimit, limit=app.settings.body_limit)
@@ -86,13 +102,15 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
 
 
 async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
-    """Run the service until SIGTERM or SIGINT, then let running turns finish within the settings' limit.
+    """Run the service until SIGTERM or SIGINT, then let running turns finish within the configured time.
 
     Raises:
-        InvalidSettings: the address or the model cannot be used.
+        InvalidSettings: the address or the model is invalid.
         StoreUnavailable, SchemaTooNew: the database cannot be used.
     """
     configure_logging(settings.log_level, json=settings.log_json)
+    for sentence in unknown_variables():
+        _logger.warning(sentence)
     with bind(settings.host, settings.port) as listening:
         host, port = listening.getsockname()[:2]
 
@@ -100,9 +118,14 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
             output.write(announcement(settings, host, port))
             output.flush()
 
-        async with open_app(settings, observers=[LogObserver()]) as app:
+        async with open_app(settings, observers=[LogObserver()], bots=True) as app:
+            limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
             server = Server(
-                create_service(app), app.end_turns, shutdown_seconds=settings.shutdown_timeout, on_start=announce
+                create_service(app),
+                app.end_turns,
+                shutdown_seconds=settings.shutdown_timeout,
+                on_start=announce,
+                limits=limits,
             )
             working = asyncio.create_task(_work(app), name="threadkeep-worker")
             await server.serve(sockets=[listening])
@@ -110,18 +133,18 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
 
 async def _work(app: App) -> None:
-    """Carry queued runs out, and those that other processes left: as soon as the database answers.
+    """Execute queued and abandoned runs as soon as the database responds.
 
-    What else keeps a service from that keeps no chat.
+    Other errors here do not stop the chat.
     """
     try:
-        await insist(app.runs.service)
+        await retry_until_available(app.runs.service)
     except ThreadkeepError as error:
         _logger.error("queued runs are not carried out by this process: %s", error)
 
 
 def announcement(settings: Settings, host: str, port: int) -> str:
-    """What the service says when it is up: where everything is, and how to use a real model."""
+    """Return the startup message: all addresses, and the settings for a real model."""
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     model = f"  model     {settings.model}"
     if settings.model == "demo":

@@ -1,7 +1,8 @@
-"""A turn as server-sent events: `start`, `token` for each piece, then `end` or `error`.
+"""Turns as server-sent events: `start`, `token` for each piece, then `end` or `error`.
 
-A stream that breaks off looks to its reader like one that ended, so the last event always says which it was. While the
-turn waits or the model thinks, comments keep proxies from closing the line. Whoever stops reading stops nothing.
+A client cannot tell a broken stream from a finished one, so the last event always names the outcome. While the turn
+waits or the model computes, comments keep proxies from closing the connection. A client that disconnects stops
+nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ _HEARTBEAT = format_sse_event(comment="still here")
 
 
 class EventStream(StreamingResponse):
-    """A response of server-sent events, whose source is closed when the reader goes away."""
+    """A response of server-sent events whose source is closed when the client disconnects."""
 
     media_type = "text/event-stream"
 
@@ -47,9 +48,9 @@ class EventStream(StreamingResponse):
 
 
 async def open_stream(turn: ChatTurn, *, heartbeat_seconds: float) -> EventStream:
-    """The stream of a turn, once it has begun, or has waited for its turn so long that a heartbeat is due.
+    """Return the stream of a turn after it has started, or after waiting for one heartbeat period.
 
-    Raises whatever stops the turn before that: it can still be the response's status.
+    Errors before that are raised, so they can become an HTTP status.
     """
     events = with_silences(turn.follow(), heartbeat_seconds)
     first = await anext(events)
@@ -57,7 +58,7 @@ async def open_stream(turn: ChatTurn, *, heartbeat_seconds: float) -> EventStrea
 
 
 async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGenerator[T | None]:
-    """The events, and None whenever nothing came for some seconds."""
+    """Yield the events, and None after each period of `seconds` without an event."""
     upcoming: asyncio.Task[T] | None = None
     try:
         while True:
@@ -78,7 +79,7 @@ async def with_silences[T](events: AsyncIterator[T], seconds: float) -> AsyncGen
 
 
 def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
-    """The problem of a turn that failed, with what it takes to send its message again."""
+    """Return the problem of a failed turn, with the ids that are needed to send its message again."""
     names = {"session_id": turn.session_id, "run_id": turn.run_id, "message_id": turn.message_id}
     return problem_of(error).model_copy(update=names)
 
@@ -86,7 +87,7 @@ def problem_of_turn(turn: ChatTurn, error: Exception) -> Problem:
 async def _encoded(
     turn: ChatTurn, first: ChatEvent | None, rest: AsyncGenerator[ChatEvent | None]
 ) -> AsyncGenerator[bytes]:
-    """The events as bytes. An answer that was there before comes without a beginning and pieces: both are made."""
+    """Yield the events as bytes. For an answer that already existed, create its start and pieces."""
     started = spoken = False
     async with aclosing(rest):
         try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.context.recall import IndexedTurn, Ranked, RecallIndex, select
@@ -183,7 +183,6 @@ TEXTS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
 @given(TEXTS, st.text(max_size=60), st.integers(0, 300))
 def test_any_text_is_ranked_alike_twice_and_fits_the_budget(texts: list[str], asked: str, budget: int) -> None:
     """Empty, huge, emoji, any script: no failure, no turn twice, nothing over the budget, always the same."""

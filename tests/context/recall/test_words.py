@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.context.recall.stems import stem
-from threadkeep.context.recall.words import terms_of, words_of
+from threadkeep.context.recall.words import stem, terms_of, words_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from langgraph.store.base import BaseStore
 from langgraph.store.memory import InMemoryStore
 
 from tests.store.graph_transcripts.opening import transcripts_of
-from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.errors import InvalidInput, SessionDamaged
 from threadkeep.records import Message
 from threadkeep.store.graph_transcripts.foreign import StoreItems
 from threadkeep.store.graph_transcripts.items import Value
@@ -218,7 +218,7 @@ async def test_an_item_that_is_no_metadata_is_told() -> None:
     """Somebody uses the namespace for something else; the error quotes nothing of it."""
     store, _, transcripts = opened()
     await store.aput(HISTORY, f"{ROOM}__meta__", {"secret": "words"})
-    with pytest.raises(StoreError, match="namespace") as caught:
+    with pytest.raises(SessionDamaged, match="metadata") as caught:
         await transcripts.newest(ROOM, limit=1)
     assert "words" not in str(caught.value)
 

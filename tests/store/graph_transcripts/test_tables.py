@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from langgraph.store.base import BaseStore
@@ -13,6 +14,7 @@ from langgraph.store.sqlite.aio import AsyncSqliteStore
 
 from tests.children import run_together
 from tests.databases import execute, query
+from tests.store.graph_transcripts.damaging import rewrite
 from tests.store.graph_transcripts.opening import graph_transcripts, open_store, transcripts_of
 from threadkeep.records import Receipt
 from threadkeep.store.address import parse_address
@@ -20,6 +22,8 @@ from threadkeep.store.driver import RowLocked
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items, Value, Writing
 from threadkeep.store.graph_transcripts.layout import ItemKey
 from threadkeep.store.graph_transcripts.opening import items_of
+from threadkeep.store.graph_transcripts.writing import Beginning
+from threadkeep.store.transcripts import SessionChanges
 from threadkeep.testing.transcript_source import assistant, contents, places, turn, user
 
 HISTORY = ("agent_chat_history",)
@@ -46,6 +50,7 @@ async def plain_store(url: str) -> AsyncIterator[BaseStore]:
 
 
 @pytest.mark.process
+@pytest.mark.slow
 def test_twenty_writers_in_five_processes(empty_url: str) -> None:
     """Two messages each: 40 distinct messages, at the places 1 to 40, no turn torn, nobody turned away."""
     written = run_together(write, [(empty_url, n) for n in range(_PROCESSES)])
@@ -112,6 +117,35 @@ async def test_what_langgraphs_own_store_put_is_gone_on_with(empty_url: str) -> 
     assert query(empty_url, "SELECT key FROM store") == []
 
 
+async def test_fields_that_others_keep_beside_ours_survive(empty_url: str) -> None:
+    """In metadata, chunks and messages: through turns, changes, a reset, and the deletion of the beginning."""
+    theirs = {"topic": "refunds", "marks": {"a": [1.5, None]}}
+    async with graph_transcripts(empty_url) as transcripts:
+        await transcripts.append(turn(user("one"), assistant("two"), user("three")))
+        for key in ("room:1__meta__", "room:1:chunk:000000"):
+            await asyncio.to_thread(rewrite, empty_url, key, lambda value: {**value, **theirs})
+
+        def mark(chunk: dict[str, Any]) -> object:
+            return {**chunk, "messages": [{**message, **theirs} for message in chunk["messages"]]}
+
+        await asyncio.to_thread(rewrite, empty_url, "room:1:chunk:000000", mark)
+        await transcripts.append(turn(user("four")))
+        await transcripts.change("room:1", SessionChanges(title="New"))
+        await transcripts.reset("room:1")
+        assert await transcripts.writer.take_away("room:1", Beginning(0, 1), title=(None, None))
+        assert contents((await transcripts.newest("room:1", limit=9)).messages) == ["two", "three", "four"]
+        async with plain_store(empty_url) as store:
+            metadata = await store.aget(HISTORY, "room:1__meta__")
+            chunk = await store.aget(HISTORY, "room:1:chunk:000000")
+    assert metadata is not None
+    assert chunk is not None
+    messages = chunk.value["messages"]
+    for value in (metadata.value, chunk.value, *messages[:2]):
+        assert {name: value[name] for name in theirs} == theirs
+    assert "topic" not in messages[2]
+    assert (metadata.value["title"], chunk.value["start_seq"], chunk.value["end_seq"]) == ("New", 2, 4)
+
+
 async def test_a_rewritten_item_keeps_the_time_it_was_made(empty_url: str) -> None:
     """LangGraph's SQLite store forgets it at every put."""
     async with graph_transcripts(empty_url) as transcripts:
@@ -175,6 +209,8 @@ class Meddled:
 class _MeddledWriting:
     def __init__(self, writing: Writing, items: Meddled, metadata: ItemKey) -> None:
         self._writing = writing
+        self.keys = writing.keys
+        self.remove = writing.remove
         self._items = items
         self._metadata = metadata
 

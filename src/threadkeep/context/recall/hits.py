@@ -1,30 +1,102 @@
-"""Where the terms of a query are, and what stands for them: places found, with bits for what was found there."""
+"""Positions of a query's terms and of their substitutes; bits record which of them occur at a position."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
+from typing import Final
 
 from threadkeep.context.recall.postings import Postings, beside
-from threadkeep.context.recall.query import Query
-from threadkeep.context.recall.topics import ASKS, FIRST_TOPIC
+from threadkeep.context.recall.priors import Priors
+from threadkeep.context.recall.query import KINDS, Query
+from threadkeep.context.recall.words import ASKS, FIRST_TOPIC
 
-# A word counts in full, one that means the same in part, one of the topic asked for or spelt alike less.
+BESIDE: Final = 5
+"""The number of positions on each side that count as neighbours."""
+
+NOBODY: Final = -1
+"""The voice and the episode of a position without a turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The stored data of a turn."""
+
+    id: str
+    speaker: str
+    episode: int
+    first_person: int
+    asks: int
+    topics: int
+    priors: Priors
+
+
+class Places:
+    """The turns by position; data read for hundreds of turns in each query has its own list.
+
+    Empty positions separate episodes and precede the first, so that the neighbours of a turn belong to its own
+    episode.
+    """
+
+    def __init__(self) -> None:
+        self.turns: list[Place | None] = []
+        self.priors: tuple[list[float], ...] = tuple([] for _ in KINDS)
+        self.episodes: list[int] = []
+        # One element more than there are positions, so that there is always a next one.
+        self.topics: list[int] = [0]
+        self.voices: list[int] = []
+        self._speakers: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.turns)
+
+    @property
+    def last(self) -> Place | None:
+        """Return the turn at the last position."""
+        return self.turns[-1] if self.turns else None
+
+    def append(self, turn: Place) -> None:
+        """Add a turn at the next position."""
+        number = self._speakers.setdefault(turn.speaker, len(self._speakers))
+        self._add(turn, turn.priors, turn.episode, turn.topics, 2 * number + turn.first_person)
+
+    def leave(self) -> None:
+        """Leave positions empty, before a new episode."""
+        for _ in range(BESIDE + 1):
+            self._add(None, (0.0,) * len(KINDS), NOBODY, 0, NOBODY)
+
+    def _add(self, turn: Place | None, priors: Priors, episode: int, topics: int, voice: int) -> None:
+        self.turns.append(turn)
+        for column, prior in zip(self.priors, priors, strict=True):
+            column.append(prior)
+        self.episodes.append(episode)
+        self.topics[-1] = topics
+        self.topics.append(0)
+        self.voices.append(voice)
+
+    def voices_of(self, speaker: str) -> tuple[int, int]:
+        """Return the two voices of a speaker: speaking about other things, and about themselves."""
+        number = self._speakers.get(speaker, NOBODY)
+        return (2 * number, 2 * number + 1) if number >= 0 else (NOBODY, NOBODY)
+
+
+# A word counts fully; synonyms, words of a requested topic and similar spellings count less.
 _SAME, _TOPIC, _ALIKE = 0.7, 0.6, 0.4
 _MOST_TERMS = 16
 _MOST_ALIKE = 6
-# What bounds a query, however long the talk: places read for its own terms and for what stands for them. Of a list that
-# is too long the newest places are read, and those beside the best that are known by then.
+# Limits of a query, independent of the length of the conversation: positions read for its own terms and for their
+# substitutes. Of a longer list, the newest positions are read, and those near the best hits so far.
 _OWN_PLACES, _OTHER_PLACES = 350, 300
 _LEAST_PLACES = 30
 _BEST_PLACES = 24
 
 
 class Coverage(dict[int, float]):
-    """The share of the query, by weight, that sources cover, by their bits; worked out once for each.
+    """The share of the query, by weight, that a set of sources covers, by their bits; computed once for each set.
 
-    A source stands for a term of the query and has one bit. Of the sources of a term the one that stands for it best
-    has the lowest bit, and only that one counts.
+    A source is a term of the query or a substitute for it, and has one bit. Only the best source of a term counts;
+    it has the lowest bit.
     """
 
     def __init__(self) -> None:
@@ -33,13 +105,13 @@ class Coverage(dict[int, float]):
         self._counts: dict[int, tuple[float, int]] = {}
 
     def bit(self, term: int, part: float) -> int:
-        """A bit for a source that stands for this term so well."""
+        """Return a bit for a source that covers this term with this quality."""
         if (term, part) not in self._sources:
             self._sources.append((term, part))
         return 1 << self._sources.index((term, part))
 
     def weigh(self, weights: Sequence[float]) -> None:
-        """Say what each term weighs, when all sources have their bits."""
+        """Set the weights of the terms, after all sources have their bits."""
         others = [0] * len(weights)
         for number, (term, _) in enumerate(self._sources):
             others[term] |= 1 << number
@@ -53,9 +125,9 @@ class Coverage(dict[int, float]):
 
 
 class Hits:
-    """Which sources are at which place, as bits, what they cover, and the BM25 score of the place.
+    """The sources at each position, as bits, with their coverage and the BM25 score of the position.
 
-    `scale` makes the scores of short and of long queries alike.
+    `scale` makes the scores of short and long queries comparable.
     """
 
     def __init__(self, postings: Postings, query: Query) -> None:
@@ -101,7 +173,7 @@ class Hits:
             self._found[number] = self._found[number] or bool(places)
 
     def _read(self, places: Sequence[int], left: int) -> Iterator[int]:
-        """Indexes of the places to read when so many may still be read."""
+        """Yield the indexes of the positions to read, if `left` more may be read."""
         count = len(places)
         if count <= left:
             return iter(range(count))
@@ -111,7 +183,7 @@ class Hits:
 
 
 def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[tuple[int, float, Sequence[int]]]:
-    """What stands for the terms: the number of the term, how well it is stood for, and where."""
+    """Yield the substitutes of the terms: the number of the term, the quality of the substitute, and its positions."""
     for number, (weight, term) in enumerate(terms):
         for topic in ASKS.get(term, ()):
             places = postings.of_topic(topic)
@@ -119,3 +191,53 @@ def _others(postings: Postings, terms: Sequence[tuple[float, str]]) -> Iterator[
             yield number, part * min(1.0, postings.rarity(len(places)) / max(weight, 0.1)), places
         for places in postings.alike(term, _MOST_ALIKE):
             yield number, _ALIKE, places
+
+
+# Hits to score, with their neighbours; informative turns are added if there are few.
+_MOST_HITS, _LEAST_CANDIDATES = 72, 320
+_BEST_TURNS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """Facts about a query beside its terms: near days by episode, positions to score, and more if there are few."""
+
+    dates: Mapping[int, tuple[float, float]]
+    certain: Sequence[int]
+    telling: Sequence[int]
+    everybody: int
+
+
+def places_of(hits: Hits, match: Match, places: Places) -> list[int]:
+    """Return the positions to score: the best hits with their neighbours, certain positions, then informative turns."""
+    if not hits.masks and not match.certain:
+        return []
+    best: Sequence[int] = list(hits.masks)
+    if len(best) > _MOST_HITS:
+        coverage, amount, scale = hits.coverage, hits.scores.get, hits.scale
+        values = {place: coverage[bits] + amount(place, 0.0) * scale for place, bits in hits.masks.items()}
+        best = sorted(best, key=values.__getitem__, reverse=True)[:_MOST_HITS]
+    chosen = set(match.certain)
+    for distance in (-2, -1, 0, 1, 2):
+        chosen.update(map(distance.__add__, best))
+    for place in match.telling:
+        if len(chosen) >= _LEAST_CANDIDATES:
+            break
+        chosen.add(place)
+    end, turns = len(places), places.turns
+    return [place for place in sorted(chosen) if 0 <= place < end and turns[place] is not None]
+
+
+def episodes_of(hits: Hits, places: Places) -> dict[int, tuple[float, float]]:
+    """Return, for each episode with hits, the share of the query that it covers and the quality of its best turns."""
+    masks: dict[int, int] = {}
+    scores: dict[int, list[float]] = {}
+    episodes, amount = places.episodes, hits.scores.get
+    for place, mask in hits.masks.items():
+        episode = episodes[place]
+        masks[episode] = masks.get(episode, 0) | mask
+        if found := amount(place):
+            scores.setdefault(episode, []).append(found)
+    best = {episode: sum(sorted(found, reverse=True)[:_BEST_TURNS]) for episode, found in scores.items()}
+    most = max(best.values(), default=0.0) or 1.0
+    return {episode: (hits.coverage[mask], best.get(episode, 0.0) / most) for episode, mask in masks.items()}

@@ -1,4 +1,4 @@
-"""The turns of a talk, indexed one by one, and ranked for a new input."""
+"""An index of the turns of a conversation, which ranks them for a new input."""
 
 from __future__ import annotations
 
@@ -8,16 +8,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from operator import itemgetter
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
-from threadkeep.context.recall.candidates import Match
-from threadkeep.context.recall.likeness import Likeness
-from threadkeep.context.recall.matching import Matching
-from threadkeep.context.recall.places import Place, Places
+from threadkeep.context.recall.hits import Match, Place, Places
+from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.postings import Postings
-from threadkeep.context.recall.priors import Priors, answer_signals, prior_signals, priors_of
+from threadkeep.context.recall.priors import Priors, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import Kind, read
-from threadkeep.context.recall.signs import signs_of
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import terms_of, words_of
 
@@ -29,7 +26,7 @@ _TELLING_TURNS = 60
 
 @dataclass(frozen=True, slots=True)
 class IndexedTurn:
-    """A turn to be found again: what was said, by whom, when, and in which session."""
+    """A turn of the index: its text, speaker, time and session."""
 
     id: str
     text: str
@@ -39,7 +36,7 @@ class IndexedTurn:
 
 
 class Ranked(NamedTuple):
-    """A turn that may matter now: the higher the score the more."""
+    """A turn of a ranking; a higher score means more relevant."""
 
     id: str
     score: float
@@ -48,13 +45,13 @@ class Ranked(NamedTuple):
 
     @property
     def why(self) -> tuple[str, ...]:
-        """The signals that spoke most for it, the strongest first; none if only an embedding did."""
+        """The strongest signals of the score, strongest first; empty if only an embedding matched."""
         return self.matching.why(self.place)
 
 
 @dataclass(slots=True)
 class _Episode:
-    """Turns of one sitting: of one session, without a long pause, not too many."""
+    """The turns of one sitting: of one session, without a long pause, and limited in number."""
 
     session: str
     day: int | None
@@ -67,14 +64,15 @@ type Notice = Callable[[str, Mapping[str, float], Mapping[Kind, float]], None]
 
 
 class RecallIndex:
-    """An index that grows with the talk; adding a turn costs its length, ranking hardly more when the talk is long.
+    """An index that grows with the conversation; the costs of ranking hardly depend on the number of turns.
 
-    Its laws: the same turns and the same input give the same ranking; a turn is never ranked above another for its
-    place in the list alone; an input that has nothing in common with the talk ranks nothing.
+    Adding a turn takes time proportional to its length. The same turns and the same input give the same ranking. A
+    turn is never ranked higher only because of its position. An input that shares nothing with the conversation
+    ranks nothing.
     """
 
     def __init__(self, notice: Notice | None = None) -> None:
-        """An empty index; `notice` is told the signals of each turn as it is added, for who fits the weights."""
+        """Create an empty index; `notice` receives the signals of each added turn, for fitting the weights."""
         self._notice = notice
         self._postings = Postings()
         self._places = Places()
@@ -88,7 +86,7 @@ class RecallIndex:
         return len(self._by_id)
 
     def add(self, turn: IndexedTurn) -> None:
-        """Add the next turn; one whose id is there already is left as it is."""
+        """Add the next turn; ignore it if its id exists."""
         if turn.id in self._by_id:
             return
         number = self._episode_of(turn)
@@ -119,36 +117,36 @@ class RecallIndex:
         limit: int = 200,
         semantic: Mapping[str, float] | None = None,
     ) -> list[Ranked]:
-        """The turns that may matter for a new input, best first.
+        """Return the turns that may be relevant for a new input, best first.
 
         Args:
             query: The new input: a question or a remark.
-            recent: The last turns, oldest first, for inputs that point back with "it" and "that".
-            asker: The speaker who says it; without one, `user` if the talk has one.
-            now: When it is said; without it, when the last turn was.
-            exclude: Ids that are not wanted, of the window for instance.
-            limit: The most turns that are given back.
-            semantic: How alike the input and a turn are by an embedding, by id; turns without one count as unlike.
+            recent: The last turns, oldest first, to resolve words such as "it" and "that".
+            asker: The speaker of the input; by default `user` if the conversation has one.
+            now: The time of the input; by default the time of the last turn.
+            exclude: Ids to leave out, such as those of the window.
+            limit: The most turns to return.
+            semantic: The embedding similarity of the input and a turn, by id; turns without one count as dissimilar.
         """
         likeness = self._likeness(semantic) if semantic else None
         matching = self._matching(query, recent, asker, now, likeness.best() if likeness else ())
         scores = matching.scores()
         if likeness is not None:
             scores = [(score + likeness.share(place), place) for score, place in scores]
-        # Of equal scores the place that comes first stays first.
+        # A stable sort: equal scores stay in the order of positions.
         scores.sort(key=itemgetter(0), reverse=True)
         turns, ranked = self._places.turns, list[Ranked]()
         for score, place in scores:
             turn = turns[place]
             if turn is not None and turn.id not in exclude:
-                # Made by hundreds: what a named tuple's own constructor does costs twice as much.
+                # Created by the hundred; the constructor of a named tuple takes twice as long.
                 ranked.append(tuple.__new__(Ranked, (turn.id, score, place, matching)))
                 if len(ranked) >= limit:
                     break
         return ranked
 
     def candidates(self, query: str) -> Iterator[tuple[Place, Kind, dict[str, float]]]:
-        """Every turn that is looked at for this input, with its signals: what the weights are fitted to."""
+        """Yield every candidate for this input with its signals, for fitting the weights."""
         matching = self._matching(query, (), None, None)
         for number in matching.places:
             place = self._places.turns[number]
@@ -193,7 +191,7 @@ class RecallIndex:
         return spans_of(query[:2_000], known, now.toordinal() if now else known.last)[:12]
 
     def _dates(self, spans: Sequence[Span]) -> dict[int, tuple[float, float]]:
-        """Episodes near these days: how near, and whether within them."""
+        """Return the episodes near these days: the distance, and whether the day is within the episode."""
         near: dict[int, tuple[float, float]] = {}
         for span in spans:
             reach = 4 + (span.last - span.first) / 4
@@ -219,7 +217,7 @@ class RecallIndex:
         del best[_TELLING_TURNS:]
 
     def _episode_of(self, turn: IndexedTurn) -> int:
-        """The episode that this turn goes on with, or a new one."""
+        """Return the episode that this turn continues, or a new one."""
         last = self._episodes[-1] if self._episodes else None
         if last is not None and last.turns < _EPISODE_TURNS and last.session == turn.session:
             pause = (turn.time - last.last_time).total_seconds() if turn.time and last.last_time else 0.0
@@ -232,3 +230,28 @@ class RecallIndex:
         if day is not None:
             insort(self._episode_days, (day, len(self._episodes) - 1))
         return len(self._episodes) - 1
+
+
+COST_SHARE: Final = 0.6
+"""A turn that costs e times as much needs a score that is higher by this."""
+
+
+def select(ranked: Sequence[Ranked], cost_of: Callable[[str], int], budget: int) -> list[Ranked]:
+    """Return the turns to quote, in order of value; skip a turn that does not fit into the rest of the budget.
+
+    Args:
+        ranked: Turns with their scores, from `RecallIndex.rank`.
+        cost_of: The tokens of the turn with this id, with its frame.
+        budget: The most tokens of all turns together.
+    """
+    costs = [max(1, cost_of(entry.id)) for entry in ranked]
+    worth = [entry.score - COST_SHARE * math.log(cost) for entry, cost in zip(ranked, costs, strict=True)]
+    taken: list[Ranked] = []
+    left, least = budget, min(costs, default=0)
+    for number in sorted(range(len(costs)), key=worth.__getitem__, reverse=True):
+        if left < least:
+            break
+        if costs[number] <= left:
+            taken.append(ranked[number])
+            left -= costs[number]
+    return taken

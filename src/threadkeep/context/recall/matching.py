@@ -1,21 +1,109 @@
-"""What turns have in common with a query: terms of their own, beside them and in their episode, speakers and days."""
+"""Signals that a query and a turn share: terms in the turn, near it and in its episode; speakers and days."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from heapq import nlargest
+from itertools import repeat
 
-from threadkeep.context.recall.candidates import Match, episodes_of, places_of
-from threadkeep.context.recall.hits import Hits
-from threadkeep.context.recall.places import Places
-from threadkeep.context.recall.postings import Postings
-from threadkeep.context.recall.profile import Profile
+from threadkeep.context.recall.hits import BESIDE, NOBODY, Hits, Match, Places, episodes_of, places_of
+from threadkeep.context.recall.postings import Postings, Profile
 from threadkeep.context.recall.query import KINDS, Query
-from threadkeep.context.recall.scoring import Found, Scoring
-from threadkeep.context.recall.weights import MATCH
+from threadkeep.context.recall.weights import LIKENESS, MATCH
+
+# Up to this many positions a full list is built for a query: it is faster to read, but takes time for its length.
+_SHORT = 4_000
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The findings for a query: hits and topics, weights of episodes and speakers, and scales of the scores."""
+
+    hits: Hits
+    profile: Profile
+    kind: int
+    episodes: Mapping[int, float]
+    speakers: frozenset[str]
+    per_score: float
+    per_when_score: float
+
+
+class Scoring:
+    """The weighted sum of the signals of `Matching.signals`, plus the prior of each turn.
+
+    The sum is written out, because it is computed for hundreds of turns in each query.
+    """
+
+    def __init__(self, places: Places, found: Found, weights: Mapping[str, float]) -> None:
+        self._places, self._found, self._weights = places, found, weights
+        self._voices = {
+            voice: weights["speaker"] + of_self
+            for speaker in found.speakers
+            for voice, of_self in zip(places.voices_of(speaker), (0.0, weights["speaker_of_self"]), strict=True)
+        }
+
+    def scores(self, chosen: Sequence[int]) -> Iterator[tuple[float, int]]:
+        """Yield the scores of the turns at these positions, each with its position."""
+        places, found = self._places, self._found
+        priors, voices, episodes, shares = places.priors[found.kind], places.voices, places.episodes, found.episodes
+        named, amounts = self._voices, self._amounts()
+        columns, profile, asked = places.topics, found.profile, found.profile.topics
+        covered, weights = found.hits.coverage, self._weights
+        words, with_next, with_near = weights["words"], weights["with_next"], weights["with_near"]
+        around, speaker_words = weights["around"], weights["speaker_words"]
+        topics_beside = weights["topics_near"] / 2
+        topics_here = weights["topics"] + 2 * topics_beside
+        for place, (a, b, c, d, e, own, f, g, h, i, j) in zip(chosen, self._windows(chosen), strict=True):
+            before, here, after = columns[place - 1 : place + 2]
+            score = priors[place] + amounts.get(place, 0.0) + shares.get(episodes[place], 0.0)
+            score += topics_here * profile[here & asked]
+            score += topics_beside * (profile[before & asked] + profile[after & asked])
+            one = e | own | f
+            two = d | one | g
+            wide = a | b | c | two | h | i | j
+            if own:
+                score += words * covered[own]
+            if wide:
+                score += with_next * covered[one] + with_near * covered[two] + around * covered[wide]
+            if (voice := voices[place]) in named:
+                score += named[voice] + speaker_words * covered[two]
+            yield score, place
+
+    def _windows(self, chosen: Sequence[int]) -> Iterator[Sequence[int]]:
+        """Yield the bits of the hits at each of these positions and of the five on each side."""
+        found = self._found.hits.masks
+        if len(self._places) > _SHORT:
+            for place in chosen:
+                yield tuple(map(found.get, range(place - BESIDE, place + BESIDE + 1), repeat(0)))
+            return
+        masks = [0] * (len(self._places) + BESIDE)
+        for place, bits in found.items():
+            masks[place] = bits
+        for place in chosen:
+            yield masks[place - BESIDE : place + BESIDE + 1]
+
+    def _amounts(self) -> dict[int, float]:
+        """Return the weighted term counts of a turn and of two neighbours on each side, by position."""
+        weights, found = self._weights, self._found
+        beside = weights["near_score"] * found.per_score
+        here = beside + weights["score"] * found.per_score + weights["when_score"] * found.per_when_score
+        counted: dict[int, float] = {}
+        get = counted.get
+        for place, amount in found.hits.scores.items():
+            one = beside * amount / 2
+            two = one / 2
+            counted[place] = get(place, 0.0) + here * amount
+            counted[place - 1] = get(place - 1, 0.0) + one
+            counted[place + 1] = get(place + 1, 0.0) + one
+            counted[place - 2] = get(place - 2, 0.0) + two
+            counted[place + 2] = get(place + 2, 0.0) + two
+        return counted
+
 
 OF_MANY = "_of_many"
-"""Ends the name of a signal that counts as far as many turns match about as well as the best does."""
+"""Suffix of signals that count in proportion to the number of turns that match about as well as the best one."""
 
 _OF_MANY = [
     (name.removesuffix(OF_MANY), MATCH[name.removesuffix(OF_MANY)], weight)
@@ -26,7 +114,7 @@ _NEARLY, _MANY_SCALE = 0.8, 0.2
 
 
 class Matching:
-    """A query matched with the turns: which may matter, how much, and why."""
+    """A query matched with the turns: the candidates, their scores and the reasons."""
 
     def __init__(self, postings: Postings, places: Places, match: Match, query: Query) -> None:
         hits = self._hits = Hits(postings, query)
@@ -45,13 +133,13 @@ class Matching:
         self._weights = {**MATCH, **{name: weight + self._many * of_many for name, weight, of_many in _OF_MANY}}
 
     def _of_many(self) -> float:
-        """How many turns match about as well as the best: 0 for none, growing ever more slowly."""
+        """Return the (logarithmic) number of turns that match about as well as the best one: 0 for none."""
         shares = list(map(self._hits.coverage.__getitem__, self._hits.masks.values()))
         nearly = _NEARLY * max(shares, default=0.0)
         return _MANY_SCALE * math.log1p(sum(map(nearly.__le__, shares)))
 
     def scores(self) -> list[tuple[float, int]]:
-        """Each place that may matter with its score: the prior of the turn and what `signals` weighs by `MATCH`."""
+        """Return each candidate position with its score: the prior of the turn plus its weighed `signals`."""
         found = Found(
             hits=self._hits,
             profile=self._profile,
@@ -71,7 +159,7 @@ class Matching:
         return share + weights["date"] * date + weights["in_date"] * in_date
 
     def signals(self, place: int) -> dict[str, float]:
-        """What the turn at this place has in common with the query: the signals that `MATCH` weighs."""
+        """Return the signals shared by the query and the turn at this position, which `MATCH` weighs."""
         turn = self._turns[place]
         if turn is None:
             return {}
@@ -115,11 +203,74 @@ class Matching:
         return {"topics": here, "topics_near": here + (before + after) / 2}
 
     def prior(self, place: int) -> float:
-        """What the turn at this place brings along for the kind of answer that is wanted."""
+        """Return the prior of the turn at this position for the requested kind of answer."""
         turn = self._turns[place]
         return 0.0 if turn is None else turn.priors[self._kind]
 
     def why(self, place: int) -> tuple[str, ...]:
-        """The three signals that spoke most for the turn at this place, the strongest first."""
+        """Return the three strongest signals of the turn at this position, strongest first."""
         shares = [(MATCH[name] * signal, name) for name, signal in self.signals(place).items()]
         return tuple(name for share, name in nlargest(3, shares) if share > 0)
+
+
+_MOST_ALIKE = 120
+_BEST_TURNS = 3
+# If few similarities are known, outliers would otherwise have unlimited weight.
+_MOST_SPREADS = 5.0
+
+
+class Likeness:
+    """The similarity of turns in standard deviations from the mean, because every embedding has its own scale.
+
+    Neighbours of a similar turn and its episode share in its similarity. A turn without a similarity counts as
+    dissimilar.
+    """
+
+    def __init__(self, by_place: Mapping[int, float], turns: int, places: Places) -> None:
+        unlike = min(0.0, *by_place.values()) if by_place else 0.0
+        unknown = max(0, turns - len(by_place))
+        mean = (math.fsum(by_place.values()) + unlike * unknown) / max(1, turns)
+        squares = math.fsum((alike - mean) ** 2 for alike in by_place.values()) + (unlike - mean) ** 2 * unknown
+        self._mean, self._spread = mean, math.sqrt(squares / max(1, turns)) or 1.0
+        self._alike = {place: self._spreads(alike) for place, alike in by_place.items()}
+        self._unlike = self._spreads(unlike)
+        self._episodes = places.episodes
+        self._of_episode = self._best_of_episodes()
+
+    def _spreads(self, alike: float) -> float:
+        return max(-_MOST_SPREADS, min(_MOST_SPREADS, (alike - self._mean) / self._spread))
+
+    def best(self) -> list[int]:
+        """Return the positions of the most similar turns and of their neighbours."""
+        best = nlargest(_MOST_ALIKE, self._alike, key=self._alike.__getitem__)
+        return sorted({place + beside for place in best for beside in (-1, 0, 1)})
+
+    def share(self, place: int) -> float:
+        """Return the part of the score from the similarity of a turn, its neighbours and its episode."""
+        return sum(LIKENESS[name] * signal for name, signal in self.signals(place).items())
+
+    def signals(self, place: int) -> dict[str, float]:
+        """Return the signals that `LIKENESS` weighs."""
+        one = self._at(place - 1) + self._at(place + 1)
+        two = self._at(place - 2) + self._at(place + 2)
+        return {
+            "alike": self._at(place),
+            "alike_beside": one / 2 + two / 4,
+            "alike_episode": self._of_episode.get(self._episodes[place], self._unlike),
+        }
+
+    def _at(self, place: int) -> float:
+        if place >= len(self._episodes) or self._episodes[place] == NOBODY:
+            return 0.0
+        return self._alike.get(place, self._unlike)
+
+    def _best_of_episodes(self) -> dict[int, float]:
+        """Return the mean of the best turns of each episode."""
+        best: dict[int, list[float]] = {}
+        for place, alike in self._alike.items():
+            best.setdefault(self._episodes[place], []).append(alike)
+        means: dict[int, float] = {}
+        for episode, found in best.items():
+            kept = nlargest(_BEST_TURNS, found)
+            means[episode] = sum(kept) / len(kept)
+        return means

@@ -1,23 +1,23 @@
-"""Which turns hold a term: lists of places in the order of the talk, kept as turns come in."""
+"""Posting lists: the positions of each term in the order of the conversation, extended as turns arrive."""
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from threadkeep.context.recall.topics import COUNTS
+from threadkeep.context.recall.words import ASKS, COUNTS
 
-# BM25 with a fixed usual length instead of the mean, so that what was stored stays true when turns are added.
+# BM25 with a fixed average length, so that stored values stay valid when turns are added.
 _SATURATION, _LENGTH_SHARE, _USUAL_TERMS = 1.2, 0.6, 22.0
 _BEGINNING = 4
-# How far from a known place a frequent term is looked for.
+# The distance from a known position within which a frequent term is looked up.
 _REACH = 2
 
 
 class Postings:
-    """Terms, topics and beginnings of terms, each with the places of the turns that hold them."""
+    """Terms, topics and prefixes of terms, each with the positions of their turns."""
 
     def __init__(self) -> None:
         self._terms: dict[str, tuple[list[int], list[float]]] = {}
@@ -26,7 +26,7 @@ class Postings:
         self._turns = 0
 
     def add(self, place: int, terms: Sequence[str]) -> tuple[float, int]:
-        """Add the terms of a turn at its place; answers how rare they were up to now, about 0 to 1, and its topics."""
+        """Add the terms of a turn at its position; return their rarity so far, about 0 to 1, and their topics."""
         self._turns += 1
         pace = _SATURATION * (1 - _LENGTH_SHARE + _LENGTH_SHARE * len(terms) / _USUAL_TERMS)
         topics: set[int] = set()
@@ -49,27 +49,27 @@ class Postings:
         return found
 
     def of_term(self, term: str) -> tuple[Sequence[int], Sequence[float]]:
-        """The places of a term, and how much of it is there."""
+        """Return the positions of a term, and its weight at each of them."""
         return self._terms.get(term, ((), ()))
 
     def of_topic(self, topic: int) -> Sequence[int]:
-        """The places of a topic."""
+        """Return the positions of a topic."""
         return self._topics.get(topic, ())
 
     def alike(self, term: str, most: int) -> Iterator[Sequence[int]]:
-        """The places of other terms that begin as this one does."""
+        """Yield the positions of other terms with the same prefix."""
         if len(term) >= _BEGINNING and term.isascii():
             for other in self._beginnings.get(term[:_BEGINNING], ())[:most]:
                 if other != term:
                     yield self._terms[other][0]
 
     def rarity(self, places: int) -> float:
-        """The inverse document frequency of what is in so many turns."""
+        """Return the inverse document frequency of a term with this number of positions."""
         return math.log(1 + (self._turns - places + 0.5) / (places + 0.5))
 
 
 def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[int]:
-    """Indexes into a long list of places: from `first` on, and before it those beside known places, given in order."""
+    """Yield indexes into a long list of positions: from `first` on, and earlier ones near the sorted `known` ones."""
     last = -1
     for place in known:
         index = max(bisect_left(places, place - _REACH, 0, first), last + 1)
@@ -78,3 +78,32 @@ def beside(places: Sequence[int], known: Iterable[int], first: int) -> Iterator[
             last = index
             index += 1
     yield from range(first, len(places))
+
+
+# A topic that a word asks for weighs more than a topic that a word belongs to.
+_ASKED, _BELONGING = 1.5, 1.0
+
+
+class Profile(dict[int, float]):
+    """The share of a query's topics that a turn has, by the bits of the turn's topics; computed once for each set."""
+
+    def __init__(self, postings: Postings, terms: Sequence[str], shares: Mapping[str, float]) -> None:
+        super().__init__()
+        wanted: dict[int, float] = {}
+        for table, worth in ((COUNTS, _BELONGING), (ASKS, _ASKED)):
+            for term in terms:
+                for topic in table.get(term, ()):
+                    wanted[topic] = max(wanted.get(topic, 0.0), worth * shares[term])
+        places = {topic: len(postings.of_topic(topic)) for topic in wanted}
+        weights = {
+            1 << topic: postings.rarity(places[topic]) * worth for topic, worth in wanted.items() if places[topic]
+        }
+        total = sum(weights.values())
+        self.topics = sum(weights)
+        self._shares = {bit: weight / total for bit, weight in weights.items()}
+        self[0] = 0.0
+
+    def __missing__(self, topics: int) -> float:
+        first = topics & -topics
+        share = self[topics] = self._shares[first] + self[topics ^ first]
+        return share

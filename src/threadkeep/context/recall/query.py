@@ -1,4 +1,4 @@
-"""What is looked for: the terms of a new input, whom it speaks of, which days, and what kind of answer it wants."""
+"""Queries parsed from a new input: terms, speakers, days, and the requested kind of answer."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from threadkeep.context.recall.stems import stem
-from threadkeep.context.recall.words import is_stop_word, terms_of, words_of
+from threadkeep.context.recall.words import is_stop_word, stem, terms_of, words_of
 
 type Kind = Literal["when", "number", "who", "where", "why", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
@@ -43,7 +42,7 @@ january february march april may june july august september october november dec
 friday saturday sunday week month year yesterday today weekend ago last spring summer autumn fall winter day
 """
 _DATE_TERMS = frozenset(map(stem, _DATE_WORDS.split()))
-# Words of a date are looked for as days, so they say less as words; a name with a capital says more.
+# Words of a date weigh less as words, because they are matched as days; capitalised names weigh more.
 _DATE_SHARE, _CAPITAL_SHARE, _RECENT_SHARE = 0.4, 1.3, 0.35
 _FEW_TERMS = 2
 _RECENT_TERMS = 12
@@ -51,7 +50,7 @@ _RECENT_TERMS = 12
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A new input, read: the share of each term, the speakers it is about, and the kind of answer that it wants."""
+    """A parsed input: the weight of each term, the speakers that it is about, and the requested kind of answer."""
 
     terms: Mapping[str, float]
     speakers: frozenset[str]
@@ -61,14 +60,14 @@ class Query:
 def read(
     text: str, *, names: Mapping[str, str], asker: str | None, recent: Sequence[str] = (), dated: bool = False
 ) -> Query:
-    """Read an input.
+    """Parse an input.
 
     Args:
         text: The new input.
-        names: Each word of a speaker's name in small letters, with the speaker.
-        asker: The speaker who says it, if that is one of them.
-        recent: The last turns, oldest first, for inputs that point back with "it" and "that".
-        dated: Whether days were found in it.
+        names: Each word of a speaker's name in lower case, with the speaker.
+        asker: The speaker of the input, if known.
+        recent: The last turns, oldest first, to resolve words such as "it" and "that".
+        dated: True if days were found in the input.
     """
     text = text[:_READ_CHARACTERS]
     words = words_of(text)
@@ -84,7 +83,7 @@ def read(
 
 
 def _named(words: Sequence[str], names: Mapping[str, str]) -> tuple[frozenset[str], list[str]]:
-    """The speakers that are named, in full or by the beginning of their names, and the words that are left."""
+    """Return the named speakers, by full name or prefix, and the remaining words."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:
@@ -107,7 +106,7 @@ def _nicknamed(word: str, names: Mapping[str, str]) -> str | None:
 
 
 def _persons(text: str, words: Sequence[str], asker: str, speakers: frozenset[str]) -> frozenset[str]:
-    """Whom "I" and "you" mean when this speaker says them."""
+    """Return the persons that "I" and "you" mean if this speaker says them."""
     if _TO_THE_OTHER.search(text):
         return speakers - {asker}
     if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:
@@ -129,7 +128,7 @@ def _points_back(text: str, words: Sequence[str]) -> bool:
 
 
 def _recent_terms(recent: Sequence[str]) -> list[str]:
-    """Terms of the last turns, newest turn first."""
+    """Return the terms of the last turns, newest turn first."""
     found: dict[str, None] = {}
     for text in reversed(recent):
         found.update(dict.fromkeys(terms_of(words_of(text[:_RECENT_CHARACTERS]))))

@@ -1,4 +1,4 @@
-"""The days that a text speaks of: dates, months, years, and words such as "yesterday" and "last week"."""
+"""Days mentioned in a text: dates, months, years, and words such as "yesterday" and "last week"."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ _HAN_NEAR_DAYS: dict[str, tuple[int, int]] = {
     "星期": (-10, -3), "月": (-45, -15), "前年": (-800, -500), "去年": (-500, -180),
     "今年": (-300, 0), "这周": (-6, 0), "这月": (-30, 0),
 }  # fmt: skip
-# A text without any of these speaks of no day; most have none.
+# A text without any of these mentions no day; most texts have none.
 _HINT = re.compile(
     rf"\d|[天周期月年昨今明]|\b(?:{_MONTH}|{'|'.join((*_SEASONS, *_WEEKDAYS))}|days?|week|month|year|night"
     r"|today|tonight|tomorrow|yesterday|this)",
@@ -81,12 +81,12 @@ class Span:
 
 
 def spans_of(text: str, known: Span, now: int) -> list[Span]:
-    """The days that this text speaks of, in the order of how they are written.
+    """Return the days that this text mentions, in the order of the patterns.
 
     Args:
-        text: What may hold dates.
-        known: The days of which something is known; a date without a year is looked for in each of its years.
-        now: The day on which the text is written, for words such as "yesterday".
+        text: The text to scan.
+        known: The range of days with data; a date without a year is tried in each of its years.
+        now: The day of the text, for words such as "yesterday".
     """
     spans: list[Span] = []
     if not _HINT.search(text):
@@ -115,7 +115,7 @@ def _month_day(found: re.Match[str], known: Span, _now: int) -> Iterator[Span]:
 
 def _month_only(found: re.Match[str], known: Span, _now: int) -> Iterator[Span]:
     name = found[1]
-    # "may", "march" and short names are months only where they are written as names.
+    # "may", "march" and short names are months only if they are capitalised.
     if name[0].islower() and (len(name) <= 3 or name in {"may", "march"}):
         return
     if name == "May" and found[2] is None and found.start() == 0:
@@ -206,7 +206,7 @@ def _day(year: int, month: int, day: int) -> Iterator[Span]:
 
 
 def _months(year: int, first: int, last: int) -> Iterator[Span]:
-    """Whole months; a month above 12 is one of the next year."""
+    """Yield whole months; months above 12 belong to the next year."""
     if not (1 <= first <= 14 and 1 <= year < 9999):
         return
     begin = date(year + (first - 1) // 12, (first - 1) % 12 + 1, 1)

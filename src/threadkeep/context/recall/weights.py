@@ -1,10 +1,10 @@
-"""How much each signal counts. Fitted by `python -m bench.fit_recall`; not written by hand."""
+"""Weights of the signals. Fitted by `python -m bench.fit_recall`; do not edit by hand."""
 
 from __future__ import annotations
 
 from typing import Final
 
-# What a turn brings along, whoever asks.
+# Query-independent signals of a turn.
 PRIOR: Final[dict[str, float]] = {
     "terms": -0.007,
     "density": 0.011,
@@ -19,7 +19,7 @@ PRIOR: Final[dict[str, float]] = {
     "greeting": -0.160,
     "past": 0.073,
 }
-# What it brings along for a kind of answer.
+# Signals of a turn for a kind of answer.
 ANSWER: Final[dict[str, float]] = {
     "when": 1.415,
     "number": 1.545,
@@ -28,7 +28,7 @@ ANSWER: Final[dict[str, float]] = {
     "why": 0.118,
 }
 
-# What it has in common with the query.
+# Signals shared by a turn and the query.
 MATCH: Final[dict[str, float]] = {
     "words": 0.928,
     "with_next": 1.162,
@@ -54,7 +54,7 @@ MATCH: Final[dict[str, float]] = {
     "topics_of_many": 0.964,
 }
 
-# What the likeness of an embedding adds, in spreads from the mean; fitted once beside the rest, with a small model.
+# Embedding similarity, in standard deviations from the mean; fitted separately with a small model.
 LIKENESS: Final[dict[str, float]] = {
     "alike": 0.420,
     "alike_beside": 0.310,

@@ -1,15 +1,119 @@
-"""The words of a text: stems of Latin words, single characters and pairs where a script puts no spaces."""
+"""Words of a text: stems of Latin words; single characters and pairs in scripts without spaces."""
 
 from __future__ import annotations
 
 import re
 import unicodedata
 from collections.abc import Iterator
+from functools import lru_cache
+from importlib.resources import files
+from typing import Final
 
-from threadkeep.context.recall.stems import stem
-from threadkeep.context.recall.stop_words import STOP_CHARACTERS, STOP_WORDS
 
-# Scripts that are written without spaces: Han, kana, Thai, Lao, Myanmar, Khmer; and hangul, whose endings vary.
+def lines_of(name: str) -> list[str]:
+    """Return the lines of a list, without its comments."""
+    text = files("threadkeep.context.recall").joinpath("data", name).read_text(encoding="utf-8")
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def _base_forms() -> dict[str, str]:
+    forms: dict[str, str] = {}
+    for line in lines_of("irregular_en.txt"):
+        base, *others = line.split()
+        for other in others:
+            forms.setdefault(other, base)
+    return forms
+
+
+BASE_FORMS = _base_forms()
+"""Each irregular form in lower case, with its base form."""
+
+
+_NO_PLURALS = frozenset(("athletics", "lens", "mathematics", "news", "physics", "series", "species"))
+_VOWELS = frozenset("aeiouy")
+_DOUBLED = frozenset(("bb", "dd", "ff", "gg", "mm", "nn", "pp", "rr", "tt"))
+
+# Derivational endings, longest first, with their replacement and the least number of letters that must remain.
+_DERIVED: tuple[tuple[str, str, int], ...] = (
+    ("ization", "ize", 3), ("isation", "ize", 3), ("ational", "ate", 3),
+    ("fulness", "ful", 3), ("iveness", "ive", 3), ("ousness", "ous", 3),
+    ("ication", "ic", 3), ("ability", "able", 3), ("ibility", "ible", 3),
+    ("tional", "tion", 3), ("ation", "ate", 3), ("ition", "it", 3),
+    ("fully", "ful", 3), ("ously", "ous", 3), ("ively", "ive", 3), ("ement", "e", 4),
+    ("ment", "", 4), ("ness", "", 3), ("ance", "", 4), ("ence", "", 4),  # codespell:ignore ment
+    ("tion", "t", 3), ("sion", "s", 4), ("ship", "", 4), ("ian", "", 4),
+    ("ical", "ic", 3), ("ally", "al", 3), ("ful", "", 3), ("ist", "", 3),  # codespell:ignore ist
+    ("ism", "", 4), ("ity", "", 4), ("ive", "", 4), ("ous", "", 4), ("ant", "", 5),
+    ("ent", "", 5), ("ate", "", 4), ("ize", "", 4), ("ise", "", 5), ("ly", "", 3),
+    ("er", "", 4), ("or", "", 4), ("al", "", 4), ("ic", "", 4),
+)  # fmt: skip
+
+
+@lru_cache(maxsize=65_536)
+def stem(word: str) -> str:
+    """Return the stem of a lower-case word; words with other characters than a to z stay unchanged."""
+    if len(word) <= 2 or not (word.isascii() and word.isalpha()):
+        return word
+    word = BASE_FORMS.get(word, word)
+    word = _without_inflection(word)
+    return _without_end(_without_derivation(_without_derivation(word)))
+
+
+def _without_inflection(word: str) -> str:
+    word = BASE_FORMS.get(_without_plural(word), _without_plural(word))
+    for ending in ("ing", "ed"):
+        if word.endswith(ending) and len(word) > len(ending) + 1:
+            rest = word[: -len(ending)]
+            if not _VOWELS.isdisjoint(rest):
+                return BASE_FORMS.get(rest, _mended(rest))
+    return word
+
+
+def _without_plural(word: str) -> str:
+    if len(word) <= 3 or word in _NO_PLURALS or not word.endswith("s") or word.endswith(("ss", "us", "is")):
+        return word
+    if word.endswith("ies"):
+        return word[:-3] + ("y" if len(word) > 4 else "ie")
+    if word.endswith(("sses", "shes", "ches", "xes", "zzes")):
+        return word[:-2]
+    return word[:-1]
+
+
+def _mended(rest: str) -> str:
+    """Restore a verb after removing -ed or -ing: undouble the last letter, or add a silent e."""
+    if rest[-2:] in _DOUBLED:
+        return rest[:-1]
+    return rest + "e" if rest.endswith(("at", "bl", "iz")) else rest
+
+
+def _without_derivation(word: str) -> str:
+    for ending, kept, least in _DERIVED:
+        if word.endswith(ending) and len(word) - len(ending) >= least:
+            return word[: len(word) - len(ending)] + kept
+    return word
+
+
+def _without_end(word: str) -> str:
+    """Normalise the last letters: no silent e, i for y, single consonants."""
+    if len(word) > 3 and word.endswith("e"):
+        word = word[:-1]
+    if len(word) > 2 and word.endswith("y") and word[-2] not in _VOWELS:
+        word = word[:-1] + "i"
+    if len(word) > 4 and word[-2:] in _DOUBLED:
+        word = word[:-1]
+    return word
+
+
+_WORDS = " ".join(lines_of("stop_words.txt")).split()
+
+STOP_WORDS: Final = frozenset(word for word in _WORDS if word.isascii())
+"""English words in lower case."""
+
+STOP_CHARACTERS: Final = frozenset("".join(word for word in _WORDS if not word.isascii()))
+"""Chinese characters, and endings in Japanese and Korean."""
+
+
+# Scripts without spaces: Han, kana, Thai, Lao, Myanmar, Khmer; and hangul, whose endings vary.
 _UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff"
 _RUNS = re.compile(
     rf"[{_UNSPACED}\U00020000-\U0003ffff]+|(?:(?![{_UNSPACED}])[^\W_])+(?:['’](?![{_UNSPACED}])[^\W_]+)*"
@@ -18,14 +122,14 @@ _UNSPACED_FIRST = re.compile(rf"[{_UNSPACED}\U00020000-\U0003ffff]")
 
 
 def words_of(text: str) -> list[str]:
-    """The words in small letters, accents off, an unspaced run as one word, in the order of the text."""
+    """Return the words in lower case, without accents, in order; text without spaces counts as one word."""
     if not text.isascii():
         text = _plain(text)
     return [found.replace("’", "'") for found in _RUNS.findall(text.lower())]
 
 
 def _plain(text: str) -> str:
-    """Compatible forms made one, and the accents of Latin letters taken off."""
+    """Normalise compatibility characters and remove accents from Latin letters."""
     text = unicodedata.normalize("NFKC", text)
     if all(character < "\u00c0" or character > "\u024f" for character in text):
         return text
@@ -34,12 +138,12 @@ def _plain(text: str) -> str:
 
 
 def is_stop_word(word: str) -> bool:
-    """Whether this word is of those that are everywhere and tell nothing apart."""
+    """Return True if this word is too common to distinguish turns."""
     return word in STOP_WORDS
 
 
 def terms_of(words: list[str]) -> Iterator[str]:
-    """What is indexed of these words: stems of those that carry meaning, characters and pairs of unspaced runs."""
+    """Yield the index terms of these words: stems of meaningful words; characters and pairs without spaces."""
     for word in words:
         if _UNSPACED_FIRST.match(word):
             yield from _pairs(word)
@@ -57,3 +161,43 @@ def _pairs(run: str) -> Iterator[str]:
         if previous:
             yield previous + character
         previous = character
+
+
+type _Table = dict[str, tuple[int, ...]]
+
+
+_SYNONYMS = lines_of("synonyms_en.txt")
+
+
+def _groups() -> Iterator[tuple[list[str], list[str]]]:
+    """Yield, for each group, the words that ask for it and all its words; synonyms ask for one another."""
+    for group in _SYNONYMS:
+        yield group.split(), group.split()
+    for topic in (*lines_of("topics_en.txt"), *lines_of("topics_zh.txt")):
+        heads, _, members = topic.partition("|")
+        yield heads.split(), [*heads.split(), *members.split()]
+
+
+def _terms(word: str) -> list[str]:
+    """Return the indexed terms of a word: its stem; its first pair of characters in scripts without spaces."""
+    if word.isascii():
+        return [stem(word)]
+    return [term for term in terms_of([word]) if len(term) == min(len(word), 2)][:1]
+
+
+def _tables() -> tuple[_Table, _Table]:
+    asks: dict[str, set[int]] = {}
+    counts: dict[str, set[int]] = {}
+    for number, (heads, members) in enumerate(_groups()):
+        for table, words in ((asks, heads), (counts, members)):
+            for word in words:
+                for term in _terms(word):
+                    table.setdefault(term, set()).add(number)
+    return ({k: tuple(sorted(v)) for k, v in asks.items()}, {k: tuple(sorted(v)) for k, v in counts.items()})
+
+
+ASKS, COUNTS = _tables()
+"""Stem of a query's word -> the topics it asks for; stem of a turn's word -> the topics it belongs to."""
+
+FIRST_TOPIC: Final = len(_SYNONYMS)
+"""Groups with a lower number are synonyms."""

@@ -1,1 +1,1 @@
-"""The chat as its callers have it: a message in, an answer out, each turn a run or, in an outage, told without one."""
+"""The chat API: a message in, an answer out. Each turn is a run, or an unrecorded run while the database is down."""

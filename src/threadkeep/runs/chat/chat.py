@@ -1,14 +1,15 @@
-"""The chat: people's messages in, answers out, for every face (HTTP, terminal) alike.
+"""The chat: messages of people in, answers out, the same for every interface (HTTP, terminal).
 
-Each turn is a run: turns of one session go on one after the other, in order of arrival, whatever process they came to.
-A turn belongs to the chat, not to the caller who waits for it: a caller that goes away does not stop it. Where the
-database takes no runs, people are answered all the same, by runs that are recorded nowhere.
+Each turn is a run. Turns of one session are executed one after the other, in order of arrival, whichever process
+received them. A turn belongs to the chat, not to the caller that waits for it: it continues when the caller goes away.
+If the database cannot store runs, messages are answered by runs that are not recorded.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from weakref import WeakValueDictionary
 
@@ -23,23 +24,21 @@ from threadkeep.errors import (
     StoreUnavailable,
     WrongUser,
 )
-from threadkeep.graphs.registry import Workflows
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records.runs import DELETE, RESET, Run, TokenUsage
-from threadkeep.runs.chat.answers import ChatAnswers
-from threadkeep.runs.chat.failures import STOPPED
-from threadkeep.runs.chat.listening import listen
-from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatTurn
+from threadkeep.records.runs import DELETE, RESET, Run
+from threadkeep.runs.chat.answers import STOPPED, ChatAnswers
+from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatTurn, listen
 from threadkeep.runs.chat.unstored import UnstoredLedger, UnstoredRuns
-from threadkeep.runs.live import LiveRun
+from threadkeep.runs.live import LiveRun, Outcome
 from threadkeep.runs.on_demand import RunsOnDemand
-from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.runs.service import RunService
+from threadkeep.store.driver import waiting_until
+from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
-"""How long the database may take a run. Longer than other waiting: a run that is recorded late costs a model call."""
+"""Seconds to wait for the database to store a run. Longer than other waits: a run recorded late costs a model call."""
 
 _MOST_REMEMBERED = 10_000
 
@@ -54,21 +53,21 @@ class Chat:
         self._unstored = unstored
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
-        # A lock lives as long as a turn holds it or waits for it, so that all turns of a session meet at the same one.
+        # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._stopping: set[asyncio.Task[None]] = set()
-        # Where users were last, for when the database cannot say.
+        # The last session of each user, used while the database cannot tell.
         self._last_sessions: dict[str, str] = {}
 
     @property
     def running(self) -> int:
-        """How many turns run or wait now."""
+        """The number of turns that run or wait now."""
         return len(self._turns)
 
     def begin(self, request: ChatRequest, *, stream: bool = True) -> ChatTurn:
-        """Start a turn, or join the one that answers this message already.
+        """Start a turn, or join the turn that already answers this message.
 
-        Without `stream` the model is asked for its answer as a whole, and followers get no pieces.
+        Without `stream` the model is called without streaming, and followers get no tokens.
 
         Raises:
             InvalidKey, InvalidInput: the session id or the user id cannot be used.
@@ -89,7 +88,7 @@ class Chat:
         return turn
 
     async def ask(self, request: ChatRequest) -> ChatAnswer:
-        """The answer to a message.
+        """Return the answer to a message.
 
         Raises:
             ModelCallFailed, RunFailed: there is no answer; the message is stored.
@@ -101,7 +100,7 @@ class Chat:
         return await self.begin(request, stream=False).answer()
 
     def stop(self, turn: ChatTurn) -> None:
-        """Stop a turn; what was said of its answer is stored as interrupted."""
+        """Stop a turn; the part of its answer that exists is stored as interrupted."""
         turn.stopped = True
         if turn.cancel is not None:
             task = asyncio.create_task(turn.cancel(), name="threadkeep-stop")
@@ -109,17 +108,17 @@ class Chat:
             task.add_done_callback(self._stopping.discard)
 
     async def reset(self, session_id: str) -> None:
-        """Let the model see only what comes after this. It has its place among the turns of the session."""
+        """Hide all earlier turns from the model. The reset is queued among the turns of the session."""
         await self._between_turns(RESET, session_id)
 
     async def delete(self, session_id: str) -> None:
-        """Delete a session, when the turns that came before are over."""
+        """Delete a session after the turns that were queued before have ended."""
         await self._between_turns(DELETE, session_id)
 
     async def close(self, seconds: float) -> None:
-        """Let running turns finish within a limit; who waits for later ones is told to come again.
+        """Let running turns finish within `seconds`; callers of the others are told to send the message again.
 
-        Their runs are left to others, and those that are recorded nowhere end here, as far as they came.
+        Recorded runs are left to other processes. Unrecorded runs end here, with the partial answer that they have.
         """
         tasks = [turn.task for turn in self._turns.values() if turn.task is not None]
         if tasks:
@@ -132,7 +131,7 @@ class Chat:
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
         del self._turns[key]
-        # The exception is looked at in any case: a caller who went away does not ask for it.
+        # Retrieve the exception in any case: a caller that went away does not.
         if turn.task is None or turn.task.cancelled() or turn.task.exception() is not None or turn.talk is None:
             return
         self._last_sessions.pop(turn.talk, None)
@@ -153,13 +152,13 @@ class Chat:
         return answer or await self._answer_unstored(turn)
 
     async def _answer_recorded(self, turn: ChatTurn) -> ChatAnswer | None:
-        """The answer of a run; None where it cannot be had of one now.
+        """Return the answer of a recorded run; None if no run can be recorded now.
 
         Raises:
             StoreError, TimeoutError: the database does not answer.
         """
         session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
-        # One at a time into the session's order: messages arrive in it as they came to this process.
+        # One at a time, so messages enter the session's order as they arrived in this process.
         async with self._in_turn(turn.place):
             runs = await self._service(session)
             if runs is None:
@@ -170,26 +169,32 @@ class Chat:
         ended = await self._end_of(turn, runs, submitted)
         if ended.status == "failed" and ended.error == StoreUnavailable.__name__:
             return None
-        return await self._answers.of_recorded(turn, ended, runs)
+        return await self._answers.of_recorded(turn, ended, runs, submitted)
 
     async def _service(self, session: Session) -> RunService | None:
-        """The runs, ready to go; None where they cannot be had now.
+        """Return the run service when it is ready; None if it is not available now.
 
         Raises:
             StoreError, TimeoutError: the database does not answer.
         """
-        limit = session.patience() if self._memory.pending.database_fails else contextlib.nullcontext()
+        pending = self._memory.pending
+        if not self._runs.is_open:
+            # Opening waits for locks as long as a start may; a person waits no longer than for a turn.
+            async with session.patience(pending.wait_seconds):
+                with waiting_until(time.monotonic() + pending.wait_seconds):
+                    await self._memory.runs.take_lock()
+        limit = session.patience() if pending.database_fails else contextlib.nullcontext()
         try:
             async with limit:
                 runs = await self._runs.service()
                 await runs.ready()
                 return runs
         except InvalidInput:
-            # No engine, or it is another database's: that is told where runs are asked for.
+            # There is no engine, or it belongs to another database: the run API reports that error.
             return None
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
-        """Follow a run to its end, and a little less far where the database does not take its end."""
+        """Follow a run to its end; return its outcome if the database cannot record the end."""
         live = submitted.live
         ending = asyncio.create_task(_ended(runs, submitted.run_id, turn.request.user_id))
 
@@ -207,14 +212,14 @@ class Chat:
                 if (outcome := live.outcome) is None:
                     return await ending
                 ended = await self._recorded(turn, outcome, ending)
-                # What came out of a try that the database ended counts no more where the run goes on.
+                # The outcome of an attempt that the database ended is void if the run continues.
                 if ended is not outcome or live.outcome is outcome:
                     return ended
         finally:
             ending.cancel()
 
     async def _recorded(self, turn: ChatTurn, outcome: Outcome, ending: asyncio.Task[Run]) -> Run | Outcome:
-        """How a run ended that was carried out here; without a record of that (yet, or any more), what came out."""
+        """Return the recorded end of a run executed here; return the outcome if there is no record."""
         try:
             async with self._memory.session(turn.session_id).patience():
                 return await asyncio.shield(ending)
@@ -244,11 +249,10 @@ class Chat:
                 raise
         if outcome.status == "waiting":
             raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
-        used = TokenUsage("", input_tokens=ledger.input_tokens, output_tokens=ledger.output_tokens)
-        return self._answers.of(turn, outcome, [used])
+        return self._answers.of(turn, outcome, ledger.usages)
 
     async def _work_unstored(self, turn: ChatTurn, live: LiveRun) -> tuple[Outcome, UnstoredLedger]:
-        # A run of the same message waits for it: nobody is answered twice.
+        # A run of the same message waits for this one, so no message is answered twice.
         with self._runs.unrecorded.answering(turn.session_id, turn.message_id):
             outcome, ledger = await self._unstored.carry_out(turn.run_request, live, turn.session_id)
             if outcome.status == "done":
@@ -256,11 +260,11 @@ class Chat:
             return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
-        """Do something to a session when it is its turn.
+        """Execute a session workflow in the order of the session's turns.
 
         Raises:
             StoreError: the database does not answer.
-            RunFailed: it was not done.
+            RunFailed: the workflow did not succeed.
         """
         runs = await self._runs.service()
         async with self._in_turn(session_id):
@@ -268,13 +272,13 @@ class Chat:
             try:
                 result = await runs.result(submitted.run_id)
             except RunNotFound:
-                return  # it went with its session
+                return  # the run was deleted with its session
         if result.status != "done":
             raise RunFailed(submitted.run_id, result.run.error or result.status)
 
     @contextlib.asynccontextmanager
     async def _in_turn(self, place: str) -> AsyncIterator[None]:
-        """A place among what is done to a session in this process and recorded in no order of runs."""
+        """Hold the lock that orders operations on one session in this process outside of recorded runs."""
         lock = self._locks.setdefault(place, asyncio.Lock())
         async with lock:
             yield

@@ -1,25 +1,27 @@
-"""What a chat is asked and what it tells, and a turn as its callers follow it."""
+"""Requests and events of the chat, and a turn that callers can follow."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import Interrupted
 from threadkeep.records import Json
 from threadkeep.records.runs import RunTrigger
+from threadkeep.runs.live import LiveRun
 from threadkeep.runs.requests import RunRequest
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """What a person said.
+    """A message of a person.
 
-    Without a `session_id` it goes on with the session that the user last had with the workflow, or begins one; a
-    `message_id` makes repeats harmless.
+    Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
+    `message_id` makes retries safe.
     """
 
     message: str
@@ -33,15 +35,21 @@ class ChatRequest:
 
 @dataclass(frozen=True)
 class ChatUsage:
-    """Tokens of a turn's model calls, as the provider reported them (estimated when it did not)."""
+    """Tokens of a turn's model calls; `estimated` if a provider did not report all of them."""
 
     input_tokens: int
     output_tokens: int
+    estimated: bool = False
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the usage as JSON values; `estimated` is included only if it is true."""
+        counted: dict[str, Json] = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        return {**counted, "estimated": True} if self.estimated else counted
 
 
 @dataclass(frozen=True)
 class ChatContext:
-    """What the turn's last model call saw: messages and tokens sent, and how many earlier messages were left out."""
+    """The context of the turn's last model call: messages and tokens sent, and earlier messages dropped."""
 
     messages: int = 0
     tokens: int = 0
@@ -50,7 +58,11 @@ class ChatContext:
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """What the assistant said."""
+    """The answer to a message.
+
+    `message_id` is the id of the person's message, `answer_id` the id of the stored answer. `replaced` is true if
+    another process answered first: the streamed tokens then do not belong to this answer.
+    """
 
     session_id: str
     run_id: str
@@ -60,15 +72,19 @@ class ChatAnswer:
     escalated: bool
     usage: ChatUsage
     context: ChatContext
+    answer_id: str | None = None
+    replaced: bool = False
 
     def to_dict(self) -> dict[str, Json]:
-        """The answer as JSON values."""
-        return asdict(self)
+        """Return the answer as JSON values; `replaced` only if it is true. The `answer_id` is in the run's result."""
+        values: dict[str, Json] = {**asdict(self), "usage": self.usage.to_dict()}
+        silent = {"answer_id"} if self.replaced else {"answer_id", "replaced"}
+        return {name: value for name, value in values.items() if name not in silent}
 
 
 @dataclass(frozen=True)
 class ChatStarted:
-    """The turn runs now; sent once, first."""
+    """An event that is sent once, first, when the turn starts to run."""
 
     session_id: str
     run_id: str
@@ -86,9 +102,9 @@ type ChatEvent = ChatStarted | ChatToken | ChatAnswer
 
 
 class ChatTurn:
-    """One turn that runs in the background; any number of callers may follow it, early or late.
+    """A turn that runs in the background; any number of callers may follow it, early or late.
 
-    Its `session_id` and `run_id` are those that were given to it once it has begun.
+    Once the turn has begun, `session_id` and `run_id` are the ids that were assigned to it.
     """
 
     def __init__(self, request: ChatRequest, *, stream: bool) -> None:
@@ -105,18 +121,18 @@ class ChatTurn:
 
     @property
     def talk(self) -> str | None:
-        """What a user's messages without a session have in common: they go on where the last one was."""
+        """The key of a user's messages without a session; they continue the user's last session."""
         request = self.request
         return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
 
     @property
     def place(self) -> str:
-        """What messages have in common that must stay in order: their session, as far as it is known."""
+        """The key that orders messages: their session, or the user and workflow while the session is unknown."""
         return self.talk if self.request.session_id is None and self.talk is not None else self.session_id
 
     @property
     def run_request(self) -> RunRequest:
-        """The run that answers it."""
+        """The request for the run that answers the turn."""
         request = self.request
         return RunRequest(
             workflow=request.workflow,
@@ -130,22 +146,22 @@ class ChatTurn:
         )
 
     def start(self, task: asyncio.Task[ChatAnswer]) -> None:
-        """Name the task that follows the turn to its end."""
+        """Set the task that follows the turn to its end."""
         self.task = task
         task.add_done_callback(lambda _: self._signal())
 
     def tell_started(self) -> None:
-        """Tell all followers that it runs now; once."""
+        """Send the start event to all followers, once."""
         if not self._events:
             self._tell(ChatStarted(self.session_id, self.run_id, self.message_id))
 
     def tell_piece(self, text: str) -> None:
-        """Pass a piece of the answer to all followers."""
+        """Send a token of the answer to all followers."""
         self.tell_started()
         self._tell(ChatToken(text))
 
     async def answer(self) -> ChatAnswer:
-        """Wait for the answer. A caller that is cancelled does not stop the turn."""
+        """Wait for the answer. Cancelling the caller does not stop the turn."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         try:
@@ -158,7 +174,7 @@ class ChatTurn:
             raise
 
     async def follow(self) -> AsyncIterator[ChatEvent]:
-        """All events from the beginning, then the answer."""
+        """Yield all events from the beginning, then the answer."""
         if self.task is None:
             raise RuntimeError("the turn has not begun")
         place = 0
@@ -168,9 +184,15 @@ class ChatTurn:
                 yield self._events[place]
                 place += 1
             if self.task.done():
-                yield await self.answer()
+                answer = await self.answer()
+                yield replace(answer, replaced=answer.replaced or not self._told_at_the_end(answer.response))
                 return
             await changed.wait()
+
+    def _told_at_the_end(self, response: str) -> bool:
+        """Return whether the tokens end with the answer; other agents or a failed attempt may have sent some before."""
+        pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
+        return not pieces or pieces.endswith(response)
 
     def _tell(self, event: ChatStarted | ChatToken) -> None:
         self._events.append(event)
@@ -179,3 +201,19 @@ class ChatTurn:
     def _signal(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def listen(turn: ChatTurn, live: LiveRun, work: asyncio.Task[Any]) -> None:
+    """Forward the events of the run's current attempt to the turn until its outcome is known."""
+    work.add_done_callback(lambda _: live.signal())
+    heard = live.first_piece
+    while True:
+        change = live.next_change
+        if live.begun:
+            turn.tell_started()
+        for piece in live.pieces[heard:]:
+            turn.tell_piece(piece.text)
+        heard = len(live.pieces)
+        if work.done() or live.outcome is not None:
+            return
+        await change.wait()

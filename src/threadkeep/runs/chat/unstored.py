@@ -1,4 +1,4 @@
-"""Turns that are answered although no run can be recorded: the database is away, and people are not to notice."""
+"""Turns that are answered without a recorded run while the database is down."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from langchain.agents.middleware.types import ToolCallRequest
 from langchain_core.messages import ToolMessage
 
 from threadkeep.errors import BudgetSpent
-from threadkeep.graphs.children import InProcessChildren
-from threadkeep.graphs.compiling import Compiler
-from threadkeep.graphs.options import RunOptions
-from threadkeep.graphs.registry import Workflows
-from threadkeep.graphs.resources import Resources
-from threadkeep.graphs.tool_marks import is_idempotent
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunInput, TokenUsage
+from threadkeep.runs.endings import report_turn
 from threadkeep.runs.execution import Execution, RunMeans
 from threadkeep.runs.last_contexts import LastContexts
-from threadkeep.runs.live import LiveRun
+from threadkeep.runs.live import LiveRun, Outcome
 from threadkeep.runs.once_only import Handler, ToolResult
-from threadkeep.runs.outcome import Outcome
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.runs.telling import tell_turn
+from threadkeep.runs.usage import spent_budget
+from threadkeep.workflows.children import InProcessChildren
+from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.resources import Resources
+from threadkeep.workflows.tool_marks import is_idempotent
 
 _NOT_NOW = "This tool cannot be used for the moment: it may not run twice, and no record of it can be kept."
 
 
 class UnstoredRuns:
-    """Carries runs out with no record of them: their turns are kept with the transcript, or wait to be.
+    """A service that executes runs without recording them; their turns are written to the transcript, at once or later.
 
-    The same graphs are carried out, once, without checkpoints and without the graph store. They end with the process,
-    cannot wait for a person, and use no tool that may not run twice.
+    It executes the same graphs once, without checkpoints and without the graph store. These runs end with the process,
+    cannot wait for a person, and cannot call tools that must not run twice.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class UnstoredRuns:
         self._means = RunMeans(compiler, None, children.resources, options or RunServiceOptions(), self._contexts)
 
     def close(self) -> None:
-        """Hear of nothing more."""
+        """Remove the observer."""
         self._contexts.close()
 
     async def carry_out(self, request: RunRequest, live: LiveRun, session_id: str) -> tuple[Outcome, UnstoredLedger]:
-        """Carry out what is asked, under the id of the live run; what it took is in the ledger.
+        """Execute a request under the id of the live run; return its outcome and the ledger with its usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
@@ -74,7 +74,7 @@ class UnstoredRuns:
             outcome = await execution.to_its_end()
         finally:
             milliseconds = (time.perf_counter() - started) * 1000
-            tell_turn(self._memory.observers, run, outcome, ledger, milliseconds=milliseconds)
+            report_turn(self._memory.observers, run, outcome, ledger, milliseconds=milliseconds)
         return outcome, ledger
 
     def _run(self, request: RunRequest, run_id: str, session_id: str, options: RunOptions) -> Run:
@@ -104,7 +104,7 @@ class UnstoredRuns:
             resume_value=None,
             resumed=False,
             budget=RunBudget(options.max_tokens, options.max_cost),
-            # None is left: without checkpoints a second try would do everything twice.
+            # No attempt is left: without checkpoints a second attempt would repeat every step.
             attempts=options.max_tries,
             cancel_requested_at=None,
             cancel_reason=None,
@@ -115,40 +115,42 @@ class UnstoredRuns:
 
 
 class UnstoredLedger:
-    """What a run takes that is recorded nowhere, held against its own budget."""
+    """The usage of a run that is not recorded, checked against the run's own budget."""
 
     def __init__(self, run: Run) -> None:
         self.input_tokens = self.output_tokens = 0
+        self.estimated = False
         self.spent: BudgetSpent | None = None
+        self.usages: list[TokenUsage] = []
         self._run = run
-        self._cost = 0.0
 
     async def check(self) -> None:
-        """Let a call through.
+        """Allow a model call if the budget allows it.
 
         Raises:
             BudgetSpent: there is nothing left for it.
         """
-        budget, tokens = self._run.budget, self.input_tokens + self.output_tokens
-        if budget.max_tokens is not None and tokens >= budget.max_tokens:
-            self.spent = BudgetSpent(self._run.run_id, limit="max_tokens", used=tokens, allowed=budget.max_tokens)
-        elif budget.max_cost is not None and self._cost >= budget.max_cost:
-            self.spent = BudgetSpent(self._run.run_id, limit="max_cost", used=self._cost, allowed=budget.max_cost)
+        self.spent = spent_budget(self._run, self.usages)
         if self.spent is not None:
             raise self.spent
 
+    async def crossed(self) -> BudgetSpent | None:
+        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        return spent_budget(self._run, self.usages, crossed=True)
+
     async def add(self, usage: TokenUsage) -> None:
-        """Take a call down."""
+        """Add the usage of a call."""
         self.input_tokens += usage.input_tokens
         self.output_tokens += usage.output_tokens
-        self._cost += usage.cost or 0.0
+        self.estimated = self.estimated or usage.estimated
+        self.usages.append(usage)
 
 
 class NothingTwice(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Keeps tools that may not run twice from being run where no record of that can be kept."""
+    """A middleware that blocks tools that must not run twice while their calls cannot be recorded."""
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:
-        """Run the tool, unless it is such a one."""
+        """Run the tool if it is idempotent; return an error message otherwise."""
         if request.tool is None or is_idempotent(request.tool):
             return await handler(request)
         call = request.tool_call
@@ -156,7 +158,7 @@ class NothingTwice(AgentMiddleware[AgentState[Any], Any, Any]):
 
 
 class _NoNotes:
-    """No trace."""
+    """A trace that records nothing."""
 
     def note(self, kind: str, node: str | None = None, data: Mapping[str, Json] | None = None) -> None:
-        """Forget an event."""
+        """Discard an event."""

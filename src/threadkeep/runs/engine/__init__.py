@@ -1,1 +1,1 @@
-"""What carries runs out: a few verbs, on dbos in many processes, or in this one alone."""
+"""Engines that execute runs: dbos for many processes, or this process alone."""

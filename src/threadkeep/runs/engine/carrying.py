@@ -1,4 +1,4 @@
-"""The runs that this process carries out now, as tasks of the event loop that the engine was opened in."""
+"""Runs that this process executes now, as tasks of the event loop in which the engine was opened."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Literal
 from threadkeep.runs.engine.engine import CarryOut, Stop
 
 type Ending = Literal["done", "failed", "left", "lost"]
-"""How an attempt ended: `left` is what a closing engine leaves to others, `lost` what others have already."""
+"""The end of an attempt: `left` was left to others by a closing engine, `lost` was taken by another process."""
 
 
 class Carrying:
-    """Calls `carry_out`, one task a run, never two of one run."""
+    """A set of tasks that call `carry_out`, at most one task per run."""
 
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out = carry_out
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._stops: dict[str, Stop] = {}
-        # That of whoever opened the engine: a run belongs to nobody's request.
+        # The context in which the engine was opened: a run does not belong to the request that started it.
         self._context = contextvars.copy_context()
 
     async def carry(self, run_id: str) -> Ending:
-        """Carry a run out."""
+        """Execute a run and return how the attempt ended."""
         while (before := self._tasks.get(run_id)) is not None:
             await asyncio.wait([before])
             await asyncio.sleep(0)
@@ -40,22 +40,22 @@ class Carrying:
         return _ending(task, stop)
 
     def stop(self, run_id: str, stop: Stop) -> None:
-        """Cancel a run's task, once, if it is here."""
+        """Cancel the task of a run, once, if it is executed here."""
         task = self._tasks.get(run_id)
         if task is not None and (run_id not in self._stops or stop == "lost"):
             self._stops[run_id] = stop
             task.cancel()
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Why a run's task was cancelled."""
+        """Return why the task of a run was cancelled; None if it was not."""
         return self._stops.get(run_id)
 
     def has(self, run_id: str) -> bool:
-        """Whether a run is carried out here, and was not lost."""
+        """Return whether a run is executed here and was not lost."""
         return run_id in self._tasks and self._stops.get(run_id) != "lost"
 
     async def stop_all(self, stop: Stop, *, after_seconds: float, within_seconds: float) -> bool:
-        """Give the tasks time to end by themselves, cancel the rest, and wait for those; whether all have ended."""
+        """Wait for the tasks, cancel the rest and wait for those; return whether all have ended."""
         if self._tasks and after_seconds > 0:
             await asyncio.wait(self._tasks.values(), timeout=after_seconds)
         for run_id in list(self._tasks):
@@ -76,9 +76,9 @@ class Carrying:
 def _ending(task: asyncio.Task[None], stop: Stop | None) -> Ending:
     if stop == "lost":
         if not task.cancelled():
-            task.exception()  # it is nobody's business any more, and asyncio shall not complain
+            task.exception()  # retrieved, so that asyncio does not log it
         return "lost"
     if not task.cancelled() and task.exception() is None:
         return "done"
-    # Who cancels itself has failed.
+    # A task that cancels itself has failed.
     return "left" if stop == "closing" else "failed"

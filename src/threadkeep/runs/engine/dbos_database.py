@@ -1,4 +1,4 @@
-"""Where dbos keeps its records: a schema of its own on PostgreSQL, a file of its own beside a SQLite database."""
+"""The database of dbos: its own schema on PostgreSQL, its own file next to a SQLite database."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import sqlalchemy
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.runs.engine.engine import CLOSED
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.private_files import make_private_database
 
 if TYPE_CHECKING:
     from sqlalchemy.pool import ConnectionPoolEntry
@@ -27,27 +28,27 @@ _NAME = "threadkeep-engine"
 
 
 def engine_path(path: Path) -> Path:
-    """The file beside a SQLite database. One of its own: so the engine's many small writes never lock a turn out."""
+    """Return the engine's file next to a SQLite database; it is separate, so its many writes never block a turn."""
     return path.with_name(path.name + ".runs")
 
 
 class Connections:
-    """Makes pools of connections, until it is closed: dbos tries a database that is down again for ever."""
+    """A factory of connection pools; after `close` no pool connects, because dbos retries a dead database forever."""
 
     def __init__(self, address: DatabaseAddress) -> None:
         self._address = address
         self._closed = False
-        # Of a lost connection the pool tells at length, with a traceback; whoever used it is told anyway.
+        # The pool logs lost connections with a traceback; the caller gets the error anyway.
         logging.getLogger(f"sqlalchemy.pool.impl.QueuePool.{_NAME}").setLevel(logging.CRITICAL)
 
     def close(self) -> None:
-        """Let nobody connect any more."""
+        """Refuse all further connections."""
         self._closed = True
 
     def pool(self, size: int) -> sqlalchemy.Engine:
-        """A pool of connections. Nothing that is printed of it has the DSN or a parameter."""
+        """Return a pool of connections. Its output never contains the DSN or a parameter."""
         path = self._address.path
-        # The driver is given the DSN itself: SQLAlchemy does not know all forms of it, and has no password to print.
+        # The driver gets the DSN itself: SQLAlchemy does not know all its forms, and then has no password to print.
         file = None if path is None else str(engine_path(path))
         url = sqlalchemy.URL.create("postgresql+psycopg" if file is None else "sqlite", database=file)
         engine = sqlalchemy.create_engine(
@@ -72,6 +73,8 @@ class Connections:
     ) -> None:
         if self._closed:
             raise StoreClosed(CLOSED)
+        if self._address.path is not None:
+            make_private_database(engine_path(self._address.path))
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
@@ -79,7 +82,7 @@ class Connections:
 
 @contextmanager
 def translated() -> Iterator[None]:
-    """Turn the errors of SQLAlchemy into ours. Its sentences have statements in them, and ours the cure."""
+    """Translate errors of SQLAlchemy into our own. Their messages contain statements; ours contain the cure."""
     try:
         yield
     except sqlalchemy.exc.SQLAlchemyError as error:
@@ -90,15 +93,16 @@ def translated() -> Iterator[None]:
 
 
 def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry) -> None:
-    """Set a connection up as dbos does, and in WAL mode.
+    """Configure a connection as dbos does, in WAL mode.
 
-    NORMAL loses at most the last moments at a power cut, never at the death of a process; the rows of runs and turns,
-    in the other file, are as durable as its own options say.
+    With `synchronous = NORMAL` a power cut loses at most the last moments, and the death of a process loses nothing.
+    The rows of runs and turns are in the other file and follow its own durability options.
     """
     connection.isolation_level = "IMMEDIATE"
     connection.execute(f"PRAGMA busy_timeout = {_BUSY_MILLISECONDS}")
     connection.execute("PRAGMA foreign_keys = ON")
     connection.execute("PRAGMA synchronous = NORMAL")
+    connection.execute("PRAGMA secure_delete = ON")
     _switch_to_wal(connection)
     if sqlite3.sqlite_version_info < (3, 42):
         # dbos writes unixepoch('subsec'), which older libraries do not know.
@@ -106,7 +110,7 @@ def _prepare_sqlite(connection: sqlite3.Connection, _record: ConnectionPoolEntry
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Turn WAL on. SQLite does not wait for its lock here, so several first starters take turns by trying again."""
+    """Turn WAL on. SQLite does not wait for its lock here, so processes that start together retry."""
     deadline = time.monotonic() + _BUSY_MILLISECONDS / 1000
     while True:
         try:

@@ -1,7 +1,7 @@
-"""The one dbos that a process can have, in a thread of its own, behind a few verbs about attempts.
+"""The single dbos instance of a process, in its own thread, behind a few methods on attempts.
 
-dbos replaces the thread pool of every event loop that it is called in, and its calls wait for the database; so it gets
-an event loop that nobody else uses.
+dbos replaces the thread pool of every event loop in which it is called, and its calls block on the database. So it gets
+an event loop of its own.
 """
 
 from __future__ import annotations
@@ -12,35 +12,64 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetEnqueueOptions, SetWorkflowID, WorkflowStatus
 from dbos import error as dbos_error
 
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine.attempts import Attempt, number_of, run_of
 from threadkeep.runs.engine.dbos_database import SCHEMA, Connections
 from threadkeep.runs.engine.engine import EngineOptions
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """An attempt at a run; `failures` counts the earlier attempts that raised or whose process died."""
+
+    run_id: str
+    number: int = 1
+    failures: int = 0
+
+    @property
+    def id(self) -> str:
+        """The id of the attempt in the engine's records; equal attempts have equal ids."""
+        return f"{self.run_id}/{self.number}"
+
+    def next(self, *, failed: bool) -> Self:
+        """Return the attempt after this one."""
+        return replace(self, number=self.number + 1, failures=self.failures + failed)
+
+
+def number_of(attempt_id: str) -> int:
+    """Return the number in an attempt id."""
+    return int(attempt_id.rpartition("/")[2])
+
+
+def run_of(attempt_id: str) -> str:
+    """Return the run id in an attempt id."""
+    return attempt_id.rpartition("/")[0]
+
 
 type AttemptStatus = Literal["PENDING", "ENQUEUED", "DELAYED", "SUCCESS", "ERROR", "CANCELLED"]
 
 ACTIVE: tuple[AttemptStatus, ...] = ("PENDING", "ENQUEUED", "DELAYED")
 _OVER: tuple[AttemptStatus, ...] = ("SUCCESS", "ERROR", "CANCELLED")
 
-# Attempts are taken up by processes of the same version only: another number when their arguments change.
+# Only processes of the same version execute an attempt; change the number when its arguments change.
 _VERSION = "1"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# Of runs that have failed twice one is tried at a time: if it kills its process, no other is blamed for it.
+# Runs that failed twice are tried one at a time: if one kills its process, no other run is blamed for it.
 _SUSPECTS = "threadkeep-suspects"
 _THREADS = 16
 _POOL = 8
 _STOP_SECONDS = 5.0
 _PAGE = 500
-# dbos wants the address of a database though it is given the connections; nobody connects to this one.
+# dbos requires a database address although it is given the connections; nothing connects to this one.
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
-# Who carries the attempts of the dbos that is launched: none or one, as there is none or one dbos.
+# The handler of attempts of the launched dbos: none or one, like dbos itself.
 _carriers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
@@ -50,13 +79,13 @@ _CONSOLE = "__dbos_console_log_handler__"
 @DBOS.workflow(name="carry_out", max_recovery_attempts=None)
 async def _carry_out(run_id: str, number: int, failures: int) -> None:
     if not _carriers:
-        # Without an outcome the attempt stays open, and is another process's as soon as this one has left.
+        # Without an outcome the attempt stays open; another process takes it when this one has left.
         raise asyncio.CancelledError
     await _carriers[0](Attempt(run_id, number, failures))
 
 
 class DbosProcess:
-    """dbos, launched. Methods that are not async wait for the database: they are for threads."""
+    """A launched dbos. Methods that are not async block on the database; call them in threads."""
 
     def __init__(self, connections: Connections, options: EngineOptions, name: str) -> None:
         self.name = name
@@ -67,7 +96,7 @@ class DbosProcess:
         self._dbos: DBOS | None = None
 
     def launch(self, carry: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Begin to work; attempts are handed to `carry`, in this thread's event loop."""
+        """Launch dbos; it passes attempts to `carry`, in this thread's event loop."""
         if not _taken.acquire(blocking=False):
             raise InvalidInput(
                 "This process carries out runs already, for another database or another app of the same one; "
@@ -75,7 +104,7 @@ class DbosProcess:
             )
         _carriers.append(carry)
         self._loop = asyncio.new_event_loop()
-        # What asyncio would log of a task that was cut off quotes it; the attempts are looked after anyway.
+        # asyncio would log a cut-off task with its data; the attempts are handled anyway.
         self._loop.set_exception_handler(lambda _loop, _context: None)
         self._thread = threading.Thread(target=self._loop.run_forever, name="threadkeep-runs", daemon=True)
         self._thread.start()
@@ -87,21 +116,21 @@ class DbosProcess:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def is_running(self) -> bool:
-        """Whether dbos's event loop takes work."""
+        """Return whether dbos's event loop accepts work."""
         return self._loop is not None
 
     def check(self) -> None:
-        """Raise at once if the database is down, where dbos would wait for it without an end."""
+        """Raise at once if the database is down; dbos itself would wait for it forever."""
         self._pool.connect().close()
 
     def take_no_more(self) -> None:
-        """Leave to others what is in the queues."""
+        """Stop taking attempts from the queues."""
         if self._dbos is not None:
             for event in self._dbos.background_thread_stop_events:
                 event.set()
 
     def stop(self) -> None:
-        """End everything; attempts that still run stay open in the records."""
+        """Stop everything; attempts that still run stay open in the records."""
         if self._dbos is not None:
             DBOS.destroy()
             self._dbos = None
@@ -116,17 +145,8 @@ class DbosProcess:
             _taken.release()
         self._pool.dispose()
 
-    async def start(self, attempt: Attempt) -> bool:
-        """Record an attempt and begin it, in dbos's event loop; False if there is such an attempt already."""
-        try:
-            with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
-                await DBOS.start_workflow_async(_carry_out, attempt.run_id, attempt.number, attempt.failures)
-        except dbos_error.DBOSWorkflowIDInUseError:
-            return False
-        return True
-
     def put(self, attempt: Attempt, *, after_seconds: float = 0.0) -> bool:
-        """Record an attempt for any process to make; False if there is such an attempt already."""
+        """Record an attempt for any process; return False if the attempt exists already."""
         queue = _QUEUE if attempt.failures < 2 else _SUSPECTS
         try:
             with (
@@ -139,7 +159,7 @@ class DbosProcess:
         return True
 
     def attempts(self, run_id: str, status: Sequence[AttemptStatus] | None = None) -> dict[str, AttemptStatus]:
-        """The attempts at a run that are still on record, by their ids."""
+        """Return the status of the recorded attempts at a run, by attempt id."""
         found = DBOS.list_workflows(
             workflow_id_prefix=f"{run_id}/",
             status=None if status is None else list(status),
@@ -149,25 +169,25 @@ class DbosProcess:
         return {each.workflow_id: _status(each) for each in found if run_of(each.workflow_id) == run_id}
 
     def open_attempts(self) -> list[tuple[Attempt, str]]:
-        """The attempts that processes are making, with the names of the processes."""
+        """Return the attempts in progress, each with the name of its process."""
         found = DBOS.list_workflows(status="PENDING", load_output=False)
         return [(_attempt(each), each.executor_id or "") for each in found]
 
     def put_to_their_end(self, attempt_ids: Sequence[str]) -> list[str]:
-        """Those of some attempts of which somebody has said that no process makes them any more."""
+        """Return the given attempts that were marked as ended because no process makes them any more."""
         found = DBOS.list_workflows(
             workflow_ids=list(attempt_ids), status="CANCELLED", load_input=False, load_output=False
         )
         return [each.workflow_id for each in found]
 
     def end(self, attempt_id: str) -> None:
-        """Put an attempt to its end that no process makes any more."""
+        """Mark an attempt as ended that no process makes any more."""
         DBOS.cancel_workflow(attempt_id)
 
     def remove_finished(self, before: str) -> None:
-        """Remove the attempts that ended before a time, but for those whose run is still tried.
+        """Remove the attempts that ended before a time, except those of runs that are still tried.
 
-        The numbers of a run's attempts begin anew when all of them are gone.
+        The numbers of a run's attempts start again when all of them are removed.
         """
         found = DBOS.list_workflows(
             status=list(_OVER), completed_before=before, limit=_PAGE, load_input=False, load_output=False
@@ -208,19 +228,19 @@ class DbosProcess:
             "serializer": DBOSPortableJSONSerializer(),
             "max_executor_threads": _THREADS,
             "log_level": "CRITICAL",
-            # Nothing here waits for dbos's notifications; short, because the end waits for this pause.
+            # No code waits for dbos's notifications. The interval is short because the shutdown waits for it.
             "use_listen_notify": False,
             "notification_listener_polling_interval_sec": 0.1,
         }
 
 
 def next_number(attempt_ids: Sequence[str]) -> int:
-    """The number of the next attempt at a run."""
+    """Return the number of the next attempt at a run."""
     return max((number_of(each) for each in attempt_ids), default=0) + 1
 
 
 def _attempt(found: WorkflowStatus) -> Attempt:
-    """The attempt of a record that was read with its arguments."""
+    """Return the attempt of a record that was read with its arguments."""
     arguments = found.input["args"] if found.input else ()
     run_id, number, failures = arguments
     return Attempt(str(run_id), int(number), int(failures))
@@ -235,11 +255,11 @@ def _status(found: WorkflowStatus) -> AttemptStatus:
 
 
 def _silence() -> None:
-    """Let dbos print nothing: it would write to the terminal by itself, with addresses in its sentences."""
+    """Silence dbos: it would write to the terminal by itself, with addresses in its messages."""
     logger = logging.getLogger("dbos")
     for handler in [one for one in logger.handlers if one.name == _CONSOLE]:
         logger.removeHandler(handler)
-    # It adds one for the terminal itself where there is none.
+    # dbos adds a handler for the terminal if there is none.
     logger.addHandler(_nowhere)
     logger.propagate = False
     logger.setLevel(logging.CRITICAL)

@@ -1,105 +1,114 @@
-"""What carries runs out: a few verbs, the same in one process and in many."""
+"""The interface of engines: a few methods, the same for one process and for many."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Set
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 type CarryOut = Callable[[str], Awaitable[None]]
-"""Does what a run is about. It may be called again for the same run, and finds in its own records how far it came."""
+"""A callback that executes a run. It may be called again for the same run and finds its progress in its own records."""
 
 type Stop = Literal["closing", "lost"]
-"""Why the engine stops a run: it closes, or another process has it, since this one was taken for dead."""
+"""The reason why the engine stops a run: it closes, or another process has the run after this one was declared dead."""
 
 LETTING_GO_SECONDS = 5.0
-"""How long a run that was stopped is waited for."""
+"""Seconds to wait for a run that was stopped."""
 
 CLOSED = "The engine takes no more runs: it was closed; start runs inside its `async with open_engine(...)` block."
 
 
 class Listener(Protocol):
-    """Whoever wants to know what becomes of runs when their `carry_out` does not end well."""
+    """A listener for runs whose `carry_out` does not end well."""
 
     async def gave_up(self, run_id: str, attempts: int) -> None:
-        """Hear of a run that is not tried any more, and how often it was; maybe twice of the same run."""
+        """Handle a run that is given up after `attempts` attempts; it may be called twice for the same run."""
         ...
 
     def troubled(self, error: str) -> None:
-        """Hear the name of an error, of the database mostly, that keeps the engine from looking after runs for now."""
+        """Handle the name of an error, mostly of the database, that keeps the engine from its work for now."""
         ...
 
 
 class Engine(Protocol):
-    """Carries runs out by calling `carry_out(run_id)`; it knows their ids and nothing else of them.
+    """An engine that calls `carry_out(run_id)`; it knows nothing else about runs.
 
-    - A run that was started or enqueued is carried out to its end, by this process or by another one of the same
-      database: after a `kill -9` by one that works, or by this one after its restart.
-    - No run is carried out twice at one time. Who starts one that is being carried out has it carried out once more,
-      afterwards; so nothing that was written for it before its start is overlooked.
-    - A `carry_out` whose task is cancelled has to end soon, and leaves the run as it is: somebody else goes on. Who
-      wants a run cancelled notes that in the run's own records, and has its `carry_out` end by itself.
-    - A `carry_out` that raises is tried again after a pause, and one whose process dies is tried elsewhere. After
-      `max_attempts` that ended so the run is set aside, and the listener is told.
+    - `start` executes a run in this process. If the process dies, the run's record names an owner that is `dead`.
+    - `enqueue` records a run and has any worker execute it: after a `kill -9` another process executes it.
+    - A process never executes a run twice at the same time. Starting a run that is being executed executes it again
+      afterwards. Between processes the record of the run decides.
+    - A `carry_out` whose task is cancelled must end soon and leave the run as it is: another process continues it. To
+      cancel a run, note the request in the run's own record and let its `carry_out` end by itself.
+    - A `carry_out` that raises is retried after a pause; if the process of an enqueued run dies, another retries it.
+      After `max_attempts` the run is set aside, and the listener is called.
     """
 
+    @property
+    def name(self) -> str:
+        """The name of this process; it changes after the process was declared dead.
+
+        Raises:
+            StoreClosed: the engine was never ready.
+        """
+        ...
+
     async def ready(self) -> None:
-        """Do now what the first run would have to wait for.
+        """Register this process as one that executes runs; afterwards the engine has a name.
 
         Raises:
             StoreClosed: the engine takes no more runs.
+            StoreUnavailable: the database does not answer.
         """
         ...
 
     async def start(self, run_id: str) -> None:
-        """Carry a run out in this process, from now on; when this returns, the run survives the process.
+        """Execute a run in this process.
 
         Raises:
             StoreClosed: the engine takes no more runs.
         """
         ...
 
-    async def begin(self, run_id: str) -> None:
-        """Carry a run out in this process, for whoever finds it again by records of their own if this process dies.
-
-        It begins at once, and is recorded meanwhile: as soon as that is done, it survives the process by itself.
+    async def enqueue(self, run_id: str, *, failures: int = 0) -> None:
+        """Enqueue a run for any worker, a few at a time in each; `failures` counts earlier failed attempts.
 
         Raises:
             StoreClosed: the engine takes no more runs.
         """
         ...
 
-    async def enqueue(self, run_id: str) -> None:
-        """Have a run carried out by any process that works, a few at a time in each.
+    async def dead(self, names: Set[str]) -> Set[str]:
+        """Return the processes among `names` that are dead; a dead process stays dead.
 
         Raises:
-            StoreClosed: the engine takes no more runs.
+            StoreUnavailable: the database does not answer.
         """
         ...
 
     def stopping(self, run_id: str) -> Stop | None:
-        """Why the `carry_out` of a run in this process is being stopped; None if it is not."""
+        """Return why the `carry_out` of a run in this process is being stopped; None if it is not."""
         ...
 
     def holds(self, run_id: str) -> bool:
-        """Whether this process still has a run for certain, to be asked before what may not be done twice.
+        """Return whether this process certainly still owns a run; call it before work that must not be done twice.
 
-        It is False for a process that has not been able to say for long that it lives: another may have the run by now.
+        It is False if this process has not renewed its lease for too long: another process may own the run by now.
         """
         ...
 
     async def close(self, seconds: float) -> None:
-        """Take no more runs, give those that are being carried out so long to end, and leave the rest to others."""
+        """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
         ...
 
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """How runs are carried out. Times in seconds.
+    """Options of an engine. Times are in seconds.
 
-    A process that `works` takes enqueued runs and those that others left: at most `concurrency` at a time, those of
-    `start` not counted. One that has not shown itself for `dead_seconds` is taken for dead; where processes share a
-    SQLite file, the operating system tells it at once. Each failed attempt doubles the pause before the next one.
+    A process that `works` takes enqueued runs and runs that other processes left: at most `concurrency` at a time,
+    without counting those of `start`. A process without a heartbeat for `dead_seconds` is declared dead; if processes
+    share a SQLite file, the operating system reports it at once. Each failed attempt doubles the pause before the next
+    one.
     """
 
     works: bool = True

@@ -1,8 +1,8 @@
-"""Opens an engine for a database."""
+"""Opening of an engine, and enqueueing of runs by a process that is not a worker."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 
 from threadkeep.errors import InvalidInput
@@ -15,13 +15,13 @@ from threadkeep.store.address import DatabaseAddress
 async def open_engine(
     address: DatabaseAddress, carry_out: CarryOut, options: EngineOptions | None = None, *, listener: Listener
 ) -> AsyncIterator[Engine]:
-    """An engine that carries out the runs of a database, closed after the block.
+    """Open an engine that executes the runs of a database; it is closed after the block.
 
     Args:
-        address: the database; one in memory has runs that end with the process.
-        carry_out: does what a run is about.
-        options: how runs are carried out.
-        listener: told of the runs that are not tried any more.
+        address: the database; runs of a database in memory end with the process.
+        carry_out: executes a run.
+        options: options of the engine.
+        listener: called for runs that are not tried any more.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
@@ -50,5 +50,36 @@ async def _open_durable(
         ) from error
     engine = DbosEngine(address, carry_out, options, listener)
     if options.works:
-        await engine.launched()
+        try:
+            await engine.work()
+        except BaseException:
+            await engine.close(0.0)
+            raise
     return engine
+
+
+async def wake(address: DatabaseAddress, run_ids: Iterable[str]) -> None:
+    """Enqueue runs of a database for its workers.
+
+    Raises:
+        InvalidInput: the extra `engine` is not installed, or this process executes runs itself.
+        StoreUnavailable: the database does not answer.
+    """
+    options = EngineOptions(works=False, close_seconds=0.0)
+    async with open_engine(address, _carry_nothing_out, options, listener=_Nobody()) as engine:
+        for run_id in run_ids:
+            await engine.enqueue(run_id)
+
+
+class _Nobody:
+    """A listener for a process that executes no runs."""
+
+    async def gave_up(self, run_id: str, attempts: int) -> None:
+        """Do nothing; no run is executed here."""
+
+    def troubled(self, error: str) -> None:
+        """Do nothing; the caller that enqueues gets the error itself."""
+
+
+async def _carry_nothing_out(run_id: str) -> None:
+    raise AssertionError(f"run {run_id} was carried out by a process that does not work")

@@ -1,1 +1,1 @@
-"""How far runs came: checkpoints, stored beside the runs as soon as a crash would cost more than a model call."""
+"""Progress of runs: checkpoints, stored with the runs as soon as a crash would cost more than one model call."""

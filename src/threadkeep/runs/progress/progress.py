@@ -1,21 +1,99 @@
-"""How far a run came, as its process knows it: stored beside the next step, and not at all once nobody can need it."""
+"""Progress of active runs: stored during the next step, dropped when it is no longer needed, removed with the run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import lru_cache
 from typing import Any, Final
 
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import BaseCheckpointSaver, ChannelVersions, Checkpoint, CheckpointMetadata
+from langgraph.types import Durability
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
-from threadkeep.runs.postponed import Postponed
+from threadkeep.runs.waiting import Debounced
+from threadkeep.store.runs.records import RunRecords
+from threadkeep.workflows.definition import Workflow
+
+
+@lru_cache(maxsize=256)
+def durability_of(workflow: Workflow) -> Durability:
+    """Return LangGraph's durability mode for a workflow.
+
+    - `exit`: a workflow with at most one model call starts again after a crash, at the same cost. Nothing is stored
+      until it fails or waits.
+    - `async`: with several calls, or tools that may run again, the progress is handed over during the next step.
+    - `sync`: with marked tools or foreign code, each step is handed over before the next one begins. So all can be
+      stored when a marked tool is called.
+    """
+    again = [node.again for node in workflow.nodes.values()]
+    if keeps_each_step(workflow) or "marked tools" in again:
+        return "sync"
+    return "exit" if again.count("a model call") <= 1 and "model calls" not in again else "async"
+
+
+@lru_cache(maxsize=256)
+def keeps_each_step(workflow: Workflow) -> bool:
+    """Return whether each step is stored before the next: foreign code must not be executed twice."""
+    return len(_known(workflow)) < len(workflow.builder.nodes)
+
+
+def beside_of(workflow: Workflow) -> Callable[[str], bool]:
+    """Return a function that tells if the progress of a namespace may be stored during the next step.
+
+    Before a marked tool is called all progress is stored, by `threadkeep.runs.once_only`. If each step of the workflow
+    is stored before the next, steps inside our own nodes need not be.
+    """
+    if not keeps_each_step(workflow):
+        return lambda _: True
+    known = _known(workflow)
+    return lambda place: place.partition(":")[0] in known
+
+
+def _known(workflow: Workflow) -> frozenset[str]:
+    """Return the nodes whose cost of another execution is known."""
+    return frozenset(name for name, node in workflow.nodes.items() if node.again != "unknown")
+
+
+def thread_of(run_id: str) -> RunnableConfig:
+    """Return the config of a run's checkpoints: the thread id is the run id."""
+    return {"configurable": {"thread_id": run_id}}
+
+
+class RunCheckpoints:
+    """A remover of checkpoints of runs that are over. Any number of processes may use it at once."""
+
+    def __init__(self, records: RunRecords, saver: BaseCheckpointSaver[str]) -> None:
+        self._records = records
+        self._saver = saver
+
+    async def expect(self, run_id: str) -> None:
+        """Record that a run has checkpoints, so that they are removed when it is over."""
+        await self._records.checkpoints_expected(run_id)
+
+    async def remove(self, run_ids: Sequence[str]) -> None:
+        """Remove the checkpoints of runs that are over.
+
+        A process that has lost a run may still write a little after that. Such checkpoints stay; this is rare.
+        """
+        for run_id in run_ids:
+            await self._saver.adelete_thread(run_id)
+        if run_ids:
+            await self._records.checkpoints_removed(run_ids)
+
+    async def remove_before(self, moment: datetime, *, limit: int) -> int:
+        """Remove checkpoints of runs that are done, deleted, or ended before `moment`; return the number of runs."""
+        run_ids = await self._records.with_checkpoints(moment, limit=limit)
+        await self.remove(run_ids)
+        return len(run_ids)
+
 
 _AGAIN_SECONDS: Final = 1.0
 _SOON_SECONDS: Final = 0.005
-"""How long what a task wrote waits where it may not wait long: its step's checkpoint is mostly there by then."""
+"""Seconds that a task's writes wait at most; usually the checkpoint of the step arrives in that time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,27 +107,27 @@ class PendingCheckpoint:
     new_versions: ChannelVersions
 
     async def store(self) -> None:
-        """Store it."""
+        """Store the checkpoint."""
         await self.saver.aput(self.config, self.checkpoint, self.metadata, self.new_versions)
 
     @property
     def is_whole(self) -> bool:
-        """Whether it can stand for those before it: channels of LangGraph's that keep changes are spread over them."""
+        """True if it can replace earlier checkpoints; LangGraph's delta channels spread their state over several."""
         return not self.metadata.get("counters_since_delta_snapshot")
 
     @property
     def is_of_step(self) -> bool:
-        """Whether something was done before it: not that with which a graph begins."""
+        """True if a step was executed before it; false for the checkpoint of the input."""
         return self.metadata.get("source") != "input"
 
     def instead_of(self, before: PendingCheckpoint) -> PendingCheckpoint:
-        """The same, with what an earlier one would have stored for it."""
+        """Return this checkpoint merged with an earlier one that it replaces."""
         return replace(self, config=before.config, new_versions={**before.new_versions, **self.new_versions})
 
 
 @dataclass(frozen=True, eq=False)
 class PendingWrites:
-    """What a task wrote after a checkpoint, and that is not stored yet."""
+    """Writes of a task after a checkpoint that are not stored yet."""
 
     saver: BaseCheckpointSaver[Any]
     config: RunnableConfig
@@ -58,7 +136,7 @@ class PendingWrites:
     task_path: str
 
     async def store(self) -> None:
-        """Store it."""
+        """Store the writes."""
         await self.saver.aput_writes(self.config, self.writes, self.task_id, self.task_path)
 
 
@@ -66,9 +144,9 @@ type Pending = PendingCheckpoint | PendingWrites
 
 
 class ProgressKeeping:
-    """Stores the progress of a process's runs; tells once that it cannot be stored for now, and once that it can again.
+    """A writer of progress that reports once when storing fails and once when it works again.
 
-    What is beside the runs would be silent otherwise until one of them needs it.
+    Without the report a failure would stay unnoticed until a run needs its checkpoints.
     """
 
     def __init__(self, observer: Observer) -> None:
@@ -76,7 +154,7 @@ class ProgressKeeping:
         self._fails = False
 
     async def store(self, part: Pending) -> None:
-        """Store a part of some run's progress.
+        """Store a part of a run's progress.
 
         Raises:
             StoreUnavailable: the database does not take it.
@@ -94,29 +172,36 @@ class ProgressKeeping:
 
 
 class RunProgress:
-    """The checkpoints of one life of a run: those of its graph, and of the graphs inside, each in a place of its own.
+    """The checkpoints of one execution of a run: those of its graph and of its subgraphs, by namespace.
 
-    Those of places that are `beside` wait `seconds` for newer ones of their place, which stand for them, and are stored
-    while the run goes on; a run that has its result by then needs none. Of other places, as of all at first, the
-    checkpoint of each step is stored at once, and what a part of a step wrote soon. A `fresh` run has none of an
-    earlier life.
+    Checkpoints of namespaces that are `beside` wait `seconds` for newer ones that replace them, and are stored while
+    the run continues; a run that ends by then needs none. A run that `starts_again` after a crash stores none before it
+    fails or waits. In other namespaces, and initially in all, the checkpoint of
+    each step is stored at once, and writes of tasks soon after. A `fresh` run has no checkpoints of an earlier
+    execution.
 
-    One that cannot be stored for now is tried again; another failure is raised where the next one comes.
+    A checkpoint that cannot be stored for now is retried. Any other failure is raised by the next `add`.
     """
 
-    def __init__(self, keeping: ProgressKeeping, *, fresh: bool, seconds: float) -> None:
+    def __init__(
+        self, keeping: ProgressKeeping, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
+    ) -> None:
+        """Make the progress; `expect` records that there are checkpoints, before the first one is stored."""
         self.beside: Callable[[str], bool] = lambda _: False
+        self.starts_again = False
         self._keeping = keeping
+        self._expect = expect
+        self._expected = False
         self._unstored = fresh
         self._fresh = fresh
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
         self._places: set[str] = set()
-        self._storing = Postponed(self._keep_beside)
+        self._storing = Debounced(self._keep_beside)
         self._failed: Exception | None = None
 
     async def add(self, new: Pending) -> None:
-        """Store a part of the progress, at once or soon."""
+        """Add a part of the progress; store it at once or soon."""
         if self._failed is not None:
             failed, self._failed = self._failed, None
             raise failed
@@ -128,6 +213,8 @@ class RunProgress:
                 if isinstance(older, PendingCheckpoint):
                     new = new.instead_of(older)
         self._pending[new] = None
+        if self.starts_again:
+            return
         if self.beside(place):
             self._storing.within(self._seconds)
         elif isinstance(new, PendingCheckpoint) and new.is_of_step:
@@ -136,11 +223,11 @@ class RunProgress:
             self._storing.within(_SOON_SECONDS)
 
     def is_new(self, place: str) -> bool:
-        """Whether there is nothing of a place, here or anywhere."""
+        """Return whether a namespace has no checkpoints, here or in the database."""
         return self._fresh and place not in self._places
 
     async def keep(self) -> None:
-        """Store what there is by now.
+        """Store all pending progress.
 
         Raises:
             StoreUnavailable: the database does not take it; it is kept for the next try.
@@ -148,8 +235,13 @@ class RunProgress:
         self._storing.disarm()
         await self._keep()
 
+    async def forget(self) -> None:
+        """Discard pending progress; wait for progress that is being stored."""
+        async with self._storing.working:
+            self._pending.clear()
+
     async def leave(self) -> bool:
-        """Forget what is not stored: the run is over, or another process's. Whether nothing was stored ever."""
+        """Discard pending progress because the run is over or lost; return whether nothing was ever stored."""
         self._pending.clear()
         await self._storing.close()
         return self._unstored
@@ -158,7 +250,10 @@ class RunProgress:
         async with self._storing.working:
             for one in self._pending_of(place):
                 if one not in self._pending:
-                    continue  # a newer one has taken its place meanwhile
+                    continue  # a newer one has replaced it meanwhile
+                if not self._expected:
+                    await self._expect()
+                    self._expected = True
                 self._unstored = False
                 await self._keeping.store(one)
                 self._pending.pop(one, None)
@@ -170,7 +265,7 @@ class RunProgress:
         try:
             await self.keep()
         except StoreUnavailable:
-            # The run goes on: by its end at the latest somebody insists on what it still needs.
+            # The run continues; at its end, at the latest, the progress that it still needs is stored with retries.
             if self._pending:
                 self._storing.within(_AGAIN_SECONDS)
         except Exception as error:  # noqa: BLE001 - a state that cannot be stored is the graph's failure, told there
@@ -178,5 +273,5 @@ class RunProgress:
 
 
 def place_of(config: RunnableConfig) -> str:
-    """Which graph of a run a checkpoint belongs to: the namespace, empty for the one at the top."""
+    """Return the namespace of the graph that a checkpoint belongs to; empty for the top graph."""
     return str(config["configurable"].get("checkpoint_ns", ""))

@@ -1,8 +1,9 @@
-"""The checkpointer that runs have: it knows who of them is at work, and lets their progress be stored beside them."""
+"""The checkpointer of runs: it knows the active runs and lets their progress be stored in the background."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from typing import Any
@@ -16,15 +17,83 @@ from langgraph.checkpoint.base import (
     CheckpointTuple,
     DeltaChannelHistory,
 )
+from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from threadkeep.runs.progress.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
-from threadkeep.runs.progress.threaded_saver import ThreadedSaver
+
+
+class ThreadedSaver(BaseCheckpointSaver[Any]):
+    """A checkpointer whose synchronous methods run the async ones in its event loop and wait in the calling thread."""
+
+    def __init__(self, serde: SerializerProtocol) -> None:
+        super().__init__(serde=serde)
+        self._loop = asyncio.get_running_loop()
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Return the newest checkpoint of a thread, or the named one."""
+        return self._waited_for(self.aget_tuple(config))
+
+    def list(
+        self,
+        config: RunnableConfig | None,
+        *,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        before: RunnableConfig | None = None,
+        limit: int | None = None,
+    ) -> Iterator[CheckpointTuple]:
+        """Yield checkpoints, the newest first."""
+
+        async def found() -> tuple[CheckpointTuple, ...]:
+            return tuple([one async for one in self.alist(config, filter=filter, before=before, limit=limit)])
+
+        yield from self._waited_for(found())
+
+    def put(
+        self,
+        config: RunnableConfig,
+        checkpoint: Checkpoint,
+        metadata: CheckpointMetadata,
+        new_versions: ChannelVersions,
+    ) -> RunnableConfig:
+        """Save a checkpoint."""
+        return self._waited_for(self.aput(config, checkpoint, metadata, new_versions))
+
+    def put_writes(
+        self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
+    ) -> None:
+        """Save the writes of a task."""
+        self._waited_for(self.aput_writes(config, writes, task_id, task_path))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints of a thread."""
+        self._waited_for(self.adelete_thread(thread_id))
+
+    def get_delta_channel_history(
+        self, *, config: RunnableConfig, channels: Sequence[str]
+    ) -> Mapping[str, DeltaChannelHistory]:
+        """Return the history of delta channels."""
+        return self._waited_for(self.aget_delta_channel_history(config=config, channels=channels))
+
+    def _waited_for[T](self, work: Coroutine[Any, Any, T]) -> T:
+        if _running_loop() is self._loop:
+            work.close()
+            raise asyncio.InvalidStateError(
+                "A graph that async code calls with `invoke` would wait for itself; use `await graph.ainvoke()` there."
+            )
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 class ProgressSaver(ThreadedSaver):
-    """Stands before a checkpointer; threads of which it knows no progress are the checkpointer's alone.
+    """A wrapper of a checkpointer; threads without known progress are passed through to it.
 
-    Whoever reads a thread gets what is there, stored or not; what is not is stored first.
+    A reader of a thread gets all of its progress: pending progress is stored first.
     """
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
@@ -34,7 +103,7 @@ class ProgressSaver(ThreadedSaver):
 
     @contextmanager
     def knowing(self, run_id: str, progress: RunProgress) -> Iterator[None]:
-        """Inside the block the thread of a run is that of a life of it."""
+        """Connect the thread of a run with the progress of its execution inside the block."""
         self._progresses[run_id] = progress
         try:
             yield
@@ -43,7 +112,7 @@ class ProgressSaver(ThreadedSaver):
                 del self._progresses[run_id]
 
     async def keep(self, run_id: str) -> None:
-        """Store what there is of a run's progress by now.
+        """Store all pending progress of a run.
 
         Raises:
             StoreUnavailable: the database does not take it; it is kept for the next try.
@@ -53,22 +122,22 @@ class ProgressSaver(ThreadedSaver):
 
     @property
     def config_specs(self) -> list[Any]:
-        """Those of the checkpointer."""
+        """The config specs of the checkpointer."""
         return self.saver.config_specs
 
     def get_next_version(self, current: Any, channel: None) -> Any:
-        """What the checkpointer counts with."""
+        """Return the next version of a channel, as the checkpointer counts it."""
         return self.saver.get_next_version(current, channel)
 
     def with_allowlist(self, extra_allowlist: Collection[tuple[str, ...]]) -> ProgressSaver:
-        """The same runs, for a graph whose state has types of its own."""
+        """Return a saver for the same runs whose graph state has types of its own."""
         allowing = copy(self)
         allowing.saver = self.saver.with_allowlist(extra_allowlist)
         allowing.serde = allowing.saver.serde
         return allowing
 
     async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
-        """The newest checkpoint of a thread, or the one that is named; of a run that begins nobody has to ask."""
+        """Return the newest checkpoint of a thread, or the named one; skip the query for a run that begins."""
         progress = self._progresses.get(_thread_of(config))
         if progress is not None:
             if progress.is_new(place_of(config)):
@@ -84,7 +153,7 @@ class ProgressSaver(ThreadedSaver):
         before: RunnableConfig | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[CheckpointTuple]:
-        """Checkpoints, the newest first."""
+        """Yield checkpoints, the newest first."""
         if config is not None:
             await self.keep(_thread_of(config))
         async for found in self.saver.alist(config, filter=filter, before=before, limit=limit):
@@ -93,7 +162,7 @@ class ProgressSaver(ThreadedSaver):
     async def aget_delta_channel_history(
         self, *, config: RunnableConfig, channels: Sequence[str]
     ) -> Mapping[str, DeltaChannelHistory]:
-        """How channels came to be what they are."""
+        """Return the history of delta channels."""
         await self.keep(_thread_of(config))
         return await self.saver.aget_delta_channel_history(config=config, channels=channels)
 
@@ -104,7 +173,7 @@ class ProgressSaver(ThreadedSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Keep a checkpoint."""
+        """Save a checkpoint."""
         progress = self._progresses.get(_thread_of(config))
         if progress is None:
             return await self.saver.aput(config, checkpoint, metadata, new_versions)
@@ -115,12 +184,18 @@ class ProgressSaver(ThreadedSaver):
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Keep what a task wrote."""
+        """Save the writes of a task."""
         progress = self._progresses.get(_thread_of(config))
         if progress is None:
             await self.saver.aput_writes(config, writes, task_id, task_path)
         else:
             await progress.add(PendingWrites(self.saver, config, writes, task_id, task_path))
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Delete the checkpoints of a thread, including pending ones."""
+        if (progress := self._progresses.get(thread_id)) is not None:
+            await progress.forget()
+        await self.saver.adelete_thread(thread_id)
 
 
 def _thread_of(config: RunnableConfig) -> str:

@@ -1,6 +1,6 @@
 """Transcripts in a LangGraph store: a metadata item for each conversation, and its messages in chunks.
 
-The second implementation of `threadkeep.store.transcripts.Transcripts`. `layout` and `chunks` say where what is kept
-and `shapes` what it looks like; `items` is what is asked of a store, `foreign` and `table` are the stores that there
-are; `transcripts` is the contract on top.
+This is the second implementation of `threadkeep.store.transcripts.Transcripts`. `layout` and `chunks` define the keys,
+`shapes` the format of items. `items` is the interface of a store, `foreign` and `table` implement it; `transcripts` is
+the contract on top.
 """

@@ -1,4 +1,4 @@
-"""What a turn makes of a conversation: the items that change, and the receipt. Pure."""
+"""Appending of a turn to a conversation: the items that change, and the receipt. Pure."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from itertools import groupby
 
 from threadkeep.records import Message, Receipt
 from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, shorten
-from threadkeep.store.graph_transcripts.chunks import chunk_of
+from threadkeep.store.graph_transcripts.chunks import chunk_of, joined, ranges_of
 from threadkeep.store.graph_transcripts.items import Value
 from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
-from threadkeep.store.graph_transcripts.shapes import Conversation, chunk_value, message_value
+from threadkeep.store.graph_transcripts.shapes import Conversation, answer_note, chunk_value, message_value
 from threadkeep.store.preparing import Prepared
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where and when a turn goes: the messages of the chunk in which the next one goes are there already."""
+    """The position and time of a turn: the chunk of the next message, if it exists already."""
 
     layout: GraphLayout
-    last_chunk: Sequence[Value]
+    last_chunk: Value | None
     now: datetime
 
 
 @dataclass(frozen=True)
 class Appended:
-    """A conversation with a turn behind it, and the other items that change with it; none where nothing was new."""
+    """A conversation with an appended turn, and the other items that change; none if nothing was new."""
 
     conversation: Conversation
     items: Mapping[ItemKey, Value]
@@ -35,7 +35,7 @@ class Appended:
 
 
 def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
-    """Put a turn behind a conversation; `there` says where the messages are whose ids it has already."""
+    """Append a turn to a conversation; `there` maps existing message ids to their `seq`."""
     known = dict(there)
     fresh: dict[str, tuple[Message, dict[str, object]]] = {}
     for message, columns in zip(prepared.messages, prepared.columns, strict=True):
@@ -50,41 +50,65 @@ def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str
         return Appended(conversation, {}, _receipt(prepared, min(known.values()), max(known.values()), known))
     first = conversation.last_seq + 1
     layout = place.layout
-    grown = _grown(conversation, [message for message, _ in fresh.values()], place.now)
+    grown = _grown(conversation, list(fresh.values()), place.now)
     values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
     items: dict[ItemKey, Value] = {
         layout.message_id(conversation.session_id, message_id): {"seq": seq}
         for seq, message_id in enumerate(fresh, start=first)
     }
-    # What stands at the places that are given now is left of a turn that was never finished.
-    before = [message for message in place.last_chunk if message["seq"] < first]
-    items |= _chunk_items(conversation, [*before, *values], place)
+    items |= {
+        layout.message_id(conversation.session_id, note): {"seq": value["seq"]}
+        for value in values
+        if (note := answer_note(value)) is not None
+    }
+    # Messages with these `seq` values are left from a turn that was never completed.
+    there_already = () if place.last_chunk is None else place.last_chunk["messages"]
+    before = [message for message in there_already if message["seq"] < first]
+    items |= chunk_items(conversation, [*before, *values], place)
     return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known))
 
 
-def _grown(conversation: Conversation, fresh: Sequence[Message], now: datetime) -> Conversation:
-    first_user = next((message.content for message in fresh if message.role == "user"), None)
+def _grown(
+    conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
+) -> Conversation:
+    """Return the conversation with messages appended; superseded messages change only its last `seq`."""
+    first = conversation.last_seq + 1
+    placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
+    first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
     title = conversation.title
     if title is None and first_user is not None:
         title = shorten(first_user, TITLE_CHARACTERS)
-    newest_user = max((place for place, message in enumerate(fresh, start=1) if message.role == "user"), default=0)
+    superseded = ranges_of(seq for seq, (_, row) in enumerate(fresh, start=first) if row.get("superseded_at"))
+    last_message = shorten(placed[-1][1].content, LAST_MESSAGE_CHARACTERS) if placed else ""
     return replace(
         conversation,
         last_seq=conversation.last_seq + len(fresh),
-        last_user_seq=conversation.last_seq + newest_user if newest_user else conversation.last_user_seq,
+        last_user_seq=max(
+            (seq for seq, message in placed if message.role == "user"), default=conversation.last_user_seq
+        ),
         title=title,
-        last_message=shorten(fresh[-1].content, LAST_MESSAGE_CHARACTERS),
+        last_message=last_message or conversation.last_message,
         updated_at=max(conversation.updated_at, now),
+        superseded=joined(conversation.superseded, superseded),
+        revision=conversation.revision + bool(superseded),
     )
 
 
-def _chunk_items(conversation: Conversation, messages: Sequence[Value], place: Place) -> dict[ItemKey, Value]:
-    """The chunks of some messages, which are in order."""
+def chunk_items(conversation: Conversation, messages: Sequence[Value], place: Place) -> dict[ItemKey, Value]:
+    """Return the chunks of messages, which must be in order."""
     found: dict[ItemKey, Value] = {}
+    last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
     for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
         key = place.layout.chunk(conversation.session_id, chunk)
-        found[key] = chunk_value(conversation, chunk, list(within), now=place.now)
+        former = place.last_chunk if chunk == last else None
+        found[key] = chunk_value(conversation, chunk, list(within), now=place.now, former=former)
     return found
+
+
+def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
+    """Return the receipt of an answer that was not stored because another one exists."""
+    seq = int(adopted["seq"])
+    return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
 
 
 def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[str, int]) -> Receipt:

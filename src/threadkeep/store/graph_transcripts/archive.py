@@ -1,4 +1,4 @@
-"""Exported sessions brought back into a graph store."""
+"""Restoring of exported sessions into a graph store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import datetime
 from threadkeep.errors import WrongUser
 from threadkeep.records import SessionInfo, dump_json
 from threadkeep.store.archive import ArchivedPart, Restored
-from threadkeep.store.codec import Counter, clean_json, clean_text, identified
+from threadkeep.store.codec import Counter, clean_json, clean_text, identified, marks_of
 from threadkeep.store.driver import Driver
 from threadkeep.store.graph_transcripts.appending import Appended
 from threadkeep.store.graph_transcripts.index import SessionIndex
@@ -22,11 +22,11 @@ from threadkeep.store.times import time_text
 
 
 class ConversationArchive:
-    """The way back for what was exported, into conversations.
+    """A restorer of exported sessions into conversations.
 
-    Its laws are those of `threadkeep.store.archive.Archive`, but that the parts of a call are stored one after the
-    other, each of them whole; a call that was broken off is made again. There is no archive border in conversations:
-    what was archived is brought back as the rest. Nor are there summaries, which are left out.
+    It works like `threadkeep.store.archive.Archive`, but the parts of a call are stored one after the other, each
+    atomically; an interrupted call can be repeated. Conversations have no archive: archived messages are restored like
+    all others. They have no summaries either, so these are skipped.
     """
 
     def __init__(self, writer: ConversationWriter, *, count: Counter, clock: Callable[[], datetime]) -> None:
@@ -66,6 +66,10 @@ class ConversationArchive:
             prepared = prepare(
                 messages, count=self._count, stored_at=lambda message: time_text(message.created_at or now)
             )
+            rows = [
+                {**row, **marks_of(message)} for message, row in zip(prepared.messages, prepared.columns, strict=True)
+            ]
+            prepared = replace(prepared, columns=rows)
         known = await self._writer.places_of(writing, conversation, [str(message.id) for message in messages])
         appended = await self._writer.appended(writing, conversation, prepared, known, info.updated_at)
         seqs = dict(known)
@@ -93,10 +97,12 @@ class ConversationArchive:
             active=info.active,
             tags=tuple(clean_text(tag) for tag in info.tags),
             metadata=dump_json(clean_json(dict(info.metadata))),
+            parent_session_id=info.parent_session_id,
+            parent_seq=info.parent_seq,
         )
 
     def _with_reset(self, appended: Appended, part: ArchivedPart, seqs: dict[str, int]) -> Conversation:
-        """The conversation with the reset after the message after which it stood, unless there is a later one."""
+        """Return the conversation with the reset after the same message as before, unless there is a later reset."""
         reset_seq = part.info.reset_seq
         last_before = next((message for message in part.messages if reset_seq and message.seq == reset_seq), None)
         place = seqs.get(str(last_before.id), 0) if last_before is not None else 0
@@ -105,7 +111,7 @@ class ConversationArchive:
 
 
 class IndexedArchive(ConversationArchive):
-    """The same for conversations that have rows in our tables, on which their summaries hang."""
+    """A restorer for conversations that have rows in our tables, to which their summaries belong."""
 
     def __init__(
         self,

@@ -1,13 +1,13 @@
 """Conversations in any LangGraph store, safe for the writers of one process. Importing this imports LangGraph.
 
-The interface of LangGraph's stores has no transaction and cannot compare: where another process writes to the same
+LangGraph's store interface has no transactions and no compare-and-set: if another process writes to the same
 conversation, turns can be lost. Several processes need a store of `threadkeep.create_graph_store`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from weakref import WeakKeyDictionary
 
@@ -16,12 +16,12 @@ from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, Sear
 from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.observe import Backend
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Locks, Value
-from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
+from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey, Namespace
 from threadkeep.store.graph_transcripts.shapes import METADATA_KIND
 
 _PAGE_ITEMS = 10_000
 
-# Of the store, not of who asks: an agent's node may have its own transcripts in each run.
+# Per store, not per caller: an agent's node may have its own transcripts in each run.
 _LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
 
 
@@ -34,40 +34,45 @@ class StoreItems:
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         return "other"
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
         found = await _whole(self._store, [GetOp(key.namespace, key.key, refresh_ttl=False) for key in keys])
-        return [item.value if isinstance(item, Item) else None for item in found]
+        return [_value(item) if isinstance(item, Item) else None for item in found]
 
-    async def conversations(self, layout: GraphLayout) -> AsyncIterator[Value]:
-        """The metadata of all conversations of a layout, in no order."""
+    async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
+        """Yield the id and the metadata of every conversation of a layout, unordered."""
         seen: set[str] = set()
+        async for item in self.search(layout.namespace, {"kind": METADATA_KIND}):
+            if item.key not in seen and (session_id := layout.session_of(item.key)):
+                seen.add(item.key)
+                yield session_id, _value(item)
+
+    async def search(self, namespace: Namespace, wanted: dict[str, object] | None = None) -> AsyncIterator[SearchItem]:
+        """Yield the items of a namespace, possibly some of them twice."""
         offset = 0
         while True:
-            search = SearchOp(layout.namespace, {"kind": METADATA_KIND}, _PAGE_ITEMS, offset, refresh_ttl=False)
-            [found] = await _whole(self._store, [search])
+            [found] = await _whole(self._store, [SearchOp(namespace, wanted, _PAGE_ITEMS, offset, refresh_ttl=False)])
             page = [item for item in found if isinstance(item, SearchItem)] if isinstance(found, list) else []
             for item in page:
-                # A search finds what is in namespaces below, too.
-                if item.namespace == layout.namespace and item.key not in seen:
-                    seen.add(item.key)
-                    yield item.value
+                # A search also returns items of namespaces below.
+                if item.namespace == namespace:
+                    yield item
             if len(page) < _PAGE_ITEMS:
                 return
             offset += _PAGE_ITEMS
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
-        """Hold the conversation with these metadata, in this process."""
+        """Lock the conversation with these metadata, in this process."""
         async with self._locks.of(metadata):
             yield _StoreWriting(self._store, self, metadata)
 
 
 class _StoreWriting:
-    """A conversation that this process holds."""
+    """A conversation that this process has locked."""
 
     def __init__(self, store: BaseStore, items: StoreItems, metadata: ItemKey) -> None:
         self._store = store
@@ -75,11 +80,15 @@ class _StoreWriting:
         self._metadata = metadata
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
         return await self._items.get(keys)
 
+    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
+        """Return the keys of a namespace that begin with a text."""
+        return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
+
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the items in one batch, the metadata last: what is behind them is as if it were not there."""
+        """Write the items in one batch, the metadata last: messages beyond the metadata do not count."""
         [found] = await self._items.get([self._metadata])
         if (found is None) != (version is None) or (found is not None and found.get("version") != version):
             raise ConversationChanged
@@ -87,9 +96,14 @@ class _StoreWriting:
         puts.append(_put(self._metadata, metadata))
         await _whole(self._store, puts)
 
+    async def remove(self, keys: Collection[ItemKey]) -> None:
+        """Remove items in one batch, the metadata last."""
+        rest = [key for key in keys if key != self._metadata]
+        await _whole(self._store, [_put(key, None) for key in (*rest, self._metadata)])
+
 
 async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
-    """Carry a batch out whatever happens to its caller; stores that are stopped half-way may not work any more."""
+    """Execute a batch even if the caller is cancelled; an interrupted store may stop working."""
     batch = asyncio.ensure_future(store.abatch(operations))
     with _translated():
         try:
@@ -100,19 +114,25 @@ async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
             raise
 
 
+def _value(item: Item) -> Value:
+    """Return the object that an item holds; an empty one if it holds something else."""
+    value: object = item.value
+    return value if isinstance(value, dict) else {}
+
+
 def _put(key: ItemKey, value: Value | None) -> PutOp:
     return PutOp(key.namespace, key.key, None if value is None else dict(value), index=False)
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """Turn whatever a store raises into ours: each has errors of its own, and none tells which would pass."""
+    """Translate any error of a store into ours: each store has its own errors, and none says which are transient."""
     try:
         yield
     except StoreError:
         raise
     except Exception as error:  # noqa: BLE001 - see above
-        # From None: what the error says may quote what was put.
+        # From None: the error may quote the stored data.
         raise StoreUnavailable(
             f"The graph store does not take this call ({type(error).__name__}); check that its database answers."
         ) from None

@@ -1,24 +1,33 @@
-"""A memory's transcripts in a graph store, with the rows in its tables that all else hangs on."""
+"""Transcripts of a memory in a graph store, with the rows in its tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
-from threadkeep.errors import StoreError
+from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.observe import Backend
-from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn
+from threadkeep.records import Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.store.graph_transcripts.index import SessionIndex
 from threadkeep.store.graph_transcripts.items import Locks
-from threadkeep.store.graph_transcripts.shapes import conversation_of
 from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
-from threadkeep.store.transcripts import END, Recent, SessionChanges, SessionQuery, Transcripts
+from threadkeep.store.transcripts import (
+    END,
+    Branching,
+    Recent,
+    SessionChanges,
+    SessionQuery,
+    Superseded,
+    Superseding,
+    Transcripts,
+)
 
 
 class IndexedTranscripts:
-    """The transcript's contract: conversations are the graph store's, lists of them come from the tables.
+    """An implementation of `Transcripts`: conversations are in the graph store, lists come from the tables.
 
-    What is stored is stored when the graph store has it. Rows that could not follow it are brought up by `catch_up`,
-    and `failed` is told of the session and why. Those of one that is gone go so, with all that hangs on them.
+    A turn is stored when the graph store has it. `catch_up` updates rows that could not follow; `failed` is called with
+    the session and the error. The rows of a deleted conversation are deleted with all their derived data.
     """
 
     def __init__(
@@ -39,7 +48,7 @@ class IndexedTranscripts:
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         return self._conversations.backend
 
     async def append(self, turn: Turn) -> Receipt:
@@ -48,43 +57,105 @@ class IndexedTranscripts:
         await self._follow(turn.session_id)
         return receipt
 
-    async def newest(self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None) -> Page:
-        """The newest messages before a `seq`, oldest first."""
-        return await self._conversations.newest(session_id, limit=limit, before=before, user_id=user_id)
+    async def newest(
+        self,
+        session_id: str,
+        *,
+        limit: int,
+        before: int = END,
+        user_id: str | None = None,
+        view: View = "active",
+    ) -> Page:
+        """Return the newest messages before a `seq`, oldest first."""
+        return await self._conversations.newest(session_id, limit=limit, before=before, user_id=user_id, view=view)
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
     ) -> Recent:
-        """The raw material of a window."""
+        """Return the rows for a window."""
         return await self._conversations.recent(session_id, limit=limit, before=before, after=after, user_id=user_id)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
-        """The message with an id."""
+        """Return the message with an id, superseded or not."""
         return await self._conversations.find(session_id, message_id)
 
+    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
+        """Return the existing messages with these ids, superseded or not, in order."""
+        return await self._conversations.with_ids(session_id, message_ids)
+
     async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
-        """The messages with these `seq`, in order; those that are there."""
+        """Return the existing messages with these `seq` values, superseded or not, in order."""
         return await self._conversations.at(session_id, places)
 
-    async def answer(self, session_id: str, *, after: int, run_id: str) -> Message | None:
-        """The newest assistant message of a run that follows a message."""
-        return await self._conversations.answer(session_id, after=after, run_id=run_id)
+    async def supersede(self, superseding: Superseding) -> Superseded:
+        """Supersede messages, atomically; do nothing if the session does not exist."""
+        session_id = superseding.session_id
+        first_seq = await self._first_seq(superseding)
+        if first_seq is not None:
+            # Before the messages: no summary of them stays active in between, even if this process dies there.
+            await self._index.follow(session_id)
+            await self._index.forget_derived(session_id, first_seq)
+        superseded = await self._conversations.supersede(superseding)
+        await self._follow(session_id)
+        return superseded
+
+    async def _first_seq(self, superseding: Superseding) -> int | None:
+        """Return the first `seq` that will be superseded, as known now; None if there is nothing to do."""
+        session_id, user_id = superseding.session_id, superseding.user_id
+        if superseding.message_id is None:
+            page = await self._conversations.newest(session_id, limit=superseding.newest, user_id=user_id)
+            return page.messages[0].seq if page.messages else None
+        if await self._conversations.session(session_id, user_id=user_id) is None:
+            return None
+        message = await self._conversations.find(session_id, superseding.message_id)
+        return message.seq if message is not None and message.superseded_at is None else None
+
+    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
+        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        return await self._conversations.superseded(session_id, after=after, before=before)
+
+    async def branch(self, branching: Branching) -> None:
+        """Create a session with copies of another session's messages."""
+        await self._conversations.branch(branching)
+        await self._follow(branching.branch_id)
+        try:
+            await self._index.copy_summaries(branching)
+        except StoreError as error:
+            self._failed(branching.branch_id, error)
+
+    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
+        """Return the complete answers to a stored question, in order; superseded ones only if it is superseded."""
+        return await self._conversations.answers_to(session_id, question)
+
+    async def tell(self, session_id: str, message_id: str) -> Message | None:
+        """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
+        told = await self._conversations.tell(session_id, message_id)
+        if told is not None:
+            await self._follow(session_id)
+        return told
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
-        """What is known of a session."""
+        """Return the info of a session."""
         return await self._conversations.session(session_id, user_id=user_id)
 
     async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
-        """Some sessions, newest activity first."""
-        return await self._listed.sessions(query)
+        """Return sessions by their rows, newest activity first; without those whose metadata cannot be read."""
+        found: list[SessionInfo] = []
+        while True:
+            page = await self._listed.sessions(query)
+            damaged = await self._conversations.reader.unreadable([info.session_id for info in page])
+            found += [info for info in page if info.session_id not in damaged]
+            if len(page) < query.limit or not damaged:
+                return found[: query.limit]
+            query = replace(query, cursor=(page[-1].updated_at, page[-1].session_id))
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change what is known of a session."""
+        """Change fields of a session."""
         await self._conversations.change(session_id, changes)
         await self._follow(session_id)
 
     async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
-        """Let later windows start after what is there now."""
+        """Start later windows after the existing messages."""
         if await self._conversations.session(session_id, user_id=user_id) is None:
             return None
         await self._index.follow(session_id)
@@ -94,19 +165,19 @@ class IndexedTranscripts:
         return last_seq
 
     async def delete(self, session_id: str) -> bool:
-        """Delete a session, its messages and all that was derived from them."""
-        # The rows last: the run that deletes is among them, and goes on with it when its process dies in between.
+        """Delete a session, its messages and all derived data."""
+        # The rows last: the deleting run is among them, and retries if its process dies in between.
         there = await self._conversations.delete(session_id)
-        # Who asks again may hear that there is no such conversation: what fails from here on is done without them.
+        # A retry may find no conversation: the rest is completed by `catch_up`.
         self._behind.add(session_id)
         rows = await self._index.delete(session_id)
-        # Somebody may have written to it in between, and its rows been made again.
+        # Another process may have written to it in between and created its rows again.
         await self._index.follow(session_id)
         self._behind.discard(session_id)
         return there or rows
 
     async def catch_up(self) -> None:
-        """Bring up the rows that are behind; the first time those of all sessions are compared.
+        """Update the rows that are behind; the first call compares all sessions.
 
         Raises:
             StoreError: a database does not answer.
@@ -118,6 +189,8 @@ class IndexedTranscripts:
         for session_id in list(self._behind):
             try:
                 await self._index.follow(session_id)
+            except SessionDamaged:
+                continue  # its rows follow after a repair, and do not block others until then
             except StoreError as error:
                 failure = error
             else:
@@ -126,11 +199,10 @@ class IndexedTranscripts:
             raise failure
 
     async def _differing(self) -> set[str]:
-        """Sessions whose rows are not as their conversations are."""
+        """Return the sessions whose rows differ from their conversations."""
         versions = {session_id: version async for session_id, version in self._index.versions()}
         differing = set(versions)
-        async for value in self._conversations.all():
-            conversation = conversation_of(value)
+        async for conversation in self._conversations.reader.all():
             if versions.get(conversation.session_id) == conversation.version:
                 differing.discard(conversation.session_id)
             else:
@@ -138,7 +210,7 @@ class IndexedTranscripts:
         return differing
 
     async def _follow(self, session_id: str) -> None:
-        """Let the rows of a session follow; what was written is written, whatever becomes of them."""
+        """Update the rows of a session; a failure does not undo the write."""
         self._behind.add(session_id)
         try:
             async with self._following.of(session_id):

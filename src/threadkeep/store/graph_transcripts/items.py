@@ -1,23 +1,23 @@
-"""What conversations ask of a LangGraph store: items read together, and several written together or not at all."""
+"""The interface of LangGraph stores for conversations: reads of several items, and atomic writes."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 from weakref import WeakValueDictionary
 
 from threadkeep.observe import Backend
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
+from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey, Namespace
 
 type Value = Mapping[str, Any]
-"""What an item holds: a JSON object, never changed in place. Some stores hand out the very object that was put."""
+"""The value of an item: a JSON object, never changed in place. Some stores return the very object that was put."""
 
 
 class ConversationChanged(RowLocked):
-    """Somebody else changed a conversation between the read and the write of it; nothing was written."""
+    """Another writer changed a conversation between the read and the write; nothing was written."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -26,52 +26,63 @@ class ConversationChanged(RowLocked):
 
 
 class Writing(Protocol):
-    """One conversation, held: nobody else who holds conversations writes to it before the block ends."""
+    """A locked conversation: no other lock holder writes to it before the block ends."""
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
+        ...
+
+    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
+        """Return the keys of a namespace that begin with a text."""
         ...
 
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
         """Write the metadata and other items of the conversation, once in a block; None removes an item.
 
-        All of it or nothing is there when the block ends.
+        The write is atomic at the end of the block.
 
         Raises:
-            ConversationChanged: the metadata are not of this version (None: are there already).
+            ConversationChanged: the metadata have another version (None: they exist already).
         """
+        ...
+
+    async def remove(self, keys: Collection[ItemKey]) -> None:
+        """Remove items of the conversation, once in a block, whatever the version of its metadata."""
         ...
 
 
 class Items(Protocol):
-    """A LangGraph store, as far as conversations go. Raises `StoreUnavailable` when it does not answer."""
+    """A LangGraph store, as conversations use it. Raises `StoreUnavailable` if it does not answer.
+
+    An item that is not a JSON object is returned as an empty one, which no reader accepts as valid.
+    """
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         ...
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
         ...
 
-    def conversations(self, layout: GraphLayout) -> AsyncIterator[Value]:
-        """The metadata of all conversations of a layout, in no order."""
+    def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
+        """Yield the id and the metadata of every conversation of a layout, unordered."""
         ...
 
     def writing(self, metadata: ItemKey) -> AbstractAsyncContextManager[Writing]:
-        """Hold the conversation with these metadata."""
+        """Lock the conversation with these metadata."""
         ...
 
 
 class Locks[Key: Hashable]:
-    """A lock for each conversation, by some key of it, as long as anybody wants it; who asks first has it first."""
+    """Locks of conversations by key, weakly referenced; waiters are served in order."""
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[Key, asyncio.Lock] = WeakValueDictionary()
 
     def of(self, key: Key) -> asyncio.Lock:
-        """The lock of a conversation; keep it while using it."""
+        """Return the lock of a conversation; keep a reference while using it."""
         lock = self._locks.get(key)
         if lock is None:
             lock = self._locks[key] = asyncio.Lock()

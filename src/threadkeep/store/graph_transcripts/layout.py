@@ -1,8 +1,10 @@
-"""Under which keys of a LangGraph store conversations are kept."""
+"""Keys of conversations in a LangGraph store."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import NamedTuple
 
 from threadkeep.errors import InvalidInput
@@ -10,7 +12,7 @@ from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE, chunk_key
 
 type Namespace = tuple[str, ...]
 
-# What else a message has in a chunk: a text of that name would be written over.
+# The other fields of a message in a chunk: a text field of such a name would be overwritten.
 _TAKEN = frozenset(
     {
         "seq",
@@ -25,13 +27,22 @@ _TAKEN = frozenset(
         "original",
         "sent_at",
         "created_at",
+        "author",
+        "answers",
+        "ordinal",
+        "told_at",
+        "superseded_at",
+        "superseded_by",
     }
 )
 _RESERVED_ROOT = "langgraph"
 
+STEPS = "steps-sha256:"
+"""The prefix of the keys of steps."""
+
 
 class ItemKey(NamedTuple):
-    """Where an item of a LangGraph store is."""
+    """The location of an item in a LangGraph store."""
 
     namespace: Namespace
     key: str
@@ -39,12 +50,11 @@ class ItemKey(NamedTuple):
 
 @dataclass(frozen=True)
 class GraphLayout:
-    """How conversations are laid out in a LangGraph store.
+    """The layout of conversations in a LangGraph store.
 
-    In the `namespace` are the metadata of each conversation, under its key and `meta_key_suffix`, and its chunks of
-    `chunk_size` messages, under its key and `chunk:000000` and so on; a conversation that is there keeps the size that
-    it has. In a namespace beside it, which ends in `_ids`, are the ids of messages. `value_field` names the text of a
-    message.
+    The `namespace` has the metadata of each conversation, under its key and `meta_key_suffix`, and its chunks of
+    `chunk_size` messages, under its key and `chunk:000000` and so on; an existing conversation keeps its chunk size. A
+    namespace beside it, which ends in `_ids`, has the ids of messages. `value_field` is the field of a message's text.
     """
 
     namespace: Namespace = ("agent_chat_history",)
@@ -53,10 +63,10 @@ class GraphLayout:
     value_field: str = "content"
 
     def __post_init__(self) -> None:
-        """Refuse what a LangGraph store would, or what would mix items up.
+        """Refuse a layout that a LangGraph store would refuse, or in which items would collide.
 
         Raises:
-            InvalidInput: names the field.
+            InvalidInput: the message names the field.
         """
         object.__setattr__(self, "namespace", tuple(self.namespace))
         if not self.namespace or not all(_is_label(label) for label in self.namespace):
@@ -72,21 +82,43 @@ class GraphLayout:
             raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
 
     def lies_as(self, other: GraphLayout) -> bool:
-        """Whether conversations of both are the same, but for the size of the chunks of new ones."""
+        """Return whether both layouts have the same conversations; the chunk size may differ."""
         return replace(self, chunk_size=other.chunk_size) == other
 
     def metadata(self, session_id: str) -> ItemKey:
-        """Where the metadata of a conversation are."""
+        """Return the key of a conversation's metadata."""
         return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
 
+    def session_of(self, key: str) -> str | None:
+        """Return the conversation of a metadata key; None if it is no metadata key."""
+        session_id = key.removesuffix(self.meta_key_suffix)
+        return session_id if session_id and session_id != key else None
+
     def chunk(self, session_id: str, chunk: int) -> ItemKey:
-        """Where a chunk of a conversation is."""
+        """Return the key of a chunk."""
         return ItemKey(self.namespace, f"{session_id}:{chunk_key(chunk)}")
 
-    def message_id(self, session_id: str, message_id: str) -> ItemKey:
-        """Where it is noted at which place of a conversation the message with an id is."""
+    def is_chunk(self, session_id: str, key: str) -> bool:
+        """Return whether a key is a chunk of a conversation."""
+        return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
+
+    def message_ids(self, session_id: str) -> Namespace:
+        """Return the namespace of the ids of a conversation's messages."""
         root, *rest = self.namespace
-        return ItemKey((f"{root}_ids", *rest, session_id), message_id)
+        return (f"{root}_ids", *rest, namespace_label(session_id))
+
+    def steps(self, session_id: str, author: str) -> ItemKey:
+        """Return the key of an agent's newest steps, in the namespace of the message ids."""
+        return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
+
+    def message_id(self, session_id: str, message_id: str) -> ItemKey:
+        """Return the key of the note with the `seq` of a message id."""
+        return ItemKey(self.message_ids(session_id), message_id)
+
+
+def namespace_label(session_id: str) -> str:
+    """Return a session id as a namespace label, which cannot have a full stop; different ids have different labels."""
+    return session_id.replace("%", "%25").replace(".", "%2E")
 
 
 def _is_label(label: object) -> bool:

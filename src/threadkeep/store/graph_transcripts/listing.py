@@ -1,4 +1,4 @@
-"""Sessions chosen and put in order, where no database does it. Pure."""
+"""Filtering and sorting of sessions without a database. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threadkeep.store.transcripts import SessionQuery
 
 
 def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionInfo]:
-    """The sessions that a query asks for, newest activity first."""
+    """Return the sessions that match a query, newest activity first."""
     text = None if query.query is None else clean_text(query.query).lower()
     wanted = [
         info

@@ -1,4 +1,4 @@
-"""Which way leads to the conversations of a LangGraph store. Importing this imports LangGraph."""
+"""Selection of the interface to a LangGraph store's conversations. Importing this imports LangGraph."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from threadkeep.store.graph_transcripts.table import TabledStore
 
 
 def items_of(store: BaseStore) -> Items:
-    """The items of a store: by its table if it is one of `threadkeep.create_graph_store`, else by its interface."""
+    """Return the items of a store: by its table for `threadkeep.create_graph_store`, else by its interface."""
     if isinstance(store, TabledStore) and store.items is not None:
         return store.items
     return StoreItems(store)

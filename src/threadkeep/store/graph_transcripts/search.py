@@ -1,24 +1,24 @@
-"""Full text search in conversations of a graph store: all texts are read, the newest sessions first.
+"""Full text search in conversations of a graph store: it reads all texts, the newest sessions first.
 
-LangGraph's stores search by likeness, where they are given a model for it, and not by words. There is no index here
-that a conversation could be forgotten in; whoever searches much keeps transcripts in the tables.
+LangGraph's stores search by similarity, if they have a model for it, and not by words. There is no index here that
+would have to be kept in step; users who search often should keep transcripts in the tables.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 import math
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from itertools import count
 
-from threadkeep.errors import StoreUnavailable
+from threadkeep.errors import SessionDamaged, StoreUnavailable
 from threadkeep.records import Message, SearchHit
 from threadkeep.store.codec import clean_text
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.reading import ConversationReader
-from threadkeep.store.graph_transcripts.shapes import Conversation
 from threadkeep.store.transcripts import END, SessionQuery, Transcripts
 
 _SEARCH_SECONDS = 5.0
@@ -26,7 +26,7 @@ _SEARCHES = 2
 
 
 class TextSearch:
-    """Searches conversations, as a list of sessions names them."""
+    """A search over the conversations that a list of sessions names."""
 
     def __init__(self, transcripts: Transcripts, reader: ConversationReader, *, page_sessions: int = 100) -> None:
         self._transcripts = transcripts
@@ -37,20 +37,23 @@ class TextSearch:
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """There is nothing to bring up."""
+        """Return True; there is no index to update."""
         return True
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
-        """None: every text is read."""
+        """Return 0; every text is read."""
         return 0
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
     ) -> list[SearchHit]:
-        """Messages with all the words of a query, best first; of one user, or of one session after a place.
+        """Return messages that contain all words of a query, best first; filter by user, or by session and `seq`.
+
+        Damaged sessions are skipped and listed in the reader's `damages`.
 
         Raises:
-            StoreUnavailable: there is too much to read in time, with whoever else is searching.
+            StoreUnavailable: there is too much to read in time, with other searches.
+            SessionDamaged: the one session cannot be read.
         """
         words = clean_text(query).casefold().split()
         if not words or limit <= 0:
@@ -59,14 +62,11 @@ class TextSearch:
         number = count()
         try:
             async with asyncio.timeout(_SEARCH_SECONDS), self._searches:
-                async for conversation in self._conversations(user_id, session_id):
-                    low = max(after, conversation.deleted_seq) + 1
-                    async for message in self._reader.down(conversation, END, low):
-                        if score := _score(message, words):
-                            time = message.created_at.timestamp() if message.created_at else 0.0
-                            hit = SearchHit(conversation.session_id, message, score)
-                            entry = (score, time, -next(number), hit)
-                            (heapq.heappush if len(best) < limit else heapq.heappushpop)(best, entry)
+                async for found_in, message in self._messages(user_id, session_id, after):
+                    if score := _score(message, words):
+                        time = message.created_at.timestamp() if message.created_at else 0.0
+                        entry = (score, time, -next(number), SearchHit(found_in, message, score))
+                        (heapq.heappush if len(best) < limit else heapq.heappushpop)(best, entry)
         except TimeoutError:
             raise StoreUnavailable(
                 f"The search took longer than {_SEARCH_SECONDS:g} seconds: in a graph store every text is read. Search "
@@ -74,23 +74,37 @@ class TextSearch:
             ) from None
         return [hit for *_, hit in sorted(best, reverse=True)]
 
-    async def _conversations(self, user_id: str | None, session_id: str | None) -> AsyncIterator[Conversation]:
+    async def _messages(
+        self, user_id: str | None, session_id: str | None, after: int
+    ) -> AsyncIterator[tuple[str, Message]]:
+        """Yield the messages to search, each with its session."""
         if session_id is not None:
-            if conversation := await self._reader.conversation(session_id, user_id=user_id):
-                yield conversation
+            async for message in self._down(session_id, user_id, after):
+                yield session_id, message
             return
+        async for found in self._sessions(user_id):
+            with contextlib.suppress(SessionDamaged):
+                async for message in self._down(found, user_id, after):
+                    yield found, message
+
+    async def _down(self, session_id: str, user_id: str | None, after: int) -> AsyncIterator[Message]:
+        if conversation := await self._reader.conversation(session_id, user_id=user_id):
+            low = max(after, conversation.deleted_seq) + 1
+            async for message in self._reader.down(conversation, END, low, active=True):
+                yield message
+
+    async def _sessions(self, user_id: str | None) -> AsyncIterator[str]:
         query: SessionQuery | None = SessionQuery(user_id, limit=self._page_sessions)
         while query is not None:
             page = await self._transcripts.sessions(query)
             for info in page:
-                if conversation := await self._reader.conversation(info.session_id, user_id=user_id):
-                    yield conversation
+                yield info.session_id
             last = page[-1] if len(page) == query.limit else None
             query = None if last is None else replace(query, cursor=(last.updated_at, last.session_id))
 
 
 class ConversationSearch(TextSearch):
-    """The same over transcripts with rows in the tables; keeps these up, where the tables' search keeps an index up."""
+    """A search over transcripts with rows in the tables; its `catch_up` updates these rows."""
 
     def __init__(self, transcripts: IndexedTranscripts, reader: ConversationReader) -> None:
         super().__init__(transcripts, reader)
@@ -99,7 +113,7 @@ class ConversationSearch(TextSearch):
     async def catch_up(
         self, *, seconds: float | None = None, user_id: str | None = None, session_id: str | None = None
     ) -> bool:
-        """Bring up the rows of all sessions that are behind; True when nothing is left."""
+        """Update the rows of all sessions that are behind; return True when none is left."""
         try:
             async with asyncio.timeout(seconds):
                 await self._indexed.catch_up()
@@ -109,7 +123,7 @@ class ConversationSearch(TextSearch):
 
 
 def _score(message: Message, words: list[str]) -> float:
-    """How much of a text the words are, 0 where one of them is not in it."""
+    """Return the share of the words in a text, 0 if one of them is missing."""
     text = message.content.casefold()
     counts = [text.count(word) for word in words]
     return sum(counts) / math.log2(2 + len(text)) if all(counts) else 0.0

@@ -1,14 +1,13 @@
-"""Conversations in the table of LangGraph's own SQLite and PostgreSQL stores, safe for the writers of many processes.
+"""Conversations in the tables of LangGraph's SQLite and PostgreSQL stores, safe for several processes.
 
-What is written is what LangGraph's stores write, so that they read it. In one transaction a conversation is held, read
-and written, and its metadata are compared once more by the database: somebody who knows nothing of the lock may have
-put others.
+The format is LangGraph's own, so that its stores can read it. One transaction locks, reads and writes a conversation,
+and the database compares its metadata once more, because a writer without the lock may have changed them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from threadkeep.observe import Backend
@@ -24,9 +23,9 @@ _PAGE_ITEMS = 500
 
 
 class TabledStore:
-    """What a LangGraph store of ours has besides: its items by its table, and which database that is in.
+    """The additions of our LangGraph stores: the items by their table, and the fingerprint of the database.
 
-    Both are None in memory, which nobody shares.
+    Both are None for a store in memory, which is not shared.
     """
 
     items: TableItems | None = None
@@ -34,7 +33,7 @@ class TabledStore:
 
 
 class TableItems:
-    """The items of one of LangGraph's own stores, by a driver of ours to the same database."""
+    """The items of one of LangGraph's own stores, through our driver to the same database."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -43,32 +42,31 @@ class TableItems:
 
     @property
     def backend(self) -> Backend:
-        """Which engine is below, for metrics."""
+        """The engine's name for metrics."""
         return self._driver.backend
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
         async with self._driver.reading() as connection:
             return await _get(connection, self._sql, keys)
 
-    async def conversations(self, layout: GraphLayout) -> AsyncIterator[Value]:
-        """The metadata of all conversations of a layout, in no order."""
-        suffix = layout.meta_key_suffix
-        pattern = like_pattern(suffix).removesuffix("%")
+    async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
+        """Yield the id and the metadata of every conversation of a layout, unordered."""
+        pattern = like_pattern(layout.meta_key_suffix).removesuffix("%")
         place = {"prefix": _text(layout.namespace), "pattern": pattern, "limit": _PAGE_ITEMS}
         after: str | None = ""
         while after is not None:
             async with self._driver.reading() as connection:
                 rows = await connection.fetch(self._sql["conversations"], {**place, "after": after})
             for key, value in rows:
-                if key.endswith(suffix):
-                    yield json.loads(value)
+                if session_id := layout.session_of(key):
+                    yield session_id, _value(value)
             after = rows[-1][0] if len(rows) == _PAGE_ITEMS else None
 
     @asynccontextmanager
     async def writing(self, metadata: ItemKey) -> AsyncIterator[_TableWriting]:
-        """Hold the conversation with these metadata, in all processes."""
-        # In this process first: its turns keep their order, and take one connection.
+        """Lock the conversation with these metadata, in all processes."""
+        # In this process first: turns keep their order and share one connection.
         async with self._locks.of(metadata), self._driver.writing() as connection:
             if "lock_conversation" in self._sql:
                 name = f"{_text(metadata.namespace)} {metadata.key}"
@@ -77,7 +75,7 @@ class TableItems:
 
 
 class _TableWriting:
-    """A conversation that this transaction holds."""
+    """A conversation that this transaction has locked."""
 
     def __init__(self, connection: Connection, sql: Mapping[str, str], metadata: ItemKey) -> None:
         self._connection = connection
@@ -85,11 +83,17 @@ class _TableWriting:
         self._metadata = metadata
 
     async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
-        """The items with these keys, in their order."""
+        """Return the items with these keys, in their order."""
         return await _get(self._connection, self._sql, keys)
 
+    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
+        """Return the keys of a namespace that begin with a text."""
+        place = {"prefix": _text(namespace), "pattern": like_pattern(beginning).removeprefix("%")}
+        rows = await self._connection.fetch(self._sql["keys"], place)
+        return [key for (key,) in rows if key.startswith(beginning)]
+
     async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
-        """Write the metadata, if they are of this version still, then the other items."""
+        """Write the metadata, if they still have this version, then the other items."""
         row = {**_place(self._metadata), "version": version}
         if metadata is None:
             changed = await self._connection.execute(self._sql["delete_metadata"], row)
@@ -109,14 +113,27 @@ class _TableWriting:
         if removals:
             await self._connection.execute_many(self._sql["delete_item"], removals)
 
+    async def remove(self, keys: Collection[ItemKey]) -> None:
+        """Remove items of the conversation, whatever the version of its metadata."""
+        await self._connection.execute_many(self._sql["delete_item"], [_place(key) for key in keys])
+
 
 async def _get(connection: Connection, sql: Mapping[str, str], keys: Sequence[ItemKey]) -> list[Value | None]:
     found: dict[tuple[str, str], Value] = {}
     for start in range(0, len(keys), _ITEMS_AT_ONCE):
         rows = [_place(key) for key in keys[start : start + _ITEMS_AT_ONCE]]
         for prefix, key, value in await connection.fetch(for_rows(sql["items"], len(rows)), row_parameters(rows)):
-            found[prefix, key] = json.loads(value)
+            found[prefix, key] = _value(value)
     return [found.get((_text(key.namespace), key.key)) for key in keys]
+
+
+def _value(text: str | bytes) -> Value:
+    """Return the object that an item holds; an empty one if it holds something else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
 
 
 def _place(key: ItemKey) -> Parameters:
@@ -124,5 +141,5 @@ def _place(key: ItemKey) -> Parameters:
 
 
 def _text(namespace: Namespace) -> str:
-    """A namespace as LangGraph's stores write it."""
+    """Return a namespace in the format of LangGraph's stores."""
     return ".".join(namespace)

@@ -1,4 +1,4 @@
-"""What retention is told where transcripts are in a graph store: that it is not available there."""
+"""The retention interface for transcripts in a graph store, where retention is not available."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ NOT_AVAILABLE = (
 
 
 class UnretainedRows(RetentionRows):
-    """Refuses limits, so that nobody relies on what nothing carries out."""
+    """A retention interface that refuses limits, because nothing would apply them."""
 
     async def sessions(
         self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
     ) -> list[Prunable]:
-        """No session has limits of its own.
+        """Return no sessions, because none has limits of its own.
 
         Raises:
-            InvalidInput: those of rules are asked for.
+            InvalidInput: sessions for the rules are requested.
         """
         if with_own:
             return []
         raise InvalidInput(NOT_AVAILABLE)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
-        """Refused.
+        """Refuse retention.
 
         Raises:
             InvalidInput: always.
@@ -36,7 +36,7 @@ class UnretainedRows(RetentionRows):
         raise InvalidInput(NOT_AVAILABLE)
 
     async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
-        """Refused.
+        """Refuse limits.
 
         Raises:
             InvalidInput: always.

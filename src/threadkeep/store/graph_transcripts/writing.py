@@ -1,4 +1,4 @@
-"""Writes to a conversation: each holds it, reads what it has to know, and puts all that changes at once."""
+"""Writes to a conversation: each locks it, reads what it needs, and writes all changes at once."""
 
 from __future__ import annotations
 
@@ -9,71 +9,173 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final
 
-from threadkeep.errors import QuestionGone, StoreUnavailable, WrongUser
+from threadkeep.errors import QuestionGone, SessionDamaged, StoreUnavailable, WrongUser
 from threadkeep.records import Receipt, Turn, dump_json
 from threadkeep.store.codec import clean_json, clean_text
-from threadkeep.store.graph_transcripts.appending import Appended, Place, append
+from threadkeep.store.graph_transcripts.appending import Appended, Place, append, receipt_of
 from threadkeep.store.graph_transcripts.chunks import chunk_of, stretches
 from threadkeep.store.graph_transcripts.items import ConversationChanged, Items, Value, Writing
-from threadkeep.store.graph_transcripts.layout import GraphLayout, ItemKey
-from threadkeep.store.graph_transcripts.shapes import Conversation, conversation_of, metadata_value
+from threadkeep.store.graph_transcripts.layout import STEPS, GraphLayout, ItemKey
+from threadkeep.store.graph_transcripts.reading import ConversationReader
+from threadkeep.store.graph_transcripts.shapes import (
+    Conversation,
+    answer_note,
+    messages_in,
+    metadata_value,
+    missing_chunk,
+    noted_seq,
+)
+from threadkeep.store.graph_transcripts.steps import steps_left
 from threadkeep.store.preparing import Prepared
+from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import SessionChanges
 
 type Work[T] = Callable[[Writing, Conversation | None], Awaitable[T]]
 
 _PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
-_CHUNKS_AT_ONCE = 10
+_MOST_CHUNKS = 10_000
+"""The maximum number of chunk keys to compute; metadata that name more may be wrong."""
 
 
 @dataclass(frozen=True)
 class Beginning:
-    """What follows the border of a conversation up to a place; with a time, only while nothing was said since."""
+    """The messages after a conversation's boundary up to a `seq`; with a time, only if it was idle since."""
 
     after_seq: int
     upto_seq: int
     idle_before: datetime | None = None
 
     def is_of(self, conversation: Conversation) -> bool:
-        """Whether the border is still there."""
+        """Return whether the boundary is unchanged."""
         idle = self.idle_before is None or conversation.updated_at < self.idle_before
         return idle and conversation.deleted_seq == self.after_seq
 
 
-class ConversationWriter:
-    """Writes conversations of a layout.
+type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
+"""A callback that stores an answer in place of another one, given as stored in its chunk."""
 
-    A write that somebody else gets in the way of is tried again after a short, random pause, three times; `conflicted`
-    is told the session each time. Then `ConversationChanged` is raised, and nothing is written.
+
+class ConversationWriter:
+    """A writer of the conversations of a layout.
+
+    A write that conflicts with another writer is retried three times after a short, random pause; `conflicted` is
+    called with the session each time. Then `ConversationChanged` is raised, and nothing is written.
     """
 
-    def __init__(self, items: Items, layout: GraphLayout, *, conflicted: Callable[[str], object] | None) -> None:
+    def __init__(
+        self,
+        items: Items,
+        layout: GraphLayout,
+        reader: ConversationReader,
+        *,
+        conflicted: Callable[[str], object] | None,
+    ) -> None:
         self._items = items
         self.layout = layout
+        self.reader = reader
         self._conflicted = conflicted
 
-    async def append(self, turn: Turn, prepared: Prepared, now: datetime) -> Receipt:
-        """Put a turn behind a conversation, which begins with it if it is not there.
+    async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Receipt:
+        """Append a turn to a conversation; create it if it does not exist.
+
+        An answer that was delivered while the store was down replaces an undelivered one, by `take_place`; otherwise it
+        is stored as superseded.
 
         Raises:
             WrongUser: it is another user's.
-            QuestionGone: what the turn answers is not there.
+            QuestionGone: the message that the turn answers does not exist.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> Receipt:
             if found is not None and turn.user_id not in (None, found.user_id):
                 raise WrongUser(turn.session_id)
-            if turn.answers is not None and (found is None or not await self.places_of(writing, found, [turn.answers])):
-                raise QuestionGone(turn.session_id)
+            ready = prepared if turn.answers is None else await self._answering(writing, found, turn, prepared, now)
             new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
             former = found or new
-            there = await self.places_of(writing, former, [str(message.id) for message in prepared.messages])
-            appended = await self.appended(writing, former, prepared, there, now)
+            there = await self.places_of(writing, former, [str(message.id) for message in ready.messages])
+            fresh, adopted = await self._without_answered(writing, former, ready, there)
+            if adopted is not None and turn.told_at is not None:
+                if not adopted.get("told_at") and len(ready.messages) == 1:
+                    return await take_place(writing, former, ready, adopted, now)
+                fresh = _superseded_by(adopted, ready, now)
+            if adopted is not None and not fresh.messages and not there:
+                return receipt_of(prepared, adopted)
+            appended = await self.appended(writing, former, fresh, there, now)
             if appended.items:
                 await self.put(writing, former, appended.conversation, appended.items)
-            return appended.receipt
+            return appended.receipt if adopted is None else replace(appended.receipt, adopted=str(adopted.get("id")))
 
         return await self.hold(turn.session_id, work)
+
+    async def _answering(
+        self, writing: Writing, found: Conversation | None, turn: Turn, prepared: Prepared, now: datetime
+    ) -> Prepared:
+        """Return the answer; it is superseded from the start if its question is.
+
+        Raises:
+            QuestionGone: the question does not exist.
+        """
+        question = str(turn.answers)
+        places = {} if found is None else await self.places_of(writing, found, [question])
+        if found is None or question not in places:
+            raise QuestionGone(turn.session_id)
+        if not found.superseded_between(places[question], places[question]):
+            return prepared
+        rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
+        return replace(prepared, columns=rows)
+
+    async def _without_answered(
+        self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
+    ) -> tuple[Prepared, Value | None]:
+        """Leave out a complete answer if there is one already; also return that answer."""
+        notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
+        notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
+        if not notes or conversation.version < 0:
+            return prepared, None
+        found = await self._noted(writing, conversation, list(notes.values()), answer_note)
+        taken = {message_id for message_id, note in notes.items() if note in found}
+        if not taken:
+            return prepared, None
+        rows = [
+            (message, columns)
+            for message, columns in zip(prepared.messages, prepared.columns, strict=True)
+            if message.id not in taken
+        ]
+        left = replace(prepared, messages=[message for message, _ in rows], columns=[columns for _, columns in rows])
+        return left, found[notes[min(taken)]]
+
+    async def _noted(
+        self,
+        writing: Writing,
+        conversation: Conversation,
+        names: Sequence[str],
+        name_of: Callable[[Value], str | None],
+    ) -> dict[str, Value]:
+        """Return the messages to which notes refer, by the names of the notes.
+
+        A note may be left from a turn that was never completed: `name_of` returns the name that a message has. If a
+        note is damaged, all messages are searched.
+        """
+        keys = [self.layout.message_id(conversation.session_id, name) for name in names]
+        notes = zip(names, await writing.get(keys), strict=True)
+        places = {name: noted_seq(note) for name, note in notes if note is not None}
+        low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
+        wanted: list[int] = []
+        if None in places.values():
+            newest = self.layout.chunk(conversation.session_id, chunk_of(max(high, 1), size))
+            if high >= low and await writing.get([newest]) == [None]:
+                raise missing_chunk(conversation)
+            wanted = [part.chunk for part in stretches(low, high, size)]
+        wanted += [chunk_of(seq, size) for seq in places.values() if seq is not None and low <= seq <= high]
+        chunks = list(dict.fromkeys(wanted))
+        found: dict[str, Value] = {}
+        values = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
+        for chunk, value in zip(chunks, values, strict=True):
+            for message in () if value is None else self._read(conversation, chunk, value):
+                name = name_of(message)
+                if name in places and places[name] in (None, message["seq"]) and low <= message["seq"] <= high:
+                    found[name] = message
+        return found
 
     async def appended(
         self,
@@ -83,35 +185,28 @@ class ConversationWriter:
         there: Mapping[str, int],
         now: datetime,
     ) -> Appended:
-        """What messages make of a conversation that is held; `there` says where those are whose ids it has."""
-        [last] = await writing.get([self._chunk_with(conversation, conversation.last_seq + 1)])
-        place = Place(self.layout, () if last is None else last["messages"], now)
+        """Return a locked conversation with messages appended; `there` maps existing ids to their `seq`."""
+        last_seq, size = conversation.last_seq, conversation.chunk_size
+        chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
+        last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
+        if newest is None and last_seq > conversation.deleted_seq:
+            raise missing_chunk(conversation)
+        if last is not None:
+            self._read(conversation, chunks[0], last)
+        place = Place(self.layout, last, now)
         return append(conversation, prepared, there=there, place=place)
 
     async def places_of(
         self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
     ) -> dict[str, int]:
-        """Where those messages are that a conversation has of some ids."""
+        """Return the `seq` of the existing messages with these ids."""
         if conversation.version < 0:
             return {}
-        session_id = conversation.session_id
-        noted = await writing.get([self.layout.message_id(session_id, message_id) for message_id in message_ids])
-        places = {
-            message_id: int(value["seq"])
-            for message_id, value in zip(message_ids, noted, strict=True)
-            if value is not None and conversation.deleted_seq < value["seq"] <= conversation.last_seq
-        }
-        # A note may be of a turn that was never finished, on a store without transactions.
-        keys = list(dict.fromkeys(self._chunk_with(conversation, seq) for seq in places.values()))
-        ids = {
-            message["seq"]: message.get("id")
-            for value in filter(None, await writing.get(keys) if keys else [])
-            for message in value["messages"]
-        }
-        return {message_id: seq for message_id, seq in places.items() if ids.get(seq) == message_id}
+        found = await self._noted(writing, conversation, message_ids, lambda message: message.get("id"))
+        return {message_id: message["seq"] for message_id, message in found.items()}
 
     async def change(self, session_id: str, changes: SessionChanges) -> None:
-        """Change what is known of a conversation; nothing where there is none."""
+        """Change fields of a conversation; do nothing if it does not exist."""
         tags = None if changes.tags is None else tuple(clean_text(tag) for tag in changes.tags)
         metadata = None if changes.metadata is None else dump_json(clean_json(dict(changes.metadata)))
 
@@ -129,7 +224,7 @@ class ConversationWriter:
         await self.hold(session_id, work)
 
     async def reset(self, session_id: str, *, user_id: str | None) -> int | None:
-        """Let later windows start after what is there now; answers the last place before, None for no conversation."""
+        """Start later windows after the existing messages; return the last `seq`, None without a conversation."""
 
         async def work(writing: Writing, found: Conversation | None) -> int | None:
             if found is None or user_id not in (None, found.user_id):
@@ -140,7 +235,7 @@ class ConversationWriter:
         return await self.hold(session_id, work)
 
     async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
-        """Remove the beginning of a conversation; False when it is not as it was. A title becomes another one."""
+        """Remove the beginning of a conversation; return False if it has changed. The title may be replaced."""
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
             if found is None or not beginning.is_of(found):
@@ -149,17 +244,20 @@ class ConversationWriter:
                 found,
                 deleted_seq=beginning.upto_seq,
                 title=title[1] if found.title == title[0] else found.title,
-                last_message=None if found.last_seq == beginning.upto_seq else found.last_message,
+                superseded=found.superseded_between(beginning.upto_seq + 1, found.last_seq),
             )
-            await self.put(writing, found, shorter, await self._without(writing, found, beginning))
+            if shorter.info().message_count == 0:
+                shorter = replace(shorter, last_message=None)
+            items = await self._without(writing, found, beginning)
+            await self.put(writing, found, shorter, items | await self._steps_without(writing, shorter))
             return True
 
         return await self.hold(session_id, work)
 
     async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
-        """Remove every item of a conversation; False when it was not there.
+        """Remove every item of a conversation, damaged or not; return False if it did not exist.
 
-        With a time it is removed only when its messages are gone and nothing was said in it since.
+        With a time it is removed only if its messages are gone and it was idle since.
         """
 
         async def work(writing: Writing, found: Conversation | None) -> bool:
@@ -167,16 +265,31 @@ class ConversationWriter:
                 return False
             if idle_before is not None and not Beginning(found.last_seq, 0, idle_before).is_of(found):
                 return False
-            await writing.put(None, await self._all_items(writing, found), version=found.version)
+            await writing.put(None, dict.fromkeys(await self._keys(writing, found)), version=found.version)
             return True
 
-        return await self.hold(session_id, work)
+        try:
+            gone = await self.hold(session_id, work)
+        except SessionDamaged:
+            if idle_before is not None:
+                raise
+            gone = await self._remove_damaged(session_id)
+        self.reader.damages.forget(session_id)
+        return gone
+
+    async def _remove_damaged(self, session_id: str) -> bool:
+        """Remove every item of a conversation whose damaged metadata do not name them."""
+        metadata = self.layout.metadata(session_id)
+        async with self._items.writing(metadata) as writing:
+            found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
+            await writing.remove([metadata, *found])
+        return True
 
     async def hold[T](self, session_id: str, work: Work[T]) -> T:
-        """Work on a conversation that nobody else writes to meanwhile; the metadata are read first.
+        """Lock a conversation and execute work on it; its metadata are read first.
 
         Raises:
-            ConversationChanged: somebody did all the same, again and again.
+            ConversationChanged: another writer changed it in each attempt.
         """
         key = self.layout.metadata(session_id)
         pauses = list(_PAUSES_SECONDS)
@@ -185,7 +298,7 @@ class ConversationWriter:
             try:
                 async with self._items.writing(key) as writing:
                     [found] = await writing.get([key])
-                    return await work(writing, None if found is None else conversation_of(found))
+                    return await work(writing, None if found is None else self.reader.described(session_id, found))
             except ConversationChanged:
                 if self._conflicted is not None:
                     self._conflicted(session_id)
@@ -193,7 +306,7 @@ class ConversationWriter:
                     raise
                 await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
             except StoreUnavailable as error:
-                # The commit may have happened before the connection broke: what is there already is recognised.
+                # The commit may have happened before the connection broke: existing messages are recognised.
                 if broken or not error.interrupted:
                     raise
                 broken = True
@@ -205,7 +318,7 @@ class ConversationWriter:
         conversation: Conversation,
         others: Mapping[ItemKey, Value | None] | None = None,
     ) -> None:
-        """Write a conversation as it is now, in the place of what it was, with other items of it."""
+        """Write the new state of a conversation, with other items of it."""
         version = former.version if former.version >= 0 else None
         value = metadata_value(replace(conversation, version=max(former.version, 0) + 1))
         await writing.put(value, others or {}, version=version)
@@ -213,31 +326,58 @@ class ConversationWriter:
     async def _without(
         self, writing: Writing, conversation: Conversation, beginning: Beginning
     ) -> dict[ItemKey, Value | None]:
-        """The items that change when the beginning goes: its ids, its chunks, and what stays of the last of these."""
+        """Return the items that change with a removal: ids, chunks, and the rest of the last chunk."""
         session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
         for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
             key = self.layout.chunk(session_id, part.chunk)
             [value] = await writing.get([key])
-            messages = [] if value is None else value["messages"]
+            messages = () if value is None else self._read(conversation, part.chunk, value)
             rest = [message for message in messages if message["seq"] > beginning.upto_seq]
             changed[key] = {**value, "start_seq": rest[0]["seq"], "messages": rest} if value and rest else None
-            gone = [message["id"] for message in messages[: len(messages) - len(rest)] if message.get("id")]
-            changed |= dict.fromkeys(self.layout.message_id(session_id, message_id) for message_id in gone)
+            changed |= dict.fromkeys(self._notes(session_id, messages[: len(messages) - len(rest)]))
         return changed
 
-    async def _all_items(self, writing: Writing, conversation: Conversation) -> dict[ItemKey, None]:
-        """All items of a conversation but its metadata."""
-        session_id = conversation.session_id
-        last = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
-        found: dict[ItemKey, None] = {}
-        for start in range(0, last + 1, _CHUNKS_AT_ONCE):
-            numbers = range(start, min(start + _CHUNKS_AT_ONCE, last + 1))
-            keys = [self.layout.chunk(session_id, number) for number in numbers]
-            found |= dict.fromkeys(keys)
-            for value in filter(None, await writing.get(keys)):
-                ids = [message["id"] for message in value["messages"] if message.get("id")]
-                found |= dict.fromkeys(self.layout.message_id(session_id, message_id) for message_id in ids)
+    async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
+        """Return the items of steps that change when the beginning of a conversation is removed."""
+        namespace = self.layout.message_ids(shorter.session_id)
+        keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
+        return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
+
+    async def _keys(self, writing: Writing, conversation: Conversation) -> list[ItemKey]:
+        """Return the keys of all items of a conversation but its metadata."""
+        session_id, size = conversation.session_id, conversation.chunk_size
+        first, last = chunk_of(conversation.deleted_seq + 1, size), chunk_of(max(conversation.last_seq, 1), size)
+        ids = await self._ids(writing, session_id)
+        if last - first > _MOST_CHUNKS:
+            return ids + await self._written_chunks(writing, session_id)
+        chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
+        # A turn that was never completed may have left more chunks, on a store without transactions.
+        while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
+            chunks.append(left)
+        return ids + chunks
+
+    async def _written_chunks(self, writing: Writing, session_id: str) -> list[ItemKey]:
+        """Find the keys of a conversation's chunks among those of all conversations."""
+        keys = await writing.keys(self.layout.namespace, f"{session_id}:")
+        return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
+
+    async def _ids(self, writing: Writing, session_id: str) -> list[ItemKey]:
+        namespace = self.layout.message_ids(session_id)
+        return [ItemKey(namespace, key) for key in await writing.keys(namespace)]
+
+    def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
+        """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
+        messages_in(conversation, chunk, value, self.layout.value_field)
+        found: Sequence[Value] = value["messages"]
         return found
 
-    def _chunk_with(self, conversation: Conversation, seq: int) -> ItemKey:
-        return self.layout.chunk(conversation.session_id, chunk_of(seq, conversation.chunk_size))
+    def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
+        """Return the keys of the notes for messages: of their ids, and of answers."""
+        names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
+        return [self.layout.message_id(session_id, name) for name in names]
+
+
+def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:
+    """Return answers that are superseded from the start."""
+    mark = {"superseded_at": time_text(now), "superseded_by": winner.get("id")}
+    return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])

@@ -1,8 +1,8 @@
-"""Runs of workflows: their order, how they end, their traces, and what is kept of them.
+"""Runs of workflows: their order, their ends, their traces, and their retention.
 
-`Runs` is all of it: who carries a run out and how it ends, with `order` (arriving and beginning), `trace` (events,
-usage, calls of tools), `records` (lists and trees), `finished` (what goes in the end), `workflows` (definitions by
-version) and `sessions` (which session a user goes on with).
+`Runs` is the entry point: owners and ends of runs, with `order` (arrival and start), `trace` (events, usage, tool
+calls), `records` (lists and trees), `finished` (retention), `workflows` (definitions by version) and `sessions` (the
+session that a user continues).
 """
 
 from threadkeep.records.runs import Run, RunEnd, RunStatus

@@ -1,4 +1,4 @@
-"""Which session a user goes on with, workflow by workflow."""
+"""The session that a user continues, per workflow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from threadkeep.store.times import time_text
 
 
 class ActiveSessions:
-    """The table `chat_active_sessions`: at most one session of each user and workflow."""
+    """The table `chat_active_sessions`: at most one session per user and workflow."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -19,9 +19,10 @@ class ActiveSessions:
         self._sql = load_statements("runs_order.sql")
 
     async def active_session(self, user_id: str, workflow: str, *, otherwise: str) -> str:
-        """The session that a user goes on with, or `otherwise` from now on: of two first messages both get one.
+        """Return the session that a user continues; set it to `otherwise` if there is none.
 
-        One that is not active any more, or not the user's, is not gone on with; one that was deleted is forgotten.
+        Two concurrent first messages get the same session. A session that is inactive or not the user's is not
+        continued; a deleted one is forgotten.
         """
         parameters = {"user_id": user_id, "workflow": workflow, "session_id": otherwise}
         async with self._driver.writing() as connection:

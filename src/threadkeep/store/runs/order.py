@@ -1,35 +1,40 @@
-"""The order of turns: runs arrive in their session, and begin one after the other."""
+"""The order of turns: runs arrive in their session and begin one after the other."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
 from threadkeep.errors import RunNotFound, WrongUser
 from threadkeep.records.runs import RUN_ENDS, Begun, DoubleTexting, NewRun, NotYet, Over, Run, RunInput
-from threadkeep.store.driver import Connection, Driver, DuplicateRow
+from threadkeep.store.driver import Connection, Driver, DuplicateRow, Joined, Row, Statement
 from threadkeep.store.runs.double_texting import OpenRun, Policies
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.rows import compact_inputs, fetch_run, json_text, run_of
-from threadkeep.store.statements import load_statements
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.times import time_text
 
 _PARENT_CANCELLED = "ParentCancelled"
+_CLOCKS_DIFFER = timedelta(seconds=15.0)
+"""The maximum difference between the clocks of two processes; a later time is not trusted."""
+
+DISOWNED = "1970-01-01T00:00:00.000000+00:00"
+"""The `heartbeat_at` of a run whose process was found dead; otherwise the time when its attempt began."""
 
 
 @dataclass(frozen=True)
 class Added:
-    """The run that answers what was asked: a `new` one, one that it `joined`, or one that was `known` before."""
+    """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before."""
 
     run: Run
     outcome: Literal["new", "joined", "known"]
 
 
 @dataclass(frozen=True)
-class _Place:
-    """Where a new run stands: in its tree, in the order of its session or not; `late` when its parent is to stop."""
+class _Position:
+    """The position of a new run in its tree and order; `late` if its parent is to be stopped."""
 
     root_run_id: str
     depth: int
@@ -38,25 +43,26 @@ class _Place:
 
 
 class RunOrder:
-    """Runs that arrive and begin.
+    """The order in which runs arrive and begin.
 
-    A run may begin when none of its session that arrived before it is queued or running. One that waits for a person
-    blocks nobody. A child in the session of a run above it is a part of that turn, and in no order.
+    A run may begin when none of its conversations has an earlier run that is queued or running. Its conversations are
+    its session and those under its agents' own keys. A run that waits for a person blocks no other. A child in the
+    conversation of a run above it is a part of that turn and has no position of its own.
     """
 
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime], stale: timedelta) -> None:
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
         self._clock = clock
-        self._stale = stale
         self._sql = load_statements("runs_order.sql")
         self._locks = RunLocks(driver.backend)
         self._policies = Policies(driver.backend, clock=clock)
 
     async def add(self, new: NewRun, *, policy: DoubleTexting = "enqueue", owner: str | None = None) -> Added:
-        """Store a run at the end of its session's order; the same again is the run that is there.
+        """Store a run at the end of its session's order; for a repeated request return the existing run.
 
-        `policy` says what becomes of a message while another turn of its session is queued or running; a child is
-        always queued. With an `owner` the run begins at once, if it may. A child whose parent is to stop is cancelled.
+        `policy` applies to a message that arrives while another turn of its session is queued or running; a child is
+        always queued. With an `owner` the run begins at once, if it may. A child whose parent is to be stopped is
+        cancelled.
 
         Raises:
             SessionBusy: the policy is `reject`, and there is another turn.
@@ -64,16 +70,32 @@ class RunOrder:
             WrongUser: the session is another user's.
         """
         try:
-            run = await self._arrive(new, policy, owner) if new.parent_run_id is None else None
+            alone = new.parent_run_id is None and not new.places
+            run = await self._arrive(new, policy, owner) if alone else None
             return await self._add(new, policy, owner) if run is None else Added(run, "new")
         except DuplicateRow:
-            # Another process claimed the message between our look and our write.
+            # Another process added the message between our check and our write.
             return await self._add(new, policy, owner)
 
-    async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
-        """Take a run up, if it may begin now, or its owner is dead."""
+    async def release(self, session_id: str, message_id: str) -> bool:
+        """Release an answered message for a new run; return False while a run answers or will retry it."""
+        key = {"session_id": session_id, "message_id": message_id}
         async with self._driver.writing() as connection:
-            await self._locks.hold_session_of(connection, run_id)
+            await self._locks.hold_orders(connection, [session_id])
+            for (run_id,) in await connection.fetch(self._sql["known"], {**key, "run_id": message_id}):
+                run = await fetch_run(connection, run_id)
+                if run is None or (run.status not in ("done", "cancelled") and not run.set_aside):
+                    return False
+                released = {**key, "run_id": run_id, "input": compact_inputs(run.inputs)}
+                await connection.execute(self._sql["release_message"], released)
+            for name in ("release_joined", "release_answered"):
+                await connection.execute(self._sql[name], key)
+        return True
+
+    async def begin(self, run_id: str, owner: str) -> Begun | NotYet | Over:
+        """Begin a run, if it may begin now or its owner is dead."""
+        async with self._driver.writing() as connection:
+            await self._locks.hold_orders_of(connection, run_id)
             if run := await self._begin(connection, run_id, owner):
                 return Begun(run)
             run = await fetch_run(connection, run_id)
@@ -82,67 +104,104 @@ class RunOrder:
             before = await connection.fetch(self._sql["before"], {"run_id": run_id})
         return NotYet(run, before[0][0] if before else run_id)
 
-    async def next_of(self, session_id: str) -> str | None:
-        """The run of a session that may begin now."""
-        found = await self._ids("next", session_id=session_id)
-        return found[0] if found else None
+    async def stop_as_it_begins(self, run_id: str, *, reason: str = "requested") -> bool:
+        """End a queued run when its turn comes, in whichever process; return False if it is not queued any more."""
+        parameters = {"run_id": run_id, "reason": reason, "now": time_text(self._clock())}
+        async with self._driver.writing() as connection:
+            await self._locks.hold_orders_of(connection, run_id)
+            return await connection.execute(self._sql["stop_as_it_begins"], parameters) > 0
 
-    async def open_of(self, session_id: str) -> list[str]:
-        """The runs of a session that are queued or running, in order of arrival."""
-        return await self._ids("open", session_id=session_id)
+    async def is_next(self, run_id: str) -> bool:
+        """Return whether a run is queued and may begin now."""
+        return bool(await self._ids("is_next", run_id=run_id))
+
+    async def following(self, run_id: str) -> list[str]:
+        """Return the runs that may begin now in the conversations of a run, and remove its own positions there.
+
+        A run that did not succeed keeps its positions, because it may be retried.
+        """
+        async with self._driver.reading() as connection:
+            parameters = {"run_id": run_id}
+            wanted = [(self._sql[name], parameters) for name in ("following", "places_of")]
+            following, places = await connection.fetch_each(wanted)
+        if places:
+            async with self._driver.writing() as connection:
+                await connection.execute(self._sql["forget_places"], parameters)
+        return list(dict.fromkeys(run_id for (run_id,) in following))
+
+    async def is_beside_others(self, run_id: str) -> bool:
+        """Return whether other runs are queued or running in the conversations of a run."""
+        return bool(await self._ids("open_beside", run_id=run_id))
 
     async def ready(self, *, limit: int, waited_seconds: float = 0.0) -> list[str]:
-        """Runs that may begin now, of all sessions, which were asked for at least so long ago; the oldest first."""
-        # The time itself is meant to be among them: times are kept to a microsecond.
+        """Return the runs of all sessions that may begin now and have waited long enough, the oldest first."""
+        # Include the time itself: times are stored in microseconds.
         before = self._clock() - timedelta(seconds=waited_seconds) + timedelta(microseconds=1)
         return await self._ids("ready", limit=limit, before=time_text(before))
 
     async def abandoned(self, *, limit: int) -> list[str]:
-        """Runs whose owner is dead: whoever begins them takes them over."""
-        return await self._ids("abandoned", limit=limit, stale=time_text(self._clock() - self._stale))
+        """Return the runs whose owner was found dead; a process that begins them takes them over."""
+        return await self._ids("abandoned", limit=limit, disowned=DISOWNED)
+
+    def beginning(self, new: NewRun, policy: DoubleTexting, owner: str, question_id: str) -> Joined:
+        """Return the statements that store a run that begins at once, in the transaction that stores its question.
+
+        They refuse the question if the run may not begin now, or if its message is known.
+        """
+        statements, parameters = self._arrival(new, policy, owner)
+        refuse = (self._sql["refuse_unless_begun"], {**parameters, "question_id": question_id})
+        at = _arrived_at(statements)
+        return Joined(statements[: at + 1], [*statements[at + 1 :], refuse])
+
+    def begun(self, joined: Joined, rows: Sequence[list[Row]]) -> Run:
+        """Return the run that `beginning` has stored; `rows` are those of its statements."""
+        return run_of(rows[len(joined.before) - 1][0])
 
     async def _arrive(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Run | None:
-        """Store a run with one wait for the database, if nothing stands in its way; most come so."""
-        place = _Place(new.run_id, 0, in_order=new.session_id is not None, late=False)
+        """Store a run with one round trip if nothing blocks it, which is the common case."""
+        statements, _ = self._arrival(new, policy, owner)
+        arrived = (await self._driver.write(statements))[_arrived_at(statements)]
+        return run_of(arrived[0]) if arrived else None
+
+    def _arrival(
+        self, new: NewRun, policy: DoubleTexting, owner: str | None
+    ) -> tuple[list[Statement], dict[str, object]]:
+        """Return the statements that store a run that nothing blocks, with the parameters of all but the locks."""
+        position = _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
         asked = {"message_key": _message_key(new), "policy": policy, "owner": owner}
-        latest = time_text(self._clock() + self._stale)
-        parameters = {**self._parameters(new, place), **asked, "latest": latest}
+        latest = time_text(self._clock() + _CLOCKS_DIFFER)
+        parameters = {**self._parameters(new, position), **asked, "latest": latest}
         locks = self._locks.tree(new.run_id) if new.session_id is None else self._locks.session(new.session_id)
         names = ["arrive"]
-        if owner is not None:
-            names.append("begun_may_have_checkpoints")
         if new.session_id is not None and new.user_id is not None:
             names.append("note_active_session_of")
-        rows = await self._driver.write([*locks, *((self._sql[name], parameters) for name in names)])
-        arrived = rows[len(locks)]
-        return run_of(arrived[0]) if arrived else None
+        return [*locks, *((self._sql[name], parameters) for name in names)], parameters
 
     async def _add(self, new: NewRun, policy: DoubleTexting, owner: str | None) -> Added:
         async with self._driver.writing() as connection:
-            place = await self._place(connection, new)
+            position = await self._position(connection, new)
             key = {"run_id": new.run_id, "session_id": new.session_id, "message_id": _message_key(new)}
             known = await connection.fetch(self._sql["known"], key)
             if known:
                 return Added(await _there(connection, known[0][0]), "known")
             await self._check_user(connection, new)
-            into = await self._join(connection, new, policy) if place.in_order and new.parent_run_id is None else None
+            into = await self._join(connection, new, policy) if new.parent_run_id is None else None
             if into is None:
-                await self._insert(connection, new, place)
+                await self._insert(connection, new, position)
             await self._note_session(connection, new)
-            if owner is not None and not place.late and into is None:
+            if owner is not None and not position.late and into is None:
                 await self._begin(connection, new.run_id, owner)
             run = await _there(connection, into or new.run_id)
         return Added(run, "joined" if into else "new")
 
-    async def _place(self, connection: Connection, new: NewRun) -> _Place:
-        """Lock what a new run is added to, and see where it stands there."""
-        if new.session_id is not None:
-            await self._locks.hold_session(connection, new.session_id)
+    async def _position(self, connection: Connection, new: NewRun) -> _Position:
+        """Lock the order and tree that a new run joins, and return its position."""
+        await self._locks.hold_orders(connection, _places(new))
         if new.parent_run_id is None:
             if new.session_id is None:
                 await self._locks.hold_tree(connection, new.run_id)
-            return _Place(new.run_id, 0, in_order=new.session_id is not None, late=False)
-        above = {"parent_run_id": new.parent_run_id, "session_id": new.session_id}
+            return _Position(new.run_id, 0, in_order=new.session_id is not None, late=False)
+        above = {"parent_run_id": new.parent_run_id, "place": new.session_id}
         parents = await connection.fetch(self._sql["parent"], above)
         if parents:
             await self._locks.hold_tree(connection, parents[0][0])
@@ -152,7 +211,7 @@ class RunOrder:
         root_run_id, depth, status, cancel_requested_at = parents[0]
         in_order = new.session_id is not None and not await connection.fetch(self._sql["inside"], above)
         late = status in RUN_ENDS or cancel_requested_at is not None
-        return _Place(root_run_id, depth + 1, in_order=in_order and not late, late=late)
+        return _Position(root_run_id, depth + 1, in_order=in_order and not late, late=late)
 
     async def _check_user(self, connection: Connection, new: NewRun) -> None:
         if new.session_id is None or new.user_id is None:
@@ -162,37 +221,43 @@ class RunOrder:
             raise WrongUser(new.session_id)
 
     async def _join(self, connection: Connection, new: NewRun, policy: DoubleTexting) -> str | None:
-        """The run that a message joins; None when it is to be one of its own."""
-        rows = await connection.fetch(self._sql["open"], {"session_id": new.session_id})
+        """Return the run that a message joins; None if it becomes a run of its own."""
+        if not (wanted := [{"place": place} for place in _places(new)]):
+            return None
+        rows = await connection.fetch(for_rows(self._sql["open"], len(wanted)), row_parameters(wanted))
         turns = [OpenRun(*row) for row in rows]
         into = await self._policies.apply(connection, new, turns, policy)
         if into is None:
             return None
-        place = {"run_id": into, "session_id": new.session_id, "message_id": _message_key(new)}
-        await connection.execute(self._sql["join"], place)
-        return into
+        if into.session_id is not None:
+            joined = {"run_id": into.run_id, "session_id": into.session_id, "message_id": _message_key(new)}
+            await connection.execute(self._sql["join"], joined)
+        return into.run_id
 
-    async def _insert(self, connection: Connection, new: NewRun, place: _Place) -> None:
-        await connection.execute(self._sql["insert"], self._parameters(new, place))
+    async def _insert(self, connection: Connection, new: NewRun, position: _Position) -> None:
+        await connection.execute(self._sql["insert"], self._parameters(new, position))
+        places = [{"run_id": new.run_id, "place": place} for place in new.places]
+        if places and not position.late:
+            await connection.execute_many(self._sql["take_place"], places)
 
-    def _parameters(self, new: NewRun, place: _Place) -> dict[str, object]:
+    def _parameters(self, new: NewRun, position: _Position) -> dict[str, object]:
         now = time_text(self._clock())
         return {
             "run_id": new.run_id,
             "session_id": new.session_id,
             "message_id": new.message_id,
             "workflow": new.workflow,
-            "status": "cancelled" if place.late else "queued",
-            "error": _PARENT_CANCELLED if place.late else None,
-            "ended_at": now if place.late else None,
+            "status": "cancelled" if position.late else "queued",
+            "error": _PARENT_CANCELLED if position.late else None,
+            "ended_at": now if position.late else None,
             "version": new.version,
             "user_id": new.user_id,
             "parent_run_id": new.parent_run_id,
-            "root_run_id": place.root_run_id,
-            "depth": place.depth,
+            "root_run_id": position.root_run_id,
+            "depth": position.depth,
             "node_id": new.node_id,
             "trigger": new.trigger,
-            "in_order": place.in_order,
+            "in_order": position.in_order,
             "input": compact_inputs([RunInput(new.input, new.message_id)]),
             "budget": json_text(new.budget.to_dict()) if new.budget.to_dict() else None,
             "now": now,
@@ -200,7 +265,7 @@ class RunOrder:
         }
 
     async def _note_session(self, connection: Connection, new: NewRun) -> None:
-        """A person's next message goes on where the last one was."""
+        """Record the session, so that the person's next message continues it."""
         if new.session_id is None or new.user_id is None or new.parent_run_id is not None:
             return
         active = {"user_id": new.user_id, "workflow": new.workflow, "session_id": new.session_id}
@@ -208,21 +273,30 @@ class RunOrder:
 
     async def _begin(self, connection: Connection, run_id: str, owner: str) -> Run | None:
         now = self._clock()
-        parameters = {"run_id": run_id, "owner": owner, "now": time_text(now), "stale": time_text(now - self._stale)}
+        parameters = {"run_id": run_id, "owner": owner, "now": time_text(now), "disowned": DISOWNED}
         if not await connection.fetch(self._sql["begin"], parameters):
             return None
-        await connection.execute(self._sql["may_have_checkpoints"], {"run_id": run_id})
         return await _there(connection, run_id)
 
     async def _ids(self, statement: str, **parameters: object) -> list[str]:
-        """The runs that a statement finds, by its first column."""
+        """Return the runs that a statement finds, by its first column."""
         async with self._driver.reading() as connection:
             return [row[0] for row in await connection.fetch(self._sql[statement], parameters)]
 
 
+def _arrived_at(statements: Sequence[Statement]) -> int:
+    """Return the index of the statement that stores a run that arrives; locks come before it."""
+    return next(at for at, (sql, _) in enumerate(statements) if sql.startswith("INSERT INTO chat_runs"))
+
+
 def _message_key(new: NewRun) -> str:
-    """What a message is known by: one without an id, by the id that its run would have."""
+    """Return the key of a message: its id, or the id of its run if it has none."""
     return new.run_id if new.message_id is None else new.message_id
+
+
+def _places(new: NewRun) -> list[str]:
+    """Return the conversations of a new run, its session first."""
+    return list(dict.fromkeys((*filter(None, [new.session_id]), *new.places)))
 
 
 async def _there(connection: Connection, run_id: str) -> Run:

@@ -1,4 +1,4 @@
-"""Runs that are looked at, and go in the end."""
+"""Queries for runs, and their deletion."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RUNS_AT_ONCE = 500
 
 @dataclass(frozen=True)
 class RunCounts:
-    """How many runs of a database are queued, at work, wait for a person, or are set aside; each up to a limit."""
+    """The numbers of runs that are queued, running, waiting or set aside; each counted up to a limit."""
 
     queued: int = 0
     running: int = 0
@@ -29,14 +29,14 @@ class RunCounts:
 
 
 class RunRecords:
-    """Lists of runs, trees of them, and what is left when they are gone."""
+    """Lists of runs, trees of runs, and the deletion of runs and checkpoints."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._sql = load_statements("runs.sql", "runs_records.sql")
 
     async def runs(self, query: RunQuery) -> tuple[list[Run], RunCursor | None]:
-        """Some runs, the newest first, and the cursor of those that follow (None at the end)."""
+        """Return runs, the newest first, and the cursor of the next page (None at the end)."""
         created_at, run_id = query.cursor or (None, _LAST_ID)
         parameters = {
             "session_id": query.session_id,
@@ -58,7 +58,7 @@ class RunRecords:
         return found[: query.limit], (last.created_at, last.run_id)
 
     async def tree(self, run_id: str, *, limit: int = 500) -> list[Run]:
-        """The whole tree that a run is in, parents before their children; at most so many."""
+        """Return the whole tree of a run, parents before their children; at most `limit` runs."""
         async with self._driver.reading() as connection:
             roots = await connection.fetch(self._sql["root"], {"run_id": run_id})
             if not roots:
@@ -67,28 +67,28 @@ class RunRecords:
         return await self._fetch("tree", {"root_run_id": roots[0][0], "limit": limit})
 
     async def counts(self, *, limit: int = 10_000) -> RunCounts:
-        """How many runs an operator has to look after, each counted up to a limit."""
+        """Return the numbers of runs for operators, each counted up to a limit."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["counts"], {"limit": limit})
         return RunCounts(**{state: int(count) for state, count in rows})
 
     async def forget_user(self, user_id: str) -> int:
-        """Delete a user's runs that are in no session, and all below them; those of sessions go with the sessions."""
+        """Delete a user's runs without a session, and all runs below; others are deleted with their sessions."""
         async with self._driver.writing() as connection:
             for statement in ("forget_sessions_of_user", "forget_answered_of_user"):
                 await connection.execute(self._sql[statement], {"user_id": user_id})
             return len(await connection.fetch(self._sql["delete_of_user"], {"user_id": user_id}))
 
     async def forget_runs(self, run_ids: Sequence[str]) -> int:
-        """Delete those of some runs that are in no session, with all of their trees that are in none either."""
+        """Delete the given runs and their trees, except those that belong to a session."""
         async with self._driver.writing() as connection:
             return await self._forget(connection, run_ids)
 
     async def forget_runs_at_rest(self, run_ids: Sequence[str]) -> int:
-        """The same, if nothing of these trees is queued or at work.
+        """Delete runs like `forget_runs`, if no run of their trees is queued or running.
 
         Raises:
-            RowLocked: something is; nothing was deleted.
+            RowLocked: a run is; nothing was deleted.
         """
         async with self._driver.writing() as connection:
             for some in batched(run_ids, _RUNS_AT_ONCE):
@@ -103,11 +103,15 @@ class RunRecords:
         return gone
 
     async def with_checkpoints(self, moment: datetime, *, limit: int) -> list[str]:
-        """Runs that may still have checkpoints: done or gone, or over at a time without a result."""
+        """Return runs that may still have checkpoints: done, deleted, or ended without a result before `moment`."""
         return await self._ids("with_checkpoints", {"before": time_text(moment), "limit": limit})
 
+    async def checkpoints_expected(self, run_id: str) -> None:
+        """Record that a run may have checkpoints."""
+        await self._driver.write([(self._sql["may_have_checkpoints"], {"run_id": run_id})])
+
     async def checkpoints_removed(self, run_ids: Sequence[str]) -> None:
-        """Note that runs have no checkpoints any more; nothing happens to those that go on again by now."""
+        """Record that runs have no checkpoints any more, except runs that have been resumed."""
         async with self._driver.writing() as connection:
             await connection.execute_many(
                 self._sql["checkpoints_removed"], [{"run_id": run_id} for run_id in sorted(run_ids)]
@@ -128,7 +132,7 @@ def _rows(run_ids: Sequence[str]) -> Parameters:
 
 
 def _statement_for(query: RunQuery) -> str:
-    """The statement with the index that leads to a query's rows."""
+    """Return the statement whose index fits a query."""
     if query.parent_run_id is not None or query.root_run_id is not None:
         return "newest_below"
     if query.session_id is not None:

@@ -1,4 +1,4 @@
-"""Runs that are over for long, deleted as whole trees in steps; each step is whole, and short."""
+"""Retention of runs: whole trees are deleted in short atomic steps."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ type TreeCursor = tuple[datetime, str]
 
 @dataclass(frozen=True)
 class Cutoffs:
-    """What ended before these times goes; without a time for those that are set aside, none of them does."""
+    """The times before which a run must have ended; without `set_aside_before` runs set aside are never deleted."""
 
     before: datetime
     set_aside_before: datetime | None = None
@@ -26,7 +26,7 @@ class Cutoffs:
 
 @dataclass(frozen=True)
 class FinishedTree:
-    """A run with all below it, over for long; `workflow` and the times are those of the run at the top."""
+    """An expired run with all runs below; `workflow` and the times are those of the run at the top."""
 
     root_run_id: str
     workflow: str
@@ -39,7 +39,7 @@ class FinishedTree:
 
 @dataclass(frozen=True)
 class RemovedRuns:
-    """What one step took: whole trees with their runs, or some events of a large one."""
+    """The result of one step: deleted trees with their runs, or some events of a large tree."""
 
     trees: int = 0
     runs: int = 0
@@ -47,10 +47,10 @@ class RemovedRuns:
 
 
 class FinishedRuns:
-    """What retention asks of the tables of runs.
+    """The tables of runs, as retention needs them.
 
-    Its laws: a tree goes as a whole or stays; one that is at work, waits or has been taken up again stays. Of a message
-    that was answered it stays known that it was, for as long as the message is there.
+    Guarantees: a tree is deleted entirely or not at all; a tree with a running, waiting or resumed run stays. The
+    record that a message was answered stays as long as the message.
     """
 
     def __init__(self, driver: Driver) -> None:
@@ -58,7 +58,7 @@ class FinishedRuns:
         self._sql = load_statements("runs_retention.sql", f"{driver.backend}/runs.sql")
 
     async def trees(self, cutoffs: Cutoffs, *, after: TreeCursor | None, limit: int) -> list[FinishedTree]:
-        """Some trees that are to go, the oldest first."""
+        """Return expired trees, the oldest first."""
         created_at, run_id = after or (None, "")
         place = {"created_at": time_text(created_at) if created_at else _NEVER, "run_id": run_id, "limit": limit}
         async with self._driver.reading() as connection:
@@ -66,10 +66,10 @@ class FinishedRuns:
         return [_tree_of(row) for row in rows]
 
     async def delete(self, trees: Sequence[FinishedTree], cutoffs: Cutoffs) -> RemovedRuns:
-        """Delete those of some trees that are still as they were, with their traces and usage.
+        """Delete the given trees that are still expired, with their traces and usage.
 
         Raises:
-            RowLocked: somebody else's transaction has one of their runs.
+            RowLocked: another transaction has locked one of their runs.
         """
         sizes = {tree.root_run_id: tree for tree in trees}
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
@@ -82,7 +82,7 @@ class FinishedRuns:
         return RemovedRuns(len(roots), len(gone), sum(sizes[root].events for root in roots))
 
     async def delete_some_events(self, tree: FinishedTree, cutoffs: Cutoffs, *, limit: int) -> RemovedRuns:
-        """Delete some events of a large tree, which goes when it has few left; nothing if it is not as it was."""
+        """Delete some events of a large tree before the tree itself; do nothing if the tree is not expired any more."""
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
             if not await self._still_over(connection, [tree.root_run_id], cutoffs):
                 return RemovedRuns()

@@ -1,4 +1,4 @@
-"""Runs as rows, and back."""
+"""Conversion of runs between records and table rows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from threadkeep.store.runs.said import lookups, missing_in, texts_of, whole_resu
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.times import time_of
 
-# The statement has the columns in the order of the record; the column of `inputs` is called input.
+# The columns of the statement, in the order of the record; the column of `inputs` is called input.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")
 _TIMES = ("started_at", "heartbeat_at", "ended_at", "cancel_requested_at", "created_at", "deadline_at")
 _AT_ONCE = 200
@@ -32,12 +32,12 @@ _NOT_KEPT: Mapping[str, Any] = {
 
 
 def run_of(row: Row) -> Run:
-    """The run in a row of the statement `rows`."""
+    """Return the run in a row of the statement `rows`."""
     values: dict[str, Any] = dict(zip(_COLUMNS, row, strict=True))
     for name in _TIMES:
         values[name] = values[name] and time_of(values[name])
     if values["owner"] is not None and values["heartbeat_at"] is None and values["status"] in RUN_ENDS:
-        # The last that was heard of its owner is that it ended the run, which is said once.
+        # The last sign of its owner is the end of the run, which is stored once.
         values["heartbeat_at"] = values["ended_at"]
     values["resumed"] = values["resume_value"] is not None
     for name in ("result", "interrupt", "resume_value"):
@@ -49,17 +49,17 @@ def run_of(row: Row) -> Run:
 
 
 def json_of(text: str | bytes | None) -> Any:
-    """The value of a column of JSON, or of compact JSON; None for NULL."""
+    """Return the value of a column with JSON or compact JSON; None for NULL."""
     return None if text is None else json.loads(expanded(text) if isinstance(text, bytes) else text)
 
 
 def json_text(value: Json) -> str:
-    """A value as a JSON column takes it, without the characters that databases cannot keep."""
+    """Return a value as JSON text, without characters that databases cannot keep."""
     return dump_json(clean_json(value))
 
 
 def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunInput, ...]:
-    """What messages asked for, from the column; a text is None where the transcript has it, under the `message_id`."""
+    """Return the inputs in a column; a text is None if the transcript has it under the `message_id`."""
     entries: Sequence[Mapping[str, Any]] = json_of(stored) or ()
     return tuple(
         RunInput({"text": None, **entry.get("values", {})}, message_id)
@@ -70,7 +70,7 @@ def inputs_of(stored: bytes | None, message_id: str | None = None) -> tuple[RunI
 
 
 def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str, str | bytes | None]:
-    """Parameters that leave out what one message asked in words that the transcript may have."""
+    """Return parameters that leave out the text of a single message if the transcript may have it."""
     text = inputs[0].values.get("text") if len(inputs) == 1 else None
     if not isinstance(text, str) or message_id is None or inputs[0].message_id != message_id:
         return {"input": None, "asked": None, "short_input": None}
@@ -80,7 +80,7 @@ def short_inputs(inputs: Sequence[RunInput], message_id: str | None) -> dict[str
 
 
 def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
-    """What messages ask for, as the column takes it."""
+    """Return inputs in the format of their column."""
     entries: list[Json] = []
     for given in inputs:
         entry: dict[str, Json] = {"values": dict(given.values)}
@@ -91,7 +91,7 @@ def compact_inputs(inputs: Iterable[RunInput]) -> bytes:
 
 
 async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run]:
-    """Runs by their ids, in the order of these; those that are there."""
+    """Return the existing runs with these ids, in the order of the ids."""
     sql = load_statements("runs.sql")["rows"]
     found: dict[str, Run] = {}
     for start in range(0, len(run_ids), _AT_ONCE):
@@ -104,7 +104,7 @@ async def fetch_runs(connection: Connection, run_ids: Sequence[str]) -> list[Run
 
 
 async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
-    """Put in the texts that results and inputs only refer to."""
+    """Fill in the texts to which results and inputs refer."""
     said = load_statements("runs.sql")["said"]
     referring = {run.run_id: ids for run in runs.values() if (ids := _ids_of_texts(run))}
     if not referring:
@@ -118,13 +118,13 @@ async def _put_in_texts(connection: Connection, runs: dict[str, Run]) -> None:
 
 
 def _ids_of_texts(run: Run) -> set[str]:
-    """The messages whose texts are left out of a run."""
+    """Return the messages whose texts are left out of a run."""
     asked = {given.message_id for given in run.inputs if given.message_id and lacks_text(given)}
     return asked | missing_in([run.result] if run.result else [])
 
 
 def lacks_text(given: RunInput) -> bool:
-    """Whether the transcript has what a message asked for."""
+    """Return whether the text of an input is only in the transcript."""
     return given.values.get("text", "") is None
 
 
@@ -138,7 +138,7 @@ def _whole_input(given: RunInput, said: Mapping[str, str]) -> RunInput:
 
 
 async def fetch_run(connection: Connection, run_id: str) -> Run | None:
-    """The run with an id; of one that is no longer kept, what is left of it."""
+    """Return the run with an id; for a run that is no longer stored, the remaining record."""
     found = await fetch_runs(connection, [run_id])
     if found:
         return found[0]
@@ -147,7 +147,7 @@ async def fetch_run(connection: Connection, run_id: str) -> Run | None:
 
 
 def _run_left(row: Row) -> Run:
-    """A run of which no more is known than which message it answered: it is over, and has no words."""
+    """Return a run of which only the answered message is known: it is over and has no texts."""
     run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at = row
     known = {
         "run_id": run_id,

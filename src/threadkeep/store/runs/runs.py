@@ -1,19 +1,20 @@
-"""Who carries runs out, and how they end."""
+"""Owners of runs, and the ends of runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
-from threadkeep.records import Json
-from threadkeep.records.runs import Run, RunBudget, RunEnd, RunInput
+from threadkeep.records import Json, Message
+from threadkeep.records.runs import ROLLED_BACK, Run, RunBudget, RunEnd, RunInput
 from threadkeep.store.codec import clean_json
 from threadkeep.store.compact_json import compact
-from threadkeep.store.driver import Driver, Parameters, Row
+from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.runs.active_sessions import ActiveSessions
 from threadkeep.store.runs.locks import RunLocks
-from threadkeep.store.runs.order import RunOrder
+from threadkeep.store.runs.order import DISOWNED, RunOrder
+from threadkeep.store.runs.places import RunPlaces
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.runs.retention import FinishedRuns
 from threadkeep.store.runs.rows import fetch_run, json_of, json_text, lacks_text, run_of, short_inputs
@@ -22,9 +23,6 @@ from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
 from threadkeep.store.statements import load_statements
 from threadkeep.store.times import time_text
-
-STALE_SECONDS = 15.0
-_NEVER = "1970-01-01T00:00:00.000000+00:00"
 
 
 def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
@@ -40,7 +38,7 @@ def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class RunEnding:
-    """How a run ended; `asked` is the run as its owner began it."""
+    """The end of a run; `asked` is the run as its owner began it."""
 
     status: RunEnd
     result: Mapping[str, Json] | None = None
@@ -49,16 +47,16 @@ class RunEnding:
     asked: Run | None = None
 
     def inputs(self) -> Sequence[RunInput]:
-        """What need not be kept again if the transcript has it: only what has succeeded is never tried again."""
+        """Return the inputs that may be left out if the transcript has them: only for a run that is done."""
         return self.asked.inputs if self.asked is not None and self.status == "done" else ()
 
 
 class Runs:
-    """The table of runs, and what hangs on it.
+    """The table of runs, and the tables that depend on it.
 
-    Its laws: of the runs of a session that have an arrival one at a time is running, and they begin in its order.
-    Only the owner of a run ends it; an owner that has not sent a heartbeat for `stale_seconds` is taken for dead, and
-    another may begin its runs again. All of it goes with the session.
+    Guarantees: in each conversation, one of the runs with an arrival is running at a time, and they begin in the order
+    of arrival. Only the owner of a run ends it. An owner that was found dead is disowned, and another process may begin
+    its runs again. All rows are deleted with the session.
     """
 
     def __init__(
@@ -66,15 +64,14 @@ class Runs:
         driver: Driver,
         *,
         clock: Callable[[], datetime],
-        stale_seconds: float = STALE_SECONDS,
         trace_limits: TraceLimits | None = None,
     ) -> None:
         self._driver = driver
         self._clock = clock
-        self._stale = timedelta(seconds=stale_seconds)
         self._sql = load_statements("runs.sql", f"{driver.backend}/runs.sql")
         self._locks = RunLocks(driver.backend)
-        self.order = RunOrder(driver, clock=clock, stale=self._stale)
+        self.order = RunOrder(driver, clock=clock)
+        self.places = RunPlaces(driver)
         self.trace = RunTrace(driver, clock=clock, limits=trace_limits or TraceLimits())
         self.records = RunRecords(driver)
         self.finished = FinishedRuns(driver)
@@ -82,30 +79,36 @@ class Runs:
         self.sessions = ActiveSessions(driver, clock=clock)
 
     async def run(self, run_id: str) -> Run | None:
-        """The run with an id."""
+        """Return the run with an id."""
         async with self._driver.reading() as connection:
             return await fetch_run(connection, run_id)
 
-    async def keep_alive(self, owner: str) -> int:
-        """Say that the owner is alive, of all its runs in one statement; answers how many it heard of."""
-        return await self._change("keep_alive", {"owner": owner, "now": self._now()})
+    async def owners(self) -> set[str]:
+        """Return the processes that have active runs, except disowned ones."""
+        async with self._driver.reading() as connection:
+            return {owner for (owner,) in await connection.fetch(self._sql["owners"], {"disowned": DISOWNED})}
+
+    async def take_lock(self) -> None:
+        """Acquire and release the database's write lock, to check that it can be written. Raises `StoreUnavailable`."""
+        async with self._driver.writing():
+            pass
 
     async def held_by(self, owner: str) -> dict[str, str | None]:
-        """The runs that an owner carries out, each with the reason why it is to be stopped, if it is.
+        """Return the runs that an owner executes, each with the reason to stop it, if any.
 
-        One that is missing is not the owner's any more: another has it, or it went with its session.
+        A missing run is not the owner's any more: another process has it, or it was deleted with its session.
         """
         async with self._driver.reading() as connection:
             return dict(await connection.fetch(self._sql["held"], {"owner": owner}))
 
     async def disown(self, owner: str) -> list[str]:
-        """Take an owner for dead at once; answers its runs, which anybody may begin now."""
+        """Let any process begin the runs of a dead one; return those runs, each to one caller only."""
         async with self._driver.writing() as connection:
-            rows = await connection.fetch(self._sql["disown"], {"owner": owner, "never": _NEVER})
+            rows = await connection.fetch(self._sql["disown"], {"owner": owner, "disowned": DISOWNED})
         return [run_id for (run_id,) in rows]
 
     async def begin_with(self, run_id: str, owner: str, version: str) -> bool:
-        """Let a run that has done nothing yet go on with a version; False when it is not the owner's any more."""
+        """Set the version of a run that has done nothing yet; return False if the owner has lost it."""
         return await self._change("begin_with", {"run_id": run_id, "owner": owner, "version": version}) > 0
 
     async def finish(
@@ -118,27 +121,20 @@ class Runs:
         error: str | None = None,
         set_aside: bool = False,
     ) -> bool:
-        """Record how a run ended; False when it is not the owner's any more. The same again changes nothing.
+        """Record the end of a run; return False if the owner has lost it. Repeating the call changes nothing.
 
-        `error` names a kind, never a text of people. One that is `set_aside` waits for a person to have it tried again.
+        `error` names a kind, never a text of people. A run that is `set_aside` waits for a person to retry it.
         """
         ending = RunEnding(status, result, error, set_aside)
         return await self.end(run_id, owner, ending) is not None
 
     async def end(self, run_id: str, owner: str, ending: RunEnding, group: TraceGroup | None = None) -> Run | None:
-        """Record how a run ended, and the last of its trace with it; the run, None when it is not the owner's any more.
+        """Record the end of a run with the last of its trace; return the run, None if the owner has lost it.
 
-        The same again changes nothing.
+        Repeating the call changes nothing.
         """
         key = {"run_id": run_id, "owner": owner, "status": ending.status}
-        parameters = {
-            **key,
-            **_result_parameters(ending.result),
-            **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),
-            "error": ending.error,
-            "set_aside": ending.set_aside,
-            "now": self._now(),
-        }
+        parameters = self._end_parameters(run_id, owner, ending)
         finish = (self._sql["finish"], parameters)
         async with self._driver.writing() as connection:
             held: Sequence[list[Row]]
@@ -153,45 +149,75 @@ class Runs:
         inputs = ending.inputs() if any(map(lacks_text, run.inputs)) else run.inputs
         return replace(run, result=json_of(result if isinstance(result, bytes) else None), inputs=tuple(inputs))
 
-    async def set_aside(self, run_id: str, error: str) -> bool:
-        """Let a run fail that nobody carries out any more, and wait for a person; False when it is over, or waits.
+    def ending(
+        self, run: Run, ending: RunEnding, group: TraceGroup, answer: Message, others: Sequence[Statement]
+    ) -> Joined | None:
+        """Return the statements that end a run that is done, in the transaction that stores its answer.
 
-        For those who know that nobody does, whoever its owner was.
+        They refuse the answer if the owner has lost the run. None if the trace is too long for one row.
+        """
+        said = {str(answer.id): answer.content}
+        trace = self.trace.whole(run.run_id, group, said)
+        if not trace or run.session_id is None:
+            return None
+        finish = self._end_parameters(run.run_id, str(run.owner), ending)
+        known = {**finish, "session_id": run.session_id, "answer_id": answer.id}
+        return Joined(
+            self._locks.session(run.session_id),
+            [
+                (self._sql["finish"], finish),
+                (self._sql["refuse_unless_ended"], known),
+                *trace,
+                *others,
+                (self._sql["has_following"], {"run_id": run.run_id, "session_id": run.session_id}),
+            ],
+        )
+
+    def ended(self, run: Run, ending: RunEnding) -> Run:
+        """Return a run as `ending` has stored it."""
+        cleaned, now = clean_json(dict(ending.result or {})), self._clock()
+        result = cleaned if ending.result is not None and isinstance(cleaned, Mapping) else None
+        return replace(run, status=ending.status, result=result, error=ending.error, heartbeat_at=now, ended_at=now)
+
+    async def set_aside(self, run_id: str, error: str) -> bool:
+        """Fail a run that no process executes any more, and set it aside; return False if it is over or waits.
+
+        It does not check the owner: the caller must know that no process executes the run.
         """
         return await self._change("set_aside", {"run_id": run_id, "error": error, "now": self._now()}) > 0
 
     async def wait(self, run_id: str, owner: str, interrupt: Json) -> bool:
-        """Let a run wait for a person, who is asked `interrupt`; others of its session go on meanwhile.
+        """Let a run wait for a person's answer to `interrupt`; other runs of its session continue meanwhile.
 
-        False when it is not the owner's any more, or is to be stopped.
+        Return False if the owner has lost it, or it is to be stopped.
         """
         return await self._change("wait", {"run_id": run_id, "owner": owner, "interrupt": json_text(interrupt)}) > 0
 
     async def give_back(self, run_id: str, owner: str) -> bool:
-        """Let another process go on with a run, which stays the first of its session: this one stops.
+        """Release a run to another process; it stays the first of its session.
 
-        False when it is not the owner's any more, or is to be stopped.
+        Return False if the owner has lost it, or it is to be stopped.
         """
         return await self._change("give_back", {"run_id": run_id, "owner": owner}) > 0
 
     async def resume(self, run_id: str, value: Json) -> bool:
-        """Give a run that waits its answer: it arrives anew. False when it does not wait (any more)."""
+        """Answer a run that waits and put it in its order again; return False if it does not wait."""
         return await self._arrive_again("resume", {"run_id": run_id, "resume_value": json_text(value)})
 
     async def retry(self, run_id: str, *, budget: RunBudget | None = None) -> bool:
-        """Let a run that did not succeed arrive anew, with all its tries. False when it is not such a one.
+        """Queue an unsuccessful run again, with all its attempts; return False in another state.
 
-        With a `budget` that is what it may take in all from now on.
+        A `budget` replaces the total limits of the run.
         """
         limits = {} if budget is None else budget.to_dict()
         given = {"has_budget": budget is not None, "budget": json_text(limits) if limits else None}
         return await self._arrive_again("retry", {"run_id": run_id, **given})
 
     async def request_cancel(self, run_id: str, *, reason: str = "requested") -> list[str]:
-        """Stop a run and all below it, in one transaction; answers those that were not over.
+        """Stop a run and all runs below in one transaction; return those that were not over.
 
-        What nobody carries out is cancelled at once. What is at work stays `running` until its owner has let go of it.
-        `reason` is a word, for those who ask later why.
+        A run that no process executes is cancelled at once. An active run stays `running` until its owner has released
+        it. `reason` is one word that explains the stop later.
         """
         parameters = {"run_id": run_id, "reason": reason, "now": self._now()}
         async with self._driver.writing() as connection:
@@ -205,8 +231,25 @@ class Runs:
 
     async def _arrive_again(self, statement: str, parameters: Parameters) -> bool:
         async with self._driver.writing() as connection:
-            await self._locks.hold_session_of(connection, str(parameters["run_id"]))
-            return await connection.execute(self._sql[statement], parameters) > 0
+            await self._locks.hold_orders_of(connection, str(parameters["run_id"]))
+            changed = await connection.execute(self._sql[statement], parameters) > 0
+            if changed:
+                await connection.execute(self._sql["arrive_again"], {"run_id": parameters["run_id"]})
+        return changed
+
+    def _end_parameters(self, run_id: str, owner: str, ending: RunEnding) -> dict[str, object]:
+        return {
+            "run_id": run_id,
+            "owner": owner,
+            "status": ending.status,
+            **_result_parameters(ending.result),
+            **short_inputs(ending.inputs(), ending.asked.message_id if ending.asked else None),
+            "error": ending.error,
+            "set_aside": ending.set_aside,
+            "attempt": ending.asked.attempts if ending.asked is not None else None,
+            "rolled_back": ROLLED_BACK,
+            "now": self._now(),
+        }
 
     async def _change(self, statement: str, parameters: Parameters) -> int:
         async with self._driver.writing() as connection:

@@ -1,7 +1,7 @@
-"""What was said is kept once, in the transcript: results and traces of runs refer to its messages by their ids.
+"""References to messages: texts are stored once, in the transcript, and runs and traces refer to them by id.
 
 A result and an event of one message have `message_id` and `text`; events of agents have LangChain's messages, which
-have `id` and `content`. A text that the transcript has word for word is left out, and put in again when it is read.
+have `id` and `content`. A text that the transcript has verbatim is left out, and filled in when it is read.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ type Texts = Mapping[str, str]
 
 
 def texts_in(values: Iterable[Values]) -> dict[str, str]:
-    """The texts that values have in full, by their messages' ids."""
+    """Return the full texts in values, by the ids of their messages."""
     found = ((one.get(name), one.get(text)) for value in values for one, name, text in _places(value))
     return {key: str(clean_json(text)) for key, text in found if isinstance(key, str) and isinstance(text, str)}
 
 
 def missing_in(values: Iterable[Values]) -> set[str]:
-    """The ids of messages whose texts are left out of values."""
+    """Return the ids of messages whose texts are left out of values."""
     found = (one.get(name) for value in values for one, name, text in _places(value) if text not in one)
     return {key for key in found if isinstance(key, str)}
 
 
 def lookups(sql: str, run_id: str, message_ids: Iterable[str]) -> list[Statement]:
-    """What reads messages of a run's session, by the statement `said`."""
+    """Return the statements that read messages of a run's session."""
     return [(sql, {"run_id": run_id, "message_id": message_id}) for message_id in sorted(message_ids)]
 
 
 def texts_of(found: Iterable[Iterable[Row]]) -> dict[str, str]:
-    """The texts that `lookups` found."""
+    """Return the texts that `lookups` found."""
     return {message_id: content for rows in found for message_id, content in rows}
 
 
 def shortened(value: Values, said: Texts) -> dict[str, Json]:
-    """An event's data without the texts that the transcript has."""
+    """Return an event's data without the texts that the transcript has."""
 
     def left_out(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -50,7 +50,7 @@ def shortened(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def restored(value: Values, said: Texts) -> dict[str, Json]:
-    """An event's data with the texts that were left out, as far as the transcript still has them."""
+    """Return an event's data with the omitted texts, as far as the transcript still has them."""
 
     def put_in(one: Values, name: str, text: str) -> dict[str, Json]:
         known = said.get(str(one.get(name)))
@@ -60,7 +60,7 @@ def restored(value: Values, said: Texts) -> dict[str, Json]:
 
 
 def short_result(result: Values) -> dict[str, Json] | None:
-    """A run's result without its text; None where that is no message's. Mostly its output is the same text."""
+    """Return a run's result without its text, which is often its output too; None if it is no message's text."""
     text = result.get("text")
     if not isinstance(result.get("message_id"), str) or not isinstance(text, str):
         return None
@@ -71,7 +71,7 @@ def short_result(result: Values) -> dict[str, Json] | None:
 
 
 def whole_result(result: Values, said: Texts) -> dict[str, Json]:
-    """A run's result with the text that was left out, if the transcript still has it."""
+    """Return a run's result with the omitted text, if the transcript still has it."""
     whole = restored(result, said)
     if "text" in whole and "text" not in result and "output" not in whole:
         whole["output"] = {"text": whole["text"]}
@@ -79,7 +79,7 @@ def whole_result(result: Values, said: Texts) -> dict[str, Json]:
 
 
 def _places(value: Values) -> Iterator[tuple[Values, str, str]]:
-    """Where a value may have a message: with the names of its id and of its text."""
+    """Yield the messages in a value, with the names of their id and text fields."""
     if "message_id" in value:
         yield value, "message_id", "text"
     messages = value.get("messages")

@@ -1,8 +1,8 @@
-"""What happened in runs, what it took, and which tools were begun."""
+"""Traces of runs: events, usage, and tool calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -25,12 +25,12 @@ from threadkeep.store.runs.trace_packing import (
     usage_of,
 )
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_microseconds, time_text
+from threadkeep.store.times import time_microseconds, time_of, time_text
 
 
 @dataclass(frozen=True)
 class TraceLimits:
-    """How much of a run's trace is kept: so many events, and so many characters of data in all."""
+    """The limits of a run's stored trace: the number of events, and the characters of their data."""
 
     max_events: int = 10_000
     max_characters: int = 4_000_000
@@ -38,9 +38,10 @@ class TraceLimits:
 
 @dataclass
 class TraceGroup:
-    """Events and usage that are stored together or not at all; `after` is the newest event that was stored before.
+    """Events and usage that are stored atomically; `after` is the newest event that was stored before.
 
-    When there are newer ones the group is there already: the answer to an earlier try was lost. None is not to look.
+    If there are newer events, the group is stored already: the reply to an earlier attempt was lost. None skips the
+    check.
     """
 
     events: list[TraceEvent] = field(default_factory=list)
@@ -50,7 +51,7 @@ class TraceGroup:
 
 @dataclass(frozen=True)
 class _Extent:
-    """How much trace there is."""
+    """The extent of a stored trace."""
 
     last_number: int
     characters: int
@@ -60,8 +61,8 @@ class _Extent:
 class RunTrace:
     """The tables `chat_run_events`, `chat_run_usage`, `chat_run_traces` and `chat_run_tool_calls`.
 
-    What happens while a run goes on is a row each. When it ends, its row of `chat_run_traces` takes all of them; what
-    is told of it later is a row each again. All of it goes with the run.
+    During a run each event is a row. At its end, all of them are packed into its row of `chat_run_traces`; later events
+    are rows again. All rows are deleted with the run.
     """
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime], limits: TraceLimits) -> None:
@@ -69,6 +70,10 @@ class RunTrace:
         self._clock = clock
         self._limits = limits
         self._sql = load_statements("runs_trace.sql", "runs.sql", f"{driver.backend}/runs.sql")
+
+    def now(self) -> datetime:
+        """Return the time of an event that is noted now."""
+        return self._clock()
 
     async def append(
         self,
@@ -79,18 +84,15 @@ class RunTrace:
         owner: str | None = None,
         after: int | None = None,
     ) -> int | None:
-        """Store a group of events and what was used, in one transaction; answers the number of the newest event.
+        """Store events and usage in one transaction; return the number of the newest event, None if the run is gone.
 
         Args:
             run_id: the run.
-            events: what happened, in order. Beyond the limits nothing is kept but a mark, and events of the kind
-                `status`.
-            usage: added to what the run has used.
-            owner: None is answered and nothing stored when the run is not this owner's any more.
-            after: the newest event that the caller knows. When there are newer ones this group is there already (the
-                answer to an earlier try was lost), and nothing is stored.
-
-        Answers None when the run is gone.
+            events: the events, in order. Beyond the limits only a mark and events of the kind `status` are stored.
+            usage: added to the usage of the run.
+            owner: if the run is not this owner's any more, nothing is stored and None is returned.
+            after: the newest event that the caller knows. If there are newer ones, this group is stored already (the
+                reply to an earlier attempt was lost), and nothing is stored.
         """
         group = TraceGroup(list(events), list(usage), after)
         async with self._driver.writing() as connection:
@@ -101,7 +103,7 @@ class RunTrace:
             return await self.store(connection, run_id, held, group)
 
     def hold(self, run_id: str, group: TraceGroup | None, *, ends: bool = False) -> list[Statement]:
-        """What keeps others from a run's trace until the transaction ends, and says what there is of it already."""
+        """Return the statements that lock a run's trace until the transaction ends and read its extent."""
         if group is None:
             return []
         said = texts_in(event.data for event in group.events)
@@ -120,9 +122,9 @@ class RunTrace:
         *,
         ends: bool = False,
     ) -> int:
-        """Store a group in a transaction that holds the trace; answers the number of the newest event.
+        """Store a group in a transaction that holds the trace; return the number of the newest event.
 
-        Where the run `ends` with it, all of the trace is stored in one place, if it is not long.
+        If the run `ends` with it, the whole trace is packed, unless it is too long.
         """
         [(last_number, characters, cut, *packed)], *found = held
         before = _Extent(int(last_number), int(characters), bool(cut))
@@ -134,7 +136,7 @@ class RunTrace:
             before, [replace(event, data=shortened(event.data, said)) for event in group.events]
         )
         if group.usage and not events:
-            # A number although no event is kept: by that the same group is known when it comes again.
+            # A number is used although no event is stored, so that a repeated group is recognised.
             extent = replace(extent, last_number=extent.last_number + 1)
         statements = self._packing(run_id, packed, loose, (events, group.usage), extent) if ends else []
         await connection.fetch_each(statements or self._adding(run_id, events, group.usage, extent))
@@ -143,13 +145,12 @@ class RunTrace:
     def _adding(
         self, run_id: str, events: Sequence[StoredEvent], usage: Sequence[TokenUsage], extent: _Extent
     ) -> list[Statement]:
-        now = time_text(self._clock())
         statements: list[Statement] = [
-            (self._sql["insert_event"], _event_parameters(run_id, event, now)) for event in events
+            (self._sql["insert_event"], _event_parameters(run_id, event)) for event in events
         ]
         if events or usage:
             statements.append((self._sql["set_trace"], {"run_id": run_id, **asdict(extent)}))
-        # In one order everywhere, so that nobody waits for anybody's rows in a circle.
+        # The same order everywhere prevents deadlocks.
         in_order = sorted(usage, key=lambda used: used.model)
         return statements + [(self._sql["add_usage"], {"run_id": run_id, **asdict(used)}) for used in in_order]
 
@@ -161,7 +162,7 @@ class RunTrace:
         new: tuple[Sequence[StoredEvent], Sequence[TokenUsage]],
         extent: _Extent,
     ) -> list[Statement]:
-        """What puts a trace in one place; nothing where it is too long for that."""
+        """Return the statements that pack a trace; none if it is too long."""
         (events_before, usage_before), (loose_events, loose_usage) = packed, loose
         events = [*stored_events(events_before), *map(event_of, loose_events), *new[0]]
         usage = added([*stored_usage(usage_before), *map(usage_of, loose_usage), *new[1]])
@@ -176,7 +177,7 @@ class RunTrace:
         return statements
 
     async def events(self, run_id: str, *, after: int = 0, limit: int = 200) -> list[RunEvent]:
-        """The events of a run that follow a number, in order."""
+        """Return the events of a run after a number, in order."""
         parameters = {"run_id": run_id, "after": after, "limit": limit}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["events"], parameters)
@@ -189,21 +190,39 @@ class RunTrace:
             said = texts_of(await connection.fetch_each(lookups(self._sql["said"], run_id, ids)))
         return [replace(event, data=restored(event.data, said)) for event in events]
 
+    def whole(self, run_id: str, group: TraceGroup, said: Mapping[str, str]) -> list[Statement]:
+        """Return the statements that store the whole trace of a run in one row; none if it is too long.
+
+        `said` are texts by their message ids that the same transaction stores in the transcript. Only the owner of the
+        run may store it: what is stored of it is replaced.
+        """
+        short = [replace(event, data=shortened(event.data, said)) for event in group.events]
+        events, extent = self._fitting(_Extent(0, 0, cut=False), short)
+        if (packed := packed_events(events)) is None:
+            return []
+        usage, key = packed_usage(added(group.usage)), {"run_id": run_id}
+        statements: list[Statement] = [
+            (self._sql["put_trace"], {**key, **asdict(extent), "events": packed, "usage": usage})
+        ]
+        if group.after:
+            statements += [(self._sql["forget_events"], key), (self._sql["forget_usage"], key)]
+        return statements
+
     async def last_number(self, run_id: str) -> int:
-        """The number of a run's newest event; 0 when there is none."""
+        """Return the number of a run's newest event; 0 if there is none."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["last_number"], {"run_id": run_id})
         return int(rows[0][0]) if rows else 0
 
     async def usage(self, run_id: str, *, with_children: bool = True) -> list[TokenUsage]:
-        """What a run took, by model; with all below it, each once."""
+        """Return the usage of a run by model; with all runs below it, each counted once."""
         statement = self._sql["usage_with_children" if with_children else "usage"]
         async with self._driver.reading() as connection:
             rows = await connection.fetch(statement, {"run_id": run_id})
         return added(used for *row, packed in rows for used in (stored_usage(packed) if packed else [usage_of(row)]))
 
     async def begin_tool(self, run_id: str, call_id: str, tool: str) -> ToolCall:
-        """Whether a tool that may not be run twice may be run now: a call that is `fresh`."""
+        """Record the start of a tool call that must not run twice; only a `fresh` call may run."""
         place = {"run_id": run_id, "call_id": call_id, "tool": tool, "now": time_text(self._clock())}
         asked = [(self._sql[name], place) for name in ("keep_run", "begin_tool", "tool_call")]
         kept, fresh, found = await self._driver.write(asked)
@@ -215,7 +234,7 @@ class RunTrace:
         return ToolCall("finished", json_of(result)) if status == "finished" else ToolCall("begun_before")
 
     async def finish_tool(self, run_id: str, call_id: str, result: Json) -> bool:
-        """Keep what a tool gave, so that it need not be run again; False when it was not begun, or is finished."""
+        """Store the result of a tool call, so it is not run again; return False if it is not open."""
         parameters = {
             "run_id": run_id,
             "call_id": call_id,
@@ -226,11 +245,12 @@ class RunTrace:
         return bool(finished)
 
     def _fitting(self, extent: _Extent, events: Sequence[TraceEvent]) -> tuple[list[StoredEvent], _Extent]:
-        """The events that are kept, and how much there is then."""
+        """Return the events that fit the limits, and the new extent."""
         number, characters, cut = extent.last_number, extent.characters, extent.cut
-        moment = time_microseconds(self._clock())
+        now = self._clock()
         kept_events: list[StoredEvent] = []
         for event in events:
+            moment = time_microseconds(event.at or now)
             data = json_text(dict(event.data))
             fits = number < self._limits.max_events and characters + len(data) <= self._limits.max_characters
             kept = event.kind == STATUS or (fits and not cut)
@@ -246,6 +266,6 @@ class RunTrace:
         return kept_events, _Extent(number, characters, cut)
 
 
-def _event_parameters(run_id: str, event: StoredEvent, now: str) -> Parameters:
+def _event_parameters(run_id: str, event: StoredEvent) -> Parameters:
     columns = {"number": event.number, "kind": event.kind, "node": event.node, "data": event.data}
-    return {"run_id": run_id, "created_at": now, **columns}
+    return {"run_id": run_id, "created_at": time_text(time_of(event.moment)), **columns}

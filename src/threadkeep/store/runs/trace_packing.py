@@ -1,4 +1,4 @@
-"""The trace of a run that is over, in one place: its events as one compact text, and what it took as another."""
+"""Packing of the trace of a run that is over: its events as one compact text, its usage as another."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from threadkeep.store.runs.rows import json_of
 from threadkeep.store.times import time_microseconds, time_of
 
 MOST_EVENTS = 250
-"""A trace with more events stays as it is: a page of it is not read out of all the others."""
+"""The maximum number of events in a packed trace; a page of a longer one would unpack too many others."""
 
 _MOST_CHARACTERS = 60_000
 
 
 @dataclass(frozen=True)
 class StoredEvent:
-    """An event as a table has it: `data` is JSON text, `moment` in microseconds since 1970."""
+    """A stored event: `data` is JSON text, `moment` is microseconds since 1970."""
 
     number: int
     kind: str
@@ -31,13 +31,13 @@ class StoredEvent:
 
 
 def event_of(row: Sequence[Any]) -> StoredEvent:
-    """The event in a row of the table of events."""
+    """Return the event in a row of the table of events."""
     number, kind, node, data, created_at = row
     return StoredEvent(int(number), kind, node, data, time_microseconds(time_of(created_at)))
 
 
 def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
-    """Events in order, as one text; None where they are too many for that, or none."""
+    """Return events in order as one text; None if there are too many or none."""
     parts: list[str] = []
     number = moment = 0
     for event in events:
@@ -50,7 +50,7 @@ def packed_events(events: Iterable[StoredEvent]) -> bytes | None:
 
 
 def stored_events(packed: bytes | None) -> list[StoredEvent]:
-    """The events that were packed."""
+    """Return the events of a packed trace."""
     found: list[StoredEvent] = []
     number = moment = 0
     for step, later, kind, node, data in json.loads(expanded(packed)) if packed else ():
@@ -60,13 +60,13 @@ def stored_events(packed: bytes | None) -> list[StoredEvent]:
 
 
 def run_event(run_id: str, event: StoredEvent) -> RunEvent:
-    """An event as it is read."""
+    """Return a stored event as a `RunEvent`."""
     created_at = time_of(event.moment)
     return RunEvent(run_id, event.number, event.kind, event.node, json_of(event.data), created_at)
 
 
 def usage_of(row: Sequence[Any]) -> TokenUsage:
-    """What a model's calls took, in a row of the table of usage."""
+    """Return the usage of a model in a row of the table of usage."""
     model, calls, input_tokens, output_tokens, cache_read_tokens, estimated_calls, cost = row
     return TokenUsage(
         model=model,
@@ -80,7 +80,7 @@ def usage_of(row: Sequence[Any]) -> TokenUsage:
 
 
 def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
-    """What a run took, as one text; None for nothing."""
+    """Return the usage of a run as one text; None if there is none."""
     rows: list[Json] = [
         [
             used.model,
@@ -97,12 +97,12 @@ def packed_usage(usage: Iterable[TokenUsage]) -> str | None:
 
 
 def stored_usage(packed: str | None) -> list[TokenUsage]:
-    """What was packed of it."""
+    """Return the usage of a packed trace."""
     return [usage_of(row) for row in json_of(packed) or ()]
 
 
 def added(usage: Iterable[TokenUsage]) -> list[TokenUsage]:
-    """What calls took, together by model. Money where any of them has a price."""
+    """Return the sum of usage by model; the cost is set if any of the calls has a price."""
     sums: dict[str, TokenUsage] = {}
     for used in usage:
         before = sums.get(used.model)

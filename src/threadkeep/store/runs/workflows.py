@@ -1,4 +1,4 @@
-"""Definitions of workflows, by version: a run ends with the one that it began with."""
+"""Definitions of workflows by version: a run ends with the version with which it began."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.statements import load_statements
 from threadkeep.store.times import time_of, time_text
 
-# Looking takes a while, and other processes have clocks of their own.
+# A query takes time, and clocks of other processes differ.
 _CLOCKS_DIFFER = timedelta(hours=1)
 
 
 class WorkflowVersions:
-    """The table `chat_workflows`. A version never changes once it is there."""
+    """The table `chat_workflows`. A version never changes after it is stored."""
 
     def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
@@ -25,7 +25,7 @@ class WorkflowVersions:
         self._sql = load_statements("runs_records.sql")
 
     async def keep(self, name: str, version: str, definition: Mapping[str, Json] | None) -> None:
-        """Store a definition, if this version of it is not there yet."""
+        """Store a definition, unless its version exists already."""
         if await self.version(name, version) is not None:
             return
         parameters = {
@@ -38,27 +38,27 @@ class WorkflowVersions:
             await connection.execute(self._sql["keep_workflow"], parameters)
 
     async def version(self, name: str, version: str) -> WorkflowVersion | None:
-        """One version of a workflow."""
+        """Return one version of a workflow."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["workflow"], {"name": name, "version": version})
         return _version_of(rows[0]) if rows else None
 
     async def versions(self, name: str, *, limit: int = 50) -> list[WorkflowVersion]:
-        """The versions of a workflow that runs began with, the newest first."""
+        """Return the versions of a workflow with which runs began, the newest first."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["workflow_versions"], {"name": name, "limit": limit})
         return [_version_of(row) for row in rows]
 
     async def unused(self, before: datetime, *, limit: int = 100) -> list[tuple[str, str]]:
-        """Names and versions that are older than a time and that no run has; never the newest of a workflow."""
+        """Return names and versions that are old and without runs, except the newest version of each workflow."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["unused_workflows"], {"before": time_text(before), "limit": limit})
         return [(name, version) for name, version in rows]
 
     async def forget(self, unused: Sequence[tuple[str, str]]) -> int:
-        """Delete versions that were just found unused, but for those with which runs have begun since.
+        """Delete versions that were just found unused, except those with which runs have begun since.
 
-        Answers how many went.
+        Return the number deleted.
         """
         since = time_text(self._clock() - _CLOCKS_DIFFER)
         async with self._driver.writing() as connection:

@@ -1,19 +1,19 @@
--- Bringing exported sessions back; both engines take it as it is.
+-- Restoring of exported sessions, on both engines.
 
 -- name: restore_session
--- A session as it was exported, unless it is there already: what was deleted there has its places here too.
+-- Insert an exported session, unless it exists; its deleted messages keep their seq values.
 INSERT INTO chat_sessions (
     session_id, user_id, title, last_seq, reset_seq, indexed_seq, archived_seq, deleted_seq, retention, active, tags, metadata,
-    created_at, updated_at
+    created_at, updated_at, parent_session_id, parent_seq
 )
 VALUES (
     :session_id, :user_id, :title, :deleted_seq, :reset_seq, :deleted_seq, :deleted_seq, :deleted_seq, :retention, :active, :tags,
-    :metadata, :created_at, :updated_at
+    :metadata, :created_at, :updated_at, :parent_session_id, :parent_seq
 )
 ON CONFLICT (session_id) DO NOTHING
 
 -- name: seqs_of
--- Which of some ids a session has, and where.
+-- The existing ids among some, with their seq.
 WITH wanted (id) AS (
 VALUES (:id)
 )

@@ -1,4 +1,4 @@
--- Where agents keep conversations by themselves.
+-- Layouts of conversations that agents keep.
 
 -- name: add_layout
 INSERT INTO chat_conversation_layouts (namespace, meta_key_suffix, value_field, first_used_at)

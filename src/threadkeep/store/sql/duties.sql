@@ -1,18 +1,19 @@
--- What one process at a time does for all sessions.
+-- Duties that one process at a time does for all sessions.
 
 -- name: taken
--- Whether :owner would not get it now.
+-- A row if :owner cannot claim the duty now.
 SELECT 1 FROM chat_duties
 WHERE duty = :duty
     AND (coalesce(owner, '') <> :owner OR claimed_until <= :now)
     AND (claimed_until > :now OR done_at > :due)
 
 -- name: claim
--- Whoever has it gets more time; another gets it when that is over, unless it was done since :due.
+-- The owner gets more time; another process gets it after that time, unless it was done since :due.
 INSERT INTO chat_duties (duty, owner, claimed_until) VALUES (:duty, :owner, :until)
 ON CONFLICT (duty) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until
 WHERE (chat_duties.owner = excluded.owner AND chat_duties.claimed_until > :now)
     OR (chat_duties.claimed_until <= :now AND (chat_duties.done_at IS NULL OR chat_duties.done_at <= :due))
+RETURNING duty
 
 -- name: release
 UPDATE chat_duties SET owner = NULL, claimed_until = :now WHERE duty = :duty AND owner = :owner

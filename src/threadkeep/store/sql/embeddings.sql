@@ -1,4 +1,4 @@
--- The vectors of messages, by the model that made them.
+-- Vectors of messages by model.
 
 -- name: of_session
 SELECT seq, vector FROM chat_embeddings
@@ -9,7 +9,8 @@ ORDER BY seq
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
 -- name: insert_vector
--- For messages that are there.
+-- Only for existing, active messages.
 INSERT INTO chat_embeddings (session_id, model, seq, vector)
-SELECT m.session_id, :model, m.seq, :vector FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+SELECT m.session_id, :model, m.seq, :vector FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq = :seq AND m.superseded_at IS NULL
 ON CONFLICT (session_id, model, seq) DO UPDATE SET vector = excluded.vector

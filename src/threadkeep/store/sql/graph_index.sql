@@ -1,11 +1,11 @@
--- Rows of sessions whose messages are in a graph store; both engines take it as it is.
+-- Rows of sessions with messages in a graph store, on both engines.
 
 -- name: indexed
-SELECT last_seq, created_at, graph_version FROM chat_sessions WHERE session_id = :session_id
+SELECT last_seq, created_at, graph_version, revision FROM chat_sessions WHERE session_id = :session_id
 
 -- name: hold_indexed
--- The same, and nobody else changes it before the transaction ends.
-UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version
+-- The same, locked until the transaction ends.
+UPDATE chat_sessions SET active = active WHERE session_id = :session_id RETURNING last_seq, created_at, graph_version, revision
 
 -- name: all_indexed
 SELECT session_id, graph_version FROM chat_sessions
@@ -26,20 +26,26 @@ ON CONFLICT (session_id) DO NOTHING
 
 -- name: index_session
 UPDATE chat_sessions SET
-    user_id = :user_id, title = :title, last_message = :last_message, message_count = :last_seq - :deleted_seq,
+    user_id = :user_id, title = :title, last_message = :last_message, message_count = :message_count,
     last_seq = :last_seq, last_user_seq = :last_user_seq, reset_seq = :reset_seq, indexed_seq = :last_seq,
     archived_seq = :deleted_seq, deleted_seq = :deleted_seq, active = :active, tags = :tags, metadata = :metadata,
-    updated_at = :updated_at, graph_version = :graph_version
+    updated_at = :updated_at, graph_version = :graph_version, revision = :revision, parent_session_id = :parent_session_id,
+    parent_seq = :parent_seq
 WHERE session_id = :session_id
 
 -- name: index_message
 INSERT INTO chat_messages (
-    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at
+    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, sent_at, created_at, author, answers,
+    ordinal, told_at, superseded_at, superseded_by
 )
 VALUES (
-    :session_id, :seq, :id, :role, '', :tokens, :status, :confidence, :escalated, :run_id, :sent_at, :created_at
+    :session_id, :seq, :id, :role, '', :tokens, :status, :confidence, :escalated, :run_id, :sent_at, :created_at, :author,
+    :answers, :ordinal, :told_at, :superseded_at, :superseded_by
 )
 
 -- name: hide_before
--- What stands for messages before a reset does not count from now on.
+-- Deactivate the summaries of messages before a reset.
 UPDATE chat_sessions SET reset_seq = last_seq WHERE session_id = :session_id AND reset_seq < last_seq
+
+-- name: any_summary
+SELECT 1 FROM chat_summaries WHERE session_id = :session_id LIMIT 1

@@ -1,5 +1,5 @@
--- Conversations in the table `store` of LangGraph's own stores, as both engines take it. A namespace is its labels
--- joined by full stops.
+-- Conversations in the table `store` of LangGraph's own stores, on both engines. A namespace is its labels joined by
+-- full stops.
 
 -- name: items
 WITH wanted (prefix, key) AS (
@@ -12,6 +12,9 @@ SELECT key, value FROM store
 WHERE prefix = :prefix AND key > :after AND key LIKE :pattern ESCAPE '\'
 ORDER BY key
 LIMIT :limit
+
+-- name: keys
+SELECT key FROM store WHERE prefix = :prefix AND key LIKE :pattern ESCAPE '\'
 
 -- name: insert_metadata
 INSERT INTO store (prefix, key, value) VALUES (:prefix, :key, :value) ON CONFLICT (prefix, key) DO NOTHING

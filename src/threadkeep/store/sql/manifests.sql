@@ -1,7 +1,7 @@
--- The records of model calls, and the texts that are in no transcript: of sessions, and of runs that are in none.
+-- Records of model calls, and texts that are in no transcript: of sessions, and of runs without a session.
 
 -- name: insert_manifest
--- The database numbers the calls of a run; those from before its session began are with the run.
+-- The database numbers the calls of a run, including earlier calls stored with the run.
 INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest)
 VALUES (
     :session_id, :run_id,
@@ -29,14 +29,14 @@ SELECT manifest FROM chat_manifests WHERE run_id = :run_id AND session_id = :ses
 SELECT manifest FROM chat_run_manifests WHERE run_id = :run_id AND created_at = :created_at
 
 -- name: ids_at
--- The ids of a session's messages at some places.
+-- The ids of a session's messages by seq.
 WITH wanted (seq) AS (
 VALUES (:seq)
 )
 SELECT m.seq, m.id FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 
 -- name: fresh_texts
--- Which of some texts are there and were used since :worn.
+-- The texts that exist and were used since :worn.
 WITH wanted (digest) AS (
 VALUES (:digest)
 )
@@ -56,6 +56,13 @@ VALUES (:session_id, :digest, :body, :now)
 ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_context_texts.used_at < excluded.used_at
 
+-- name: use_worn_text
+-- The same, but written only if it was not used since :worn.
+INSERT INTO chat_context_texts (session_id, digest, body, used_at)
+VALUES (:session_id, :digest, :body, :now)
+ON CONFLICT (session_id, digest) DO UPDATE SET used_at = excluded.used_at
+WHERE chat_context_texts.used_at < :worn
+
 -- name: use_text_of_run
 INSERT INTO chat_run_texts (run_id, digest, body, used_at)
 VALUES (:run_id, :digest, :body, :now)
@@ -63,7 +70,7 @@ ON CONFLICT (run_id, digest) DO UPDATE SET used_at = excluded.used_at
 WHERE chat_run_texts.used_at < excluded.used_at
 
 -- name: texts
--- What a session has of some texts, and what a run has.
+-- The texts of a session and of a run.
 WITH wanted (digest) AS (
 VALUES (:digest)
 )
@@ -81,7 +88,7 @@ FROM chat_run_manifests m JOIN chat_runs r ON r.run_id = m.run_id
 WHERE m.run_id = :run_id AND (CAST(:user_id AS TEXT) IS NULL OR r.user_id = :user_id)
 
 -- name: of_runs
--- The calls of some runs, wherever they are kept.
+-- The calls of several runs, of both tables.
 WITH wanted (run_id) AS (
 VALUES (:run_id)
 )

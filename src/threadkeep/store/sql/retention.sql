@@ -1,9 +1,9 @@
--- Archiving and deleting the beginning of sessions, in steps that are each whole.
+-- Archiving and deletion of the beginning of sessions, in atomic steps.
 
 -- name: sessions
--- Some sessions by their ids, with the times of their first message that is stored and of the first that is not archived.
+-- Sessions by id, with the times of the first stored and of the first unarchived message.
 SELECT
-    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
 FROM chat_sessions s
@@ -13,9 +13,9 @@ ORDER BY s.session_id
 LIMIT :limit
 
 -- name: sessions_with_own
--- Those with limits of their own: all that there is to do where there are no rules.
+-- Only sessions with their own limits: there is nothing else to do without rules.
 SELECT
-    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
 FROM chat_sessions s
@@ -26,31 +26,38 @@ LIMIT :limit
 
 -- name: session
 SELECT
-    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.updated_at, s.retention,
+    s.session_id, s.last_seq, s.last_user_seq, s.archived_seq, s.deleted_seq, s.message_count, s.updated_at, s.retention,
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.deleted_seq ORDER BY m.seq LIMIT 1),
     (SELECT m.created_at FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq > s.archived_seq ORDER BY m.seq LIMIT 1)
 FROM chat_sessions s
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
 
 -- name: first_since
--- Where the messages that were all stored before a time end.
+-- The first message that was not stored before a time.
 SELECT seq FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND created_at >= :moment
 ORDER BY seq
 LIMIT 1
+
+-- name: first_of_newest
+-- The oldest of the newest active messages, with :others newer ones.
+SELECT seq FROM chat_messages
+WHERE session_id = :session_id AND seq > :after AND superseded_at IS NULL
+ORDER BY seq DESC
+LIMIT 1 OFFSET :others
 
 -- name: extent
 SELECT count(*), coalesce(sum(tokens), 0) FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 
 -- name: sizes
-SELECT seq, id, length(content), tokens, created_at FROM chat_messages
+SELECT seq, id, length(content), tokens, created_at, CASE WHEN superseded_at IS NULL THEN 1 ELSE 0 END FROM chat_messages
 WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: begin_archiving
--- Locks the session if it is as it was: the border stands at :after, at :upto is the message that was seen there, and if
--- there is a time :idle_before nothing was said since.
+-- Lock the session if it is unchanged: the boundary is at :after, the expected message is at :upto, and with
+-- :idle_before there was no message since.
 UPDATE chat_sessions SET active = active
 WHERE session_id = :session_id AND archived_seq = :after
     AND (CAST(:idle_before AS TIMESTAMPTZ) IS NULL OR updated_at < :idle_before)
@@ -77,13 +84,13 @@ UPDATE chat_sessions SET
     deleted_seq = :upto,
     archived_seq = CASE WHEN archived_seq < :upto THEN :upto ELSE archived_seq END,
     indexed_seq = CASE WHEN indexed_seq < :upto THEN :upto ELSE indexed_seq END,
-    message_count = message_count - :messages,
-    last_message = CASE WHEN last_seq = :upto THEN NULL ELSE last_message END
+    message_count = message_count - :active,
+    last_message = CASE WHEN message_count = :active THEN NULL ELSE last_message END
 WHERE session_id = :session_id
 
 -- name: first_user
 SELECT content FROM chat_messages
-WHERE session_id = :session_id AND seq > :after AND seq <= :upto AND role = 'user'
+WHERE session_id = :session_id AND seq > :after AND seq <= :upto AND role = 'user' AND content <> '' AND superseded_at IS NULL
 ORDER BY seq
 LIMIT 1
 
@@ -94,14 +101,15 @@ SELECT title FROM chat_sessions WHERE session_id = :session_id
 UPDATE chat_sessions SET title = :title WHERE session_id = :session_id
 
 -- name: remember_ids
--- Of messages that are so new that their platform may send them again.
+-- Only messages so new that their platform may send them again.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT m.session_id, m.id, m.seq, m.created_at FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND m.created_at >= :remember_since
 ON CONFLICT (session_id, id) DO NOTHING
 
 -- name: delete_runs
--- Those that answered the messages, with the runs below them that are in no session of their own.
+-- Runs that answered the messages, or spoke in them before another run answered again, with the runs below them
+-- without a session.
 WITH RECURSIVE gone (run_id) AS (
     SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.session_id = m.session_id AND r.message_id = m.id
     WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
@@ -109,19 +117,26 @@ WITH RECURSIVE gone (run_id) AS (
     SELECT j.run_id FROM chat_messages m JOIN chat_run_messages j ON j.session_id = m.session_id AND j.message_id = m.id
     WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
     UNION
+    SELECT r.run_id FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id AND r.session_id = m.session_id
+    WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto AND r.message_id IS NULL
+        AND r.parent_run_id IS NULL
+    UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: forget_answered
--- Messages whose runs are gone already.
+-- Messages whose runs are deleted already.
 DELETE FROM chat_answered_messages
 WHERE session_id = :session_id AND message_id IN (
     SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 )
 
+-- name: delete_steps
+DELETE FROM chat_steps WHERE session_id = :session_id AND seq > :after AND seq <= :upto
+
 -- name: delete_vectors
--- By each model there is, one after the other: the index begins with it.
+-- By each model in turn: the index begins with the model.
 WITH RECURSIVE models (model) AS (
     SELECT min(e.model) FROM chat_embeddings e WHERE e.session_id = :session_id
     UNION ALL
@@ -133,14 +148,14 @@ WHERE session_id = :session_id AND model IN (SELECT model FROM models WHERE mode
     AND seq > :after AND seq <= :upto
 
 -- name: delete_manifests
--- The records of calls that were made before all that is left was said.
+-- Records of calls that are older than all remaining messages.
 DELETE FROM chat_manifests WHERE session_id = :session_id AND created_at <= :manifests_upto
 
 -- name: delete_context_texts
 DELETE FROM chat_context_texts WHERE session_id = :session_id AND used_at <= :unused_since
 
 -- name: delete_superseded
--- What a later summary took up; those that count stay, with the range that they stand for.
+-- Merged summaries; active ones stay, with their range.
 DELETE FROM chat_summaries
 WHERE session_id = :session_id AND superseded_by IS NOT NULL AND last_seq <= :upto
 

@@ -1,4 +1,4 @@
--- Runs: who carries them out, and how they end.
+-- Runs: their owners and ends.
 
 -- name: rows
 WITH wanted (run_id) AS (
@@ -12,31 +12,39 @@ SELECT
 FROM wanted w JOIN chat_runs r ON r.run_id = w.run_id
 
 -- name: answered
--- What is left of a run whose message may be sent again.
+-- The remaining record of a run whose message may be sent again.
 SELECT run_id, session_id, message_id, workflow, status, user_id, trigger, created_at, ended_at
 FROM chat_answered_messages
 WHERE run_id = :run_id
 ORDER BY message_id
 LIMIT 1
 
+-- name: owners
+-- Processes with running runs that were not found dead.
+SELECT DISTINCT owner FROM chat_runs WHERE status = 'running' AND owner IS NOT NULL AND heartbeat_at <> :disowned
+
 -- name: held
--- What an owner carries out now, and what of it is to be stopped, and why.
+-- Runs that an owner executes, with the reason to stop them, if any.
 SELECT run_id, CASE WHEN cancel_requested_at IS NULL THEN NULL ELSE coalesce(cancel_reason, '') END
 FROM chat_runs
 WHERE owner = :owner AND status = 'running'
 
 -- name: begin_with
--- The version that a run goes on with, which has done nothing with another one.
+-- Set the version of a run that has done nothing yet.
 UPDATE chat_runs SET version = :version WHERE run_id = :run_id AND owner = :owner AND status = 'running'
 
 -- name: said
--- A message of a run's session.
-SELECT m.id, m.content FROM chat_runs r JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :message_id
+-- A message of a run's session; for a superseded answer the text of its replacement.
+SELECT m.id, coalesce(s.content, m.content)
+FROM chat_runs r
+JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :message_id
+LEFT JOIN chat_messages s
+    ON s.session_id = m.session_id AND s.id = m.superseded_by AND m.role = 'assistant' AND s.role = 'assistant'
 WHERE r.run_id = :run_id
 
 -- name: finish
--- What the run says stands in its result by reference, if the transcript has it; and so does what it was asked, if that
--- was one message. CASE takes the type of its ELSE.
+-- The text of the result is stored by reference if the transcript has it, and so is the text of a single input. A run
+-- that is to be rolled back is not done. CASE takes the type of its ELSE.
 UPDATE chat_runs SET
     status = :status,
     result = CASE
@@ -56,13 +64,35 @@ UPDATE chat_runs SET
     END,
     error = :error, set_aside = :set_aside, ended_at = :now, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running'
+    AND (:status <> 'done' OR cancel_reason IS NULL OR cancel_reason <> :rolled_back)
+    AND (CAST(:attempt AS BIGINT) IS NULL OR attempts = CAST(:attempt AS BIGINT))
 RETURNING
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
     user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
     cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
 
+-- name: refuse_unless_ended
+-- Violate the key with two equal rows, unless this owner has ended the run and its answer is in the transcript.
+INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+SELECT :session_id, :answer_id, 0, :now
+FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
+WHERE NOT EXISTS (
+    SELECT 1 FROM chat_runs r JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :answer_id
+    WHERE r.run_id = :run_id AND r.owner = :owner AND r.status = :status AND r.ended_at = :now
+)
+
+-- name: has_following
+-- A row if another run may wait for this one: one is queued in its session, or one of both has positions elsewhere.
+SELECT 1 FROM chat_runs n
+WHERE n.session_id = :session_id AND n.status IN ('queued', 'running') AND n.status = 'queued'
+UNION ALL
+SELECT 1 FROM chat_run_places p WHERE p.run_id = :run_id
+UNION ALL
+SELECT 1 FROM chat_run_places p WHERE p.place = :session_id
+LIMIT 1
+
 -- name: ended
--- The run, if this owner has ended it so before.
+-- The run, if this owner has ended it like this before.
 SELECT
     run_id, session_id, message_id, workflow, status, owner, result, error, started_at, heartbeat_at, ended_at, version,
     user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
@@ -75,12 +105,12 @@ UPDATE chat_runs SET status = 'failed', error = :error, set_aside = TRUE, ended_
 WHERE run_id = :run_id AND status IN ('queued', 'running')
 
 -- name: wait
--- Not when it is to be stopped: then it ends.
+-- Not if it is to be stopped: then it ends.
 UPDATE chat_runs SET status = 'waiting', interrupt = :interrupt, resume_value = NULL, owner = NULL, heartbeat_at = NULL
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
 -- name: give_back
--- At the place where it was: the first of its session.
+-- It keeps its position: the first of its session.
 UPDATE chat_runs SET status = 'queued', owner = NULL, heartbeat_at = NULL, attempts = attempts - 1
 WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requested_at IS NULL
 
@@ -88,7 +118,11 @@ WHERE run_id = :run_id AND owner = :owner AND status = 'running' AND cancel_requ
 UPDATE chat_runs SET
     status = 'queued', resume_value = :resume_value, attempts = 0,
     arrival = CASE WHEN arrival IS NULL THEN NULL ELSE (
-        SELECT max(o.arrival) + 1 FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+        SELECT max(n.arrival) + 1 FROM (
+            SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+            UNION ALL
+            SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = chat_runs.session_id
+        ) n
     ) END
 WHERE run_id = :run_id AND status = 'waiting'
 
@@ -98,15 +132,30 @@ UPDATE chat_runs SET
     set_aside = FALSE, cancel_requested_at = NULL, cancel_reason = NULL,
     budget = CASE WHEN CAST(:has_budget AS BOOLEAN) THEN :budget ELSE chat_runs.budget END,
     arrival = CASE WHEN arrival IS NULL THEN NULL ELSE (
-        SELECT max(o.arrival) + 1 FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+        SELECT max(n.arrival) + 1 FROM (
+            SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = chat_runs.session_id
+            UNION ALL
+            SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = chat_runs.session_id
+        ) n
     ) END
 WHERE run_id = :run_id AND status IN ('failed', 'cancelled', 'interrupted') AND input IS NOT NULL
+
+-- name: arrive_again
+-- At the end of each conversation in which a requeued run has a position.
+UPDATE chat_run_places SET arrival = (
+    SELECT max(n.arrival) + 1 FROM (
+        SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = chat_run_places.place
+        UNION ALL
+        SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = chat_run_places.place
+    ) n
+)
+WHERE run_id = :run_id
 
 -- name: root
 SELECT root_run_id FROM chat_runs WHERE run_id = :run_id
 
 -- name: cancel
--- The run and all below it: what nobody carries out ends at once, what is at work is asked to.
+-- The run and all below it: runs that no process executes end at once, running ones are asked to stop.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION

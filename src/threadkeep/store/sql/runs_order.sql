@@ -1,8 +1,9 @@
--- The order of the turns of a session: a run may begin if none that arrived before it is queued or at work.
+-- The order of turns: a run may begin if no earlier run in its session, or in a conversation that its agents keep
+-- under their own keys, is queued or running. chat_runs_before has the earlier ones.
 
 -- name: known
--- The run that has this id, or that a message began or joined; also where only its answer is left. The same
--- places are in `arrive`.
+-- The run with this id, or that a message began or joined; also if only its answer is left. `arrive` checks the same
+-- tables.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 UNION ALL
 SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
@@ -12,33 +13,124 @@ UNION ALL
 SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 LIMIT 1
 
+-- name: release_message
+-- The run keeps the full input but loses the message id, because another run answers the message again.
+UPDATE chat_runs SET message_id = NULL, input = :input
+WHERE run_id = :run_id AND session_id = :session_id AND message_id = :message_id
+
+-- name: release_joined
+DELETE FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
+
+-- name: release_answered
+DELETE FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
+
 -- name: users_other
--- The session is there, and is not this user's.
+-- The session exists and is another user's.
 SELECT 1 FROM chat_sessions WHERE session_id = :session_id AND (user_id IS NULL OR user_id <> :user_id)
 
 -- name: parent
 SELECT root_run_id, depth, status, cancel_requested_at FROM chat_runs WHERE run_id = :parent_run_id
 
 -- name: inside
--- A run above is in the same session: what runs below it is a part of that turn.
-WITH RECURSIVE above (parent_run_id, session_id) AS (
-    SELECT parent_run_id, session_id FROM chat_runs WHERE run_id = :parent_run_id
+-- A run above is in the same conversation: the run is a part of that turn.
+WITH RECURSIVE above (run_id, parent_run_id, session_id) AS (
+    SELECT run_id, parent_run_id, session_id FROM chat_runs WHERE run_id = :parent_run_id
     UNION
-    SELECT r.parent_run_id, r.session_id FROM above a JOIN chat_runs r ON r.run_id = a.parent_run_id
+    SELECT r.run_id, r.parent_run_id, r.session_id FROM above a JOIN chat_runs r ON r.run_id = a.parent_run_id
 )
-SELECT 1 FROM above WHERE session_id = :session_id LIMIT 1
+SELECT 1 FROM above a
+WHERE a.session_id = :place OR EXISTS (
+    SELECT 1 FROM chat_run_places p WHERE p.run_id = a.run_id AND p.place = :place
+)
+LIMIT 1
 
 -- name: open
--- What of a session is queued or at work, in order of arrival.
-SELECT run_id, workflow, status, user_id, started_at, root_run_id, cancel_requested_at IS NOT NULL FROM chat_runs
-WHERE session_id = :session_id AND arrival IS NOT NULL AND status IN ('queued', 'running')
-ORDER BY arrival
+-- Queued and running runs of conversations, in order of arrival.
+WITH wanted (place) AS (
+VALUES (:place)
+), turns (run_id, arrival) AS (
+    SELECT r.run_id, r.arrival
+    FROM wanted w JOIN chat_runs r ON r.session_id = w.place
+    WHERE r.arrival IS NOT NULL AND r.status IN ('queued', 'running')
+    UNION ALL
+    SELECT p.run_id, p.arrival
+    FROM wanted w JOIN chat_run_places p ON p.place = w.place JOIN chat_runs r ON r.run_id = p.run_id
+    WHERE r.status IN ('queued', 'running')
+)
+SELECT
+    r.run_id, r.workflow, r.status, r.user_id, r.started_at, r.root_run_id, r.cancel_requested_at IS NOT NULL, r.session_id
+FROM (SELECT run_id, max(arrival) AS arrival FROM turns GROUP BY run_id) t JOIN chat_runs r ON r.run_id = t.run_id
+ORDER BY t.arrival, r.run_id
 
 -- name: stop_as_it_begins
--- A turn that is queued: whoever begins it ends it, and keeps what it was asked in the transcript.
+-- A queued turn: the process that begins it ends it, and stores its question in the transcript.
 UPDATE chat_runs SET
     cancel_requested_at = coalesce(cancel_requested_at, :now), cancel_reason = coalesce(cancel_reason, :reason)
 WHERE run_id = :run_id AND status = 'queued'
+
+-- name: open_beside
+-- A row if another run is queued or running in the conversations of a run.
+SELECT 1 FROM chat_runs r JOIN chat_runs o ON o.session_id = r.session_id
+WHERE r.run_id = :run_id AND o.run_id <> r.run_id AND o.arrival IS NOT NULL AND o.status IN ('queued', 'running')
+UNION ALL
+SELECT 1
+FROM chat_run_places r JOIN chat_run_places p ON p.place = r.place JOIN chat_runs o ON o.run_id = p.run_id
+WHERE r.run_id = :run_id AND o.run_id <> r.run_id AND o.status IN ('queued', 'running')
+LIMIT 1
+
+-- name: places_of
+SELECT place FROM chat_run_places WHERE run_id = :run_id ORDER BY place
+
+-- name: take_place
+-- At the end of a conversation's order, unless the run has a position or is over.
+INSERT INTO chat_run_places (place, run_id, arrival)
+SELECT :place, r.run_id, (
+    SELECT coalesce(max(n.arrival), 0) + 1 FROM (
+        SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = :place
+        UNION ALL
+        SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = :place
+    ) n
+)
+FROM chat_runs r
+WHERE r.run_id = :run_id AND r.status IN ('queued', 'running')
+    AND NOT EXISTS (SELECT 1 FROM chat_run_places p WHERE p.place = :place AND p.run_id = :run_id)
+
+-- name: leave_place
+DELETE FROM chat_run_places WHERE place = :place AND run_id = :run_id
+
+-- name: forget_place
+-- Positions of runs that are over, in an erased conversation.
+DELETE FROM chat_run_places
+WHERE place = :place AND EXISTS (
+    SELECT 1 FROM chat_runs r
+    WHERE r.run_id = chat_run_places.run_id AND r.status NOT IN ('queued', 'running', 'waiting')
+)
+
+-- name: forget_places
+-- Positions of a run that is never retried.
+DELETE FROM chat_run_places
+WHERE run_id = :run_id AND EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'done')
+
+-- name: before_in
+-- Earlier runs of a conversation that are queued or running.
+SELECT 1 FROM chat_run_places m
+WHERE m.place = :place AND m.run_id = :run_id AND (
+    EXISTS (
+        SELECT 1 FROM chat_run_places p JOIN chat_runs o ON o.run_id = p.run_id
+        WHERE p.place = m.place AND p.arrival < m.arrival AND o.status IN ('queued', 'running')
+    )
+    OR EXISTS (
+        SELECT 1 FROM chat_runs o
+        WHERE o.session_id = m.place AND o.arrival < m.arrival AND o.status IN ('queued', 'running')
+            AND o.run_id <> m.run_id
+    )
+)
+
+-- name: awaited
+-- Runs that a run waits for: earlier ones, and children that are not over.
+SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id
+UNION ALL
+SELECT c.run_id FROM chat_runs c WHERE c.parent_run_id = :run_id AND c.status IN ('queued', 'running')
 
 -- name: insert
 INSERT INTO chat_runs (
@@ -49,15 +141,19 @@ VALUES (
     :run_id, :session_id, :message_id, :workflow, :status, :error, :ended_at, :version, :user_id, :parent_run_id, :root_run_id,
     :depth, :node_id, :trigger,
     CASE WHEN CAST(:in_order AS BOOLEAN) THEN (
-        SELECT coalesce(max(o.arrival), 0) + 1 FROM chat_runs o WHERE o.session_id = :session_id
+        SELECT coalesce(max(n.arrival), 0) + 1 FROM (
+            SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = :session_id
+            UNION ALL
+            SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = :session_id
+        ) n
     ) END,
     :input, :budget, :now, :deadline_at
 )
 
 -- name: arrive
--- A run at the top that nothing stands in the way of: not known, of no other user's session, and free to be one of its
--- own. It begins at once for an :owner, if no other turn of its session is open: when the one before it ended, if that
--- happened while this waited for it since :now, and before :latest. CASE takes the type of its ELSE.
+-- A top-level run that nothing blocks: it is not known, its session is not another user's, and it need not join
+-- another run. With an :owner it begins at once, if no other turn of its session is open. It begins when the previous
+-- one ended, if that was after :now, during the wait, and before :latest. CASE takes the type of its ELSE.
 INSERT INTO chat_runs (
     run_id, session_id, message_id, workflow, version, user_id, root_run_id, node_id, trigger, input, budget, created_at,
     deadline_at, status, owner, attempts, started_at, heartbeat_at, arrival
@@ -71,7 +167,11 @@ SELECT
     CASE WHEN NOT t.begins THEN NULL WHEN t.ended > :now AND t.ended < :latest THEN t.ended ELSE :now END,
     CASE WHEN NOT t.begins THEN NULL WHEN t.ended > :now AND t.ended < :latest THEN t.ended ELSE :now END,
     CASE WHEN CAST(:session_id AS TEXT) IS NOT NULL THEN (
-        SELECT coalesce(max(o.arrival), 0) + 1 FROM chat_runs o WHERE o.session_id = :session_id
+        SELECT coalesce(max(n.arrival), 0) + 1 FROM (
+            SELECT max(o.arrival) AS arrival FROM chat_runs o WHERE o.session_id = :session_id
+            UNION ALL
+            SELECT max(p.arrival) AS arrival FROM chat_run_places p WHERE p.place = :session_id
+        ) n
     ) END
 FROM (
     SELECT o.busy, o.ended, CAST(:owner AS TEXT) IS NOT NULL AND NOT o.busy AS begins
@@ -79,6 +179,9 @@ FROM (
         SELECT EXISTS (
             SELECT 1 FROM chat_runs r
             WHERE r.session_id = :session_id AND r.arrival IS NOT NULL AND r.status IN ('queued', 'running')
+        ) OR EXISTS (
+            SELECT 1 FROM chat_run_places p JOIN chat_runs r ON r.run_id = p.run_id
+            WHERE p.place = :session_id AND r.status IN ('queued', 'running')
         ) AS busy, (
             SELECT r.ended_at FROM chat_runs r
             WHERE r.session_id = :session_id AND r.arrival IS NOT NULL ORDER BY r.arrival DESC LIMIT 1
@@ -102,13 +205,18 @@ RETURNING
     user_id, parent_run_id, root_run_id, depth, node_id, trigger, arrival, input, interrupt, resume_value, budget, attempts,
     cancel_requested_at, cancel_reason, set_aside, created_at, deadline_at
 
--- name: begun_may_have_checkpoints
-INSERT INTO chat_run_checkpoints (run_id)
-SELECT r.run_id FROM chat_runs r WHERE r.run_id = :run_id AND r.status = 'running'
-ON CONFLICT (run_id) DO NOTHING
+-- name: refuse_unless_begun
+-- Violate the key with two equal rows, unless the run has begun for this owner and its question is in the transcript.
+INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
+SELECT :session_id, :question_id, 0, :now
+FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
+WHERE NOT EXISTS (
+    SELECT 1 FROM chat_runs r JOIN chat_messages m ON m.session_id = r.session_id AND m.id = :question_id
+    WHERE r.run_id = :run_id AND r.owner = :owner AND r.status = 'running'
+)
 
 -- name: note_active_session_of
--- The same as below, if the run is there.
+-- The same as below, if the run exists.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 SELECT r.user_id, r.workflow, r.session_id, r.created_at FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since
@@ -124,55 +232,59 @@ UPDATE chat_runs SET input = :input WHERE run_id = :run_id
 INSERT INTO chat_run_messages (session_id, message_id, run_id) VALUES (:session_id, :message_id, :run_id)
 
 -- name: begin
--- Also one whose process has not been heard of since :stale. Who has it already goes on with the same try.
+-- Also a run whose process is dead. Its current owner continues the same attempt.
 UPDATE chat_runs SET
     attempts = attempts + CASE WHEN status = 'running' AND owner = :owner THEN 0 ELSE 1 END,
     status = 'running', owner = :owner, heartbeat_at = :now, started_at = coalesce(started_at, :now)
 WHERE run_id = :run_id AND input IS NOT NULL
-    AND (status = 'queued' OR (status = 'running' AND (owner = :owner OR heartbeat_at < :stale)))
-    AND (arrival IS NULL OR NOT EXISTS (
-        SELECT 1 FROM chat_runs o
-        WHERE o.session_id = chat_runs.session_id AND o.arrival < chat_runs.arrival AND o.status IN ('queued', 'running')
-    ))
+    AND (status = 'queued' OR (status = 'running' AND (owner = :owner OR heartbeat_at = :disowned)))
+    AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = chat_runs.run_id)
 RETURNING run_id
 
--- name: may_have_checkpoints
-INSERT INTO chat_run_checkpoints (run_id) VALUES (:run_id) ON CONFLICT (run_id) DO NOTHING
-
 -- name: before
--- The run that is before another one: the last to have arrived of those that are queued or at work.
-SELECT o.run_id FROM chat_runs r
-JOIN chat_runs o ON o.session_id = r.session_id AND o.arrival < r.arrival AND o.status IN ('queued', 'running')
-WHERE r.run_id = :run_id
-ORDER BY o.arrival DESC
-LIMIT 1
+-- An earlier run: when it is over, its process starts the following ones.
+SELECT b.before_run_id FROM chat_runs_before b WHERE b.run_id = :run_id LIMIT 1
 
--- name: next
--- The first of a session, if it is not at work already.
-SELECT n.run_id FROM (
-    SELECT run_id, status FROM chat_runs
-    WHERE session_id = :session_id AND arrival IS NOT NULL AND status IN ('queued', 'running')
-    ORDER BY arrival
-    LIMIT 1
-) n
-WHERE n.status = 'queued'
+-- name: is_next
+SELECT 1 FROM chat_runs r
+WHERE r.run_id = :run_id AND r.status = 'queued'
+    AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
+
+-- name: following
+-- Runs that may begin now in the conversations of a run, in order of arrival.
+SELECT r.run_id FROM (
+    SELECT n.run_id, n.arrival FROM chat_runs o JOIN chat_runs n ON n.session_id = o.session_id
+    WHERE o.run_id = :run_id AND n.status = 'queued' AND n.arrival = (
+        SELECT min(f.arrival) FROM chat_runs f WHERE f.session_id = o.session_id AND f.status IN ('queued', 'running')
+    )
+    UNION ALL
+    SELECT n.run_id, p.arrival
+    FROM chat_run_places o JOIN chat_run_places p ON p.place = o.place JOIN chat_runs n ON n.run_id = p.run_id
+    WHERE o.run_id = :run_id AND n.status = 'queued'
+    UNION ALL
+    SELECT n.run_id, n.arrival FROM chat_run_places o JOIN chat_runs n ON n.session_id = o.place
+    WHERE o.run_id = :run_id AND n.arrival IS NOT NULL AND n.status = 'queued'
+    UNION ALL
+    SELECT n.run_id, p.arrival
+    FROM chat_runs o JOIN chat_run_places p ON p.place = o.session_id JOIN chat_runs n ON n.run_id = p.run_id
+    WHERE o.run_id = :run_id AND n.status = 'queued'
+) r
+WHERE NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
+ORDER BY r.arrival, r.run_id
 
 -- name: ready
--- What may begin now and was asked for before :before, the longest wait first.
+-- Runs that may begin now and were requested before :before, the longest wait first.
 SELECT r.run_id FROM chat_runs r
 WHERE r.status = 'queued' AND r.created_at < :before
-    AND (r.arrival IS NULL OR NOT EXISTS (
-        SELECT 1 FROM chat_runs o
-        WHERE o.session_id = r.session_id AND o.arrival < r.arrival AND o.status IN ('queued', 'running')
-    ))
+    AND NOT EXISTS (SELECT 1 FROM chat_runs_before b WHERE b.run_id = r.run_id)
 ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: abandoned
--- What is at work by a process that has not been heard of since :stale.
+-- Running runs of a process that was found dead.
 SELECT run_id FROM chat_runs
-WHERE status = 'running' AND input IS NOT NULL AND heartbeat_at < :stale
-ORDER BY heartbeat_at, run_id
+WHERE status = 'running' AND input IS NOT NULL AND heartbeat_at = :disowned
+ORDER BY created_at, run_id
 LIMIT :limit
 
 -- name: note_active_session
@@ -182,7 +294,7 @@ ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, 
 WHERE a.session_id <> excluded.session_id
 
 -- name: begin_active_session
--- Unless there is one that the user may go on with.
+-- Unless there is one that the user may continue.
 INSERT INTO chat_active_sessions AS a (user_id, workflow, session_id, since)
 VALUES (:user_id, :workflow, :session_id, :now)
 ON CONFLICT (user_id, workflow) DO UPDATE SET session_id = excluded.session_id, since = excluded.since

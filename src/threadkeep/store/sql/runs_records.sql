@@ -1,4 +1,4 @@
--- Runs that are looked at, and go in the end.
+-- Queries for runs, and their deletion.
 
 -- name: newest
 -- The newest first, from the cursor (:created_at, :run_id) on.
@@ -42,7 +42,7 @@ ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
 -- name: newest_below
--- Children of a run (:parent_run_id), or all of a tree (:root_run_id) but its root.
+-- The children of a run (:parent_run_id), or a tree (:root_run_id) without its root.
 SELECT r.run_id FROM chat_runs r
 WHERE (r.parent_run_id = :parent_run_id OR (r.root_run_id = :root_run_id AND r.parent_run_id IS NOT NULL))
     AND (r.created_at, r.run_id) < (:created_at, :run_id)
@@ -56,7 +56,7 @@ ORDER BY r.created_at DESC, r.run_id DESC
 LIMIT :limit
 
 -- name: tree
--- A root and all below it, parents before their children.
+-- A root and all runs below it, parents before their children.
 SELECT t.run_id FROM (
     SELECT run_id, depth, created_at FROM chat_runs WHERE run_id = :root_run_id
     UNION ALL
@@ -66,7 +66,7 @@ ORDER BY t.depth, t.created_at, t.run_id
 LIMIT :limit
 
 -- name: counts
--- Each by an index of its own, and no further than :limit.
+-- Each by its own index, up to :limit.
 SELECT 'queued', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'queued' LIMIT :limit) q
 UNION ALL
 SELECT 'running', count(*) FROM (SELECT 1 FROM chat_runs WHERE status = 'running' LIMIT :limit) r
@@ -76,7 +76,7 @@ UNION ALL
 SELECT 'set_aside', count(*) FROM (SELECT 1 FROM chat_runs WHERE set_aside LIMIT :limit) a
 
 -- name: delete_of_user
--- Runs of a user that are in no session, with all below them; those of sessions go with these.
+-- Runs of a user without a session, with all runs below them; others are deleted with their sessions.
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE user_id = :user_id AND session_id IS NULL
     UNION
@@ -86,13 +86,13 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 RETURNING run_id
 
 -- name: forget_answered_of_user
--- Where there is no session that they could go with.
+-- If there is no session with which they would be deleted.
 DELETE FROM chat_answered_messages
 WHERE user_id = :user_id
     AND NOT EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = chat_answered_messages.session_id)
 
 -- name: delete_alone
--- Those of some runs that are in no session, and the tops of their trees, if those are in none; each with all below it.
+-- The given runs without a session, and the roots of their trees if these have none; each with all runs below it.
 WITH RECURSIVE wanted (run_id) AS (
 VALUES (:run_id)
 ),
@@ -106,7 +106,7 @@ gone (run_id) AS (
 DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 
 -- name: alone_at_work
--- Whether something is queued or at work in the trees of those of some runs that are in no session.
+-- A row if a run is queued or running in the trees of the given runs without a session.
 WITH wanted (run_id) AS (
 VALUES (:run_id)
 )
@@ -123,8 +123,11 @@ LIMIT 1
 -- name: forget_sessions_of_user
 DELETE FROM chat_active_sessions WHERE user_id = :user_id
 
+-- name: may_have_checkpoints
+INSERT INTO chat_run_checkpoints (run_id) VALUES (:run_id) ON CONFLICT (run_id) DO NOTHING
+
 -- name: with_checkpoints
--- What is done or gone, or over since :before without a result, and may still have checkpoints.
+-- Runs that are done, deleted, or ended before :before without a result, and may still have checkpoints.
 SELECT c.run_id FROM chat_run_checkpoints c LEFT JOIN chat_runs r ON r.run_id = c.run_id
 WHERE r.run_id IS NULL
     OR r.status = 'done'
@@ -152,7 +155,7 @@ ORDER BY first_used_at DESC, version
 LIMIT :limit
 
 -- name: unused_workflows
--- Versions that no run has, but for the newest of each workflow.
+-- Versions without runs, except the newest of each workflow.
 SELECT w.name, w.version FROM chat_workflows w
 WHERE w.first_used_at < :before
     AND EXISTS (
@@ -163,7 +166,7 @@ ORDER BY w.first_used_at, w.name, w.version
 LIMIT :limit
 
 -- name: forget_workflow
--- Unless a run has begun with it since somebody looked.
+-- Unless a run has begun with it since the check.
 DELETE FROM chat_workflows
 WHERE name = :name AND version = :version AND NOT EXISTS (
     SELECT 1 FROM chat_runs r WHERE r.created_at >= :since AND r.workflow = :name AND r.version = :version

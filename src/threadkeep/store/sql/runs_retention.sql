@@ -1,9 +1,9 @@
--- Runs that are over for long go, as whole trees: what is below a run goes with the one at the top.
+-- Deletion of expired runs as whole trees: the runs below are deleted with the root.
 
 -- name: over_for_long
--- From the cursor (:created_at, :run_id) on: the run at the top of each tree (where that is gone, the oldest below it),
--- how many runs there are and how many events. A tree stays while any of it is at work, waits, or ended after :before;
--- and while any of it is set aside, unless that ended before :set_aside_before.
+-- From the cursor (:created_at, :run_id) on: the root of each tree (or the oldest run below a deleted root), with the
+-- numbers of runs and events. A tree stays while any of its runs is active, waits, or ended after :before; and while
+-- any of them is set aside, unless it ended before :set_aside_before.
 SELECT
     r.root_run_id, r.workflow, r.status, r.created_at, r.run_id, r.ended_at,
     CASE WHEN r.parent_run_id IS NULL THEN 1 ELSE 0 END
@@ -37,7 +37,7 @@ ORDER BY r.created_at, r.run_id
 LIMIT :limit
 
 -- name: still_over
--- Which trees are as they were; a person may have had one tried again.
+-- Trees that are unchanged; a person may have retried one.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 )
@@ -52,7 +52,7 @@ WHERE NOT EXISTS (
 )
 
 -- name: remember
--- The messages that were answered, or whose answer a person did not want; what failed may be asked for anew.
+-- Messages that were answered, or whose run was cancelled; a failed one may be asked again.
 WITH wanted (root_run_id) AS (
 VALUES (:root_run_id)
 ), going (run_id) AS (
@@ -75,7 +75,7 @@ ON CONFLICT (session_id, message_id) DO UPDATE SET
     trigger = excluded.trigger, created_at = excluded.created_at, ended_at = excluded.ended_at
 
 -- name: delete_some_events
--- Of a tree with many: it goes in steps.
+-- A tree with many events is deleted in steps.
 DELETE FROM chat_run_events WHERE (run_id, number) IN (
     SELECT e.run_id, e.number FROM (
         SELECT run_id FROM chat_runs WHERE run_id = :root_run_id

@@ -1,8 +1,8 @@
--- What happened in runs, and what it took.
+-- Traces and usage of runs.
 
 -- name: hold_trace
--- The row stays locked until the transaction ends, so events of all processes are numbered one after the other. In
--- `events` and `usage` is what was stored when the run was over.
+-- The row stays locked until the transaction ends, so events of all processes are numbered in sequence. `events` and
+-- `usage` have what was packed at the end of the run.
 INSERT INTO chat_run_traces AS t (run_id, last_number, characters)
 SELECT r.run_id, 0, 0 FROM chat_runs r WHERE r.run_id = :run_id
 ON CONFLICT (run_id) DO UPDATE SET last_number = t.last_number
@@ -16,6 +16,14 @@ UPDATE chat_run_traces SET
     last_number = :last_number, characters = :characters, cut = :cut, events = :events, usage = :usage
 WHERE run_id = :run_id
 
+-- name: put_trace
+-- The whole trace of a run.
+INSERT INTO chat_run_traces (run_id, last_number, characters, cut, events, usage)
+VALUES (:run_id, :last_number, :characters, :cut, :events, :usage)
+ON CONFLICT (run_id) DO UPDATE SET
+    last_number = excluded.last_number, characters = excluded.characters, cut = excluded.cut, events = excluded.events,
+    usage = excluded.usage
+
 -- name: forget_events
 DELETE FROM chat_run_events WHERE run_id = :run_id
 
@@ -27,7 +35,7 @@ INSERT INTO chat_run_events (run_id, number, kind, node, data, created_at)
 VALUES (:run_id, :number, :kind, :node, :data, :created_at)
 
 -- name: events
--- Those after a number, and what was stored of them when the run was over: of one moment, between which nothing moves.
+-- Events after a number, and the packed ones: one snapshot, so that no event moves in between.
 SELECT e.number, e.kind, e.node, e.data, e.created_at, CAST(NULL AS BYTEA) AS events FROM (
     SELECT number, kind, node, data, created_at FROM chat_run_events
     WHERE run_id = :run_id AND number > :after
@@ -70,7 +78,7 @@ FROM chat_run_usage
 WHERE run_id = :run_id
 
 -- name: usage
--- By model, and what was stored of it when the run was over.
+-- By model, with the packed usage.
 SELECT
     u.model, u.calls, u.input_tokens, u.output_tokens, u.cache_read_tokens, u.estimated_calls, u.cost,
     CAST(NULL AS TEXT) AS usage
@@ -81,7 +89,7 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage FROM chat_run_traces t
 WHERE t.run_id = :run_id AND t.usage IS NOT NULL
 
 -- name: usage_with_children
--- The same of a run with all below it. Each run counts once, however it was reached.
+-- The same for a run with all runs below it, each counted once.
 WITH RECURSIVE below (run_id) AS (
     SELECT run_id FROM chat_runs WHERE run_id = :run_id
     UNION
@@ -96,7 +104,7 @@ SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL, t.usage
 FROM below b JOIN chat_run_traces t ON t.run_id = b.run_id AND t.usage IS NOT NULL
 
 -- name: begin_tool
--- Of a run that is there: one that is gone begins nothing.
+-- Only for an existing run.
 INSERT INTO chat_run_tool_calls (run_id, call_id, tool, status, begun_at)
 SELECT run_id, :call_id, :tool, 'begun', :now FROM chat_runs WHERE run_id = :run_id
 ON CONFLICT (run_id, call_id) DO NOTHING

@@ -1,4 +1,4 @@
--- What the search index of either engine is kept up by.
+-- Statements for the update of the search index of either engine.
 
 -- name: to_index
 -- Of one user or one session, or of all.
@@ -20,8 +20,8 @@ WHERE session_id = :session_id AND seq > :after AND seq <= :upto
 ORDER BY seq
 
 -- name: advance
--- Only from where the index was, and only as far as the session goes, with the last message that was read (:seq, :id) still
--- there; if there was none, with none.
+-- Only from the current position, up to the end of the session, and if the last message that was read (:seq, :id)
+-- still exists; without one, if there is still none.
 UPDATE chat_sessions SET indexed_seq = :upto
 WHERE session_id = :session_id AND indexed_seq = :after AND last_seq >= :upto
     AND CASE WHEN CAST(:id AS TEXT) IS NULL

@@ -1,7 +1,7 @@
--- Summaries, and who is making one.
+-- Summaries, and claims for making them.
 
 -- name: active
--- Those that count: not taken up into another, and of what was said since the last reset.
+-- Active summaries: not merged into another, and after the last reset.
 SELECT
     c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at
 FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
@@ -35,16 +35,24 @@ VALUES (
 )
 
 -- name: for_export
--- Those that count, each with how many messages of its range are there, and the ids of the first and the last of them.
+-- Active summaries, each with the number of exported messages in its range, and the ids of the first and last of them.
 SELECT
     c.session_id, c.first_seq, c.last_seq, c.text, c.model, c.prompt_version, c.tokens, c.level, c.id, c.created_at,
-    (SELECT count(*) FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq),
     (
-        SELECT m.id FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+        SELECT count(*) FROM chat_messages m
+        WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+            AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
+    ),
+    (
+        SELECT m.id FROM chat_messages m
+        WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+            AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
         ORDER BY m.seq LIMIT 1
     ),
     (
-        SELECT m.id FROM chat_messages m WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+        SELECT m.id FROM chat_messages m
+        WHERE m.session_id = c.session_id AND m.seq BETWEEN c.first_seq AND c.last_seq
+            AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
         ORDER BY m.seq DESC LIMIT 1
     )
 FROM chat_sessions s JOIN chat_summaries c ON c.session_id = s.session_id
@@ -55,7 +63,7 @@ ORDER BY c.first_seq
 SELECT first_seq FROM chat_summaries WHERE session_id = :session_id AND id = :id
 
 -- name: extent
--- How much of a session is gone, and how many messages are between two places.
+-- The last deleted seq of a session, and the number of messages in a range.
 SELECT
     s.deleted_seq,
     (SELECT count(*) FROM chat_messages m WHERE m.session_id = s.session_id AND m.seq BETWEEN :first_seq AND :last_seq)
@@ -69,7 +77,7 @@ SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :id
 SELECT id FROM chat_messages WHERE session_id = :session_id AND seq = :seq
 
 -- name: uncovered
--- What no summary that counts stands for, since the last reset and after what is archived.
+-- The range without an active summary, after the last reset and the archive; superseded messages are not counted.
 SELECT b.after_seq, b.last_seq, count(m.seq), coalesce(sum(m.tokens), 0)
 FROM (
     SELECT
@@ -91,10 +99,11 @@ FROM (
     ) c
 ) b
 LEFT JOIN chat_messages m ON m.session_id = b.session_id AND m.seq > b.after_seq AND m.role IN ('user', 'assistant')
+    AND m.superseded_at IS NULL
 GROUP BY b.after_seq, b.last_seq
 
 -- name: claim
--- Whoever has it already gets more time; another gets it when the time is over.
+-- The owner gets more time; another process gets the claim after that time.
 INSERT INTO chat_claims (session_id, purpose, owner, claimed_until)
 VALUES (:session_id, :purpose, :owner, :until)
 ON CONFLICT (session_id, purpose) DO UPDATE SET owner = excluded.owner, claimed_until = excluded.claimed_until

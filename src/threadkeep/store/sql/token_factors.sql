@@ -1,4 +1,4 @@
--- How models' own counts of tokens relate to the estimate.
+-- Token factors: the ratio of models' own counts to the estimate.
 
 -- name: all
 SELECT model, factor, samples FROM chat_token_factors

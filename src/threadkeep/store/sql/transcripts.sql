@@ -1,9 +1,9 @@
--- Statements of the transcript that both engines take as they are.
+-- Statements of the transcript for both engines.
 
 -- name: reserve
--- Count a session up by :added and answer its new last_seq, and whether ids of deleted messages are known; makes the session at its first turn. The row stays locked
--- until the transaction ends, so turns of all processes are numbered one after the other. :added = 0 only locks.
--- Another user's session answers nothing and stays as it is.
+-- Add :added to a session's count; return its new last_seq and deleted_seq; create the session at its first turn. The
+-- row stays locked until the transaction ends, so turns of all processes are numbered in sequence. :added = 0 only
+-- locks. Another user's session returns no row and stays unchanged.
 INSERT INTO chat_sessions AS s (
     session_id, user_id, title, last_message, message_count, last_seq, last_user_seq, created_at, updated_at
 )
@@ -20,60 +20,88 @@ RETURNING session_id, last_seq, deleted_seq
 
 -- name: insert_message
 INSERT INTO chat_messages (
-    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
+    author, answers, ordinal, told_at
 )
 VALUES (
     :session_id, :seq, :id, :role, :content, :tokens, :status, :confidence, :escalated, :run_id, :metadata, :original,
-    :sent_at, :created_at
+    :sent_at, :created_at, :author, :answers, :ordinal, :told_at
 )
 
+-- name: insert_marked
+-- The same, for a message that may be superseded from the start.
+INSERT INTO chat_messages (
+    session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
+    author, answers, ordinal, told_at, superseded_at, superseded_by
+)
+VALUES (
+    :session_id, :seq, :id, :role, :content, :tokens, :status, :confidence, :escalated, :run_id, :metadata, :original,
+    :sent_at, :created_at, :author, :answers, :ordinal, :told_at, :superseded_at, :superseded_by
+)
+
+-- name: complete_answer
+-- The complete answer of an author to a question, and whether it was delivered.
+SELECT id, seq, told_at IS NOT NULL FROM chat_messages
+WHERE session_id = :session_id AND answers = :answers AND coalesce(author, '') = coalesce(:author, '')
+    AND coalesce(ordinal, 1) = coalesce(:ordinal, 1) AND status = 'complete' AND superseded_at IS NULL
+
+-- name: mark_told
+UPDATE chat_messages SET told_at = coalesce(told_at, :now)
+WHERE session_id = :session_id AND id = :id AND superseded_at IS NULL
+
+-- name: supersede
+UPDATE chat_messages SET superseded_at = :now, superseded_by = :superseded_by WHERE session_id = :session_id AND id = :id
+
 -- name: seq_of
--- Where the message with an id is; or was, and that it was deleted.
+-- The seq of the message with an id, also of a deleted one.
 SELECT seq, 0 FROM chat_messages WHERE session_id = :session_id AND id = :id
 UNION ALL
 SELECT seq, 1 FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_deleted_id
--- Breaks the key of its own table when the id is that of a deleted message: it is no more new than one that is there.
+-- Violate the table's own key if the id belongs to a deleted message.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
 SELECT session_id, id, seq, created_at FROM chat_deleted_ids WHERE session_id = :session_id AND id = :id
 
 -- name: refuse_unanswered
--- Breaks the same key, with two rows alike, when what a turn answers is not there.
+-- Violate the same key with two equal rows if the message that a turn answers does not exist or is superseded.
 INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
-SELECT :session_id, :answers, 0, :created_at
+SELECT :session_id, :question, 0, :created_at
 FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
-WHERE NOT EXISTS (SELECT 1 FROM chat_messages WHERE session_id = :session_id AND id = :answers)
+WHERE NOT EXISTS (SELECT 1 FROM chat_messages WHERE session_id = :session_id AND id = :question AND superseded_at IS NULL)
 
 -- name: newest
--- The newest :limit messages before :before, newest first. The lower bound lets PostgreSQL go along the index also where
--- it does not know yet how long sessions are.
+-- The newest :limit messages before :before, newest first; superseded ones only with :history. The lower bound makes
+-- PostgreSQL use the index even without statistics on the length of sessions.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > 0 AND m.seq < :before
+    AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
 ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: newest_of_user
--- The same, for the user who owns the session only.
+-- The same, only for the owner of the session.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
 FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
 WHERE s.session_id = :session_id AND s.user_id = :user_id AND m.seq > 0 AND m.seq < :before
+    AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
 ORDER BY m.seq DESC
 LIMIT :limit
 
 -- name: recent
--- What was said since the last reset, after what is archived and after :after, newest first, without system rows: the
--- raw material of a window. The lower bound is looked up by itself and the rows are read from one table: so both are
--- bounds of the index, in every plan that PostgreSQL may think of, and no row beyond them is read however long the session.
-SELECT m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.last_user_seq
+-- The rows of a window: after the last reset, the archive and :after, newest first, without system rows. The lower
+-- bound is a subquery and the rows come from one table: so both bounds limit the index scan in every plan of
+-- PostgreSQL, and no row beyond them is read, however long the session is.
+SELECT m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.revision, s.last_user_seq
 FROM (
     SELECT
-        seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+        seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
+        answers, ordinal
     FROM chat_messages
     WHERE session_id = :session_id
         AND seq > (
@@ -85,7 +113,7 @@ FROM (
             FROM chat_sessions
             WHERE session_id = :session_id
         )
-        AND seq < :before AND role IN ('user', 'assistant')
+        AND seq < :before AND role IN ('user', 'assistant') AND superseded_at IS NULL
     ORDER BY seq DESC
     LIMIT :limit
 ) m
@@ -94,19 +122,20 @@ WHERE CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id
 ORDER BY m.seq DESC
 
 -- name: newest_user
--- The newest user message between two places, which are both outside.
+-- The newest user message between two seq values, both excluded.
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq < :before AND m.role = 'user'
+    AND m.superseded_at IS NULL
 ORDER BY m.seq DESC
 LIMIT 1
 
 -- name: message_with_id
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.id = :id
 
@@ -116,24 +145,58 @@ VALUES (:seq)
 )
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
 FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.seq = w.seq
 ORDER BY m.seq
 
--- name: answer_of_run
--- The newest answer of a run, looked for in the :reach messages that follow its question.
+-- name: with_ids
+WITH wanted (id) AS (
+VALUES (:id)
+)
 SELECT
     m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+FROM wanted w JOIN chat_messages m ON m.session_id = :session_id AND m.id = w.id
+ORDER BY m.seq
+
+-- name: answers_to
+-- The complete answers to a question, in order. The condition matches their index.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.answers = :question AND m.status = 'complete' AND m.superseded_at IS NULL
+ORDER BY m.seq
+
+-- name: answers_to_superseded
+-- The same for a superseded question, with superseded answers: within the :reach messages after it.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
+FROM chat_messages m
+WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS BIGINT) + :reach
+    AND (m.answers = :question OR (m.answers IS NULL AND m.run_id = :run_id AND m.role = 'assistant')) AND m.status = 'complete'
+ORDER BY m.seq
+
+-- name: superseding
+-- The message that has replaced another one.
+SELECT superseded_by FROM chat_messages WHERE session_id = :session_id AND id = :id AND superseded_at IS NOT NULL
+
+-- name: answer_of_run
+-- The newest answer of a run, within the :reach messages after its question.
+SELECT
+    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
+    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
 FROM chat_messages m
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= CAST(:after AS BIGINT) + :reach AND m.run_id = :run_id AND m.role = 'assistant'
+    AND m.status = 'complete' AND m.answers IS NULL AND m.superseded_at IS NULL
 ORDER BY m.seq DESC
 LIMIT 1
 
 -- name: session
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
 FROM chat_sessions
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 
@@ -141,7 +204,7 @@ WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = 
 -- Newest activity first, from the cursor (:updated_at, :session_id) on.
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
 FROM chat_sessions
 WHERE (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -155,7 +218,7 @@ LIMIT :limit
 -- name: sessions_of_user
 SELECT
     session_id, user_id, title, last_message, message_count, last_seq, reset_seq, archived_seq, deleted_seq, retention,
-    active, tags, metadata, created_at, updated_at
+    active, tags, metadata, created_at, updated_at, revision, parent_session_id, parent_seq
 FROM chat_sessions
 WHERE user_id = :user_id AND (updated_at, session_id) < (:updated_at, :session_id)
     AND (CAST(:active AS BOOLEAN) IS NULL OR active = CAST(:active AS BOOLEAN))
@@ -175,24 +238,37 @@ UPDATE chat_sessions SET tags = :value WHERE session_id = :session_id
 -- name: set_metadata
 UPDATE chat_sessions SET metadata = :value WHERE session_id = :session_id
 
+-- name: set_parent
+UPDATE chat_sessions SET parent_session_id = :value WHERE session_id = :session_id
+
+-- name: set_agent
+UPDATE chat_sessions SET agent = :value WHERE session_id = :session_id
+
+-- name: own_sessions
+-- The conversations that agents keep below a session are deleted with it.
+SELECT session_id FROM chat_sessions WHERE parent_session_id = :session_id AND agent IS NOT NULL
+
 -- name: set_active
 UPDATE chat_sessions SET active = :value WHERE session_id = :session_id
 
 -- name: reset
--- Later windows start after what is there now; the messages stay.
+-- Start later windows after the existing messages, which stay.
 UPDATE chat_sessions SET reset_seq = last_seq
 WHERE session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR user_id = :user_id)
 RETURNING reset_seq
 
 -- name: delete_runs
--- Also those that spoke in it and are in no session, as of an agent with a conversation of its own, and the tops of
--- their trees, if those are in none; each with the runs below it that are in none: what was said is in all of these.
+-- Also runs without a session that spoke in it, such as those of an agent with its own conversation, and the roots of
+-- their trees if these have no session; each with the runs below it without a session, because all of these contain
+-- its messages. Runs that spoke in the parent session of a branch are kept.
 WITH RECURSIVE gone (run_id) AS (
     SELECT run_id FROM chat_runs WHERE session_id = :session_id
     UNION
     SELECT t.run_id
-    FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id JOIN chat_runs t ON t.run_id IN (r.run_id, r.root_run_id)
-    WHERE m.session_id = :session_id AND r.session_id IS NULL AND t.session_id IS NULL
+    FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id JOIN chat_runs r ON r.run_id = m.run_id
+    JOIN chat_runs t ON t.run_id IN (r.run_id, r.root_run_id)
+    WHERE s.session_id = :session_id AND (s.parent_session_id IS NULL OR m.created_at >= s.created_at)
+        AND r.session_id IS NULL AND t.session_id IS NULL
     UNION
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id WHERE c.session_id IS NULL
 )
@@ -204,8 +280,14 @@ DELETE FROM chat_answered_messages WHERE session_id = :session_id
 -- name: forget_active_session
 DELETE FROM chat_active_sessions WHERE session_id = :session_id
 
+-- name: forget_outgoing
+DELETE FROM chat_outbox WHERE session_id = :session_id
+
+-- name: forget_channel_session
+DELETE FROM chat_channel_sessions WHERE session_id = :session_id
+
 -- name: lock_session
--- Whoever is at this session ends first; nobody begins before the transaction ends.
+-- Wait for other transactions on this session, and block new ones until this transaction ends.
 UPDATE chat_sessions SET active = active WHERE session_id = :session_id
 
 -- name: delete_session

@@ -1,4 +1,4 @@
-"""Whether the service lives, whether it can work, and what it counts."""
+"""Liveness, readiness and metrics of the service."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ PATIENCE_SECONDS = 2.0
 @router.head("/healthz", include_in_schema=False)
 @router.get("/healthz", summary="Is the service alive?")
 async def healthz() -> Health:
-    """The process answers. Open to all."""
+    """Return success while the process responds. Public."""
     return Health()
 
 
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Can the service work?", responses=documented(503))
 async def readyz(app: AppInUse) -> Readiness:
-    """Whether the database answers within two seconds. If not (503), chat goes on without history, and turns wait."""
+    """Return whether the database answers within two seconds; on 503 chat continues without history."""
     backend = app.settings.database.backend
     state = Readiness(
         backend=backend,
-        # The memory brought the database to this schema when it was opened.
+        # The memory migrated the database to this schema when it was opened.
         schema_version=known_migrations(backend)[-1][0],
         pending_writes=app.memory.pending.count,
+        unreadable_writes=len(await app.memory.pending.damaged()),
     )
     if not await _database_answers(app.memory):
         sentence = "The database does not answer; check that it runs. Turns are kept until it does."
@@ -48,7 +49,7 @@ async def readyz(app: AppInUse) -> Readiness:
 
 @router.get("/metrics", summary="What is counted", response_class=PlainTextResponse, responses=documented(404))
 async def metrics(app: AppInUse) -> Response:
-    """All metrics in the text format of Prometheus."""
+    """Return all metrics in the text format of Prometheus."""
     if app.metrics is None:
         sentence = "Nothing is measured here: pip install 'threadkeep[metrics]', and start the service again."
         raise ProblemRaised(make_problem(404, "not-measured", sentence))
@@ -57,7 +58,7 @@ async def metrics(app: AppInUse) -> Response:
 
 
 async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
-    """How many runs there are that an operator looks after; None where the database does not say so in time."""
+    """Return the number of runs in each state for operators; None if the database does not respond in time."""
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
             return asdict(await memory.runs.records.counts())
@@ -68,7 +69,7 @@ async def _runs_now(memory: Memory) -> Mapping[str, int] | None:
 async def _database_answers(memory: Memory) -> bool:
     try:
         async with asyncio.timeout(PATIENCE_SECONDS):
-            await memory.runs.run("readyz")  # any read by a key: nothing has this one
+            await memory.runs.run("readyz")  # any lookup by key: no run has this one
     except (StoreError, TimeoutError):
         return False
     return True

@@ -1,16 +1,203 @@
-"""What each model call saw, and why."""
+"""Manifests of model calls: the messages sent, the messages left out, and the reasons."""
 
 from __future__ import annotations
 
+from datetime import date, datetime
+from typing import Self
+
 from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
 
+from threadkeep.context.manifest import ExclusionReason, FactSource, GraphOutcome, Section, Source
+from threadkeep.context.plan import WindowKind
 from threadkeep.history.all_sessions import AllSessions
+from threadkeep.records.knowledge import ScopeKind
+from threadkeep.store.manifests import StoredManifest
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, SessionId, UserId
-from threadkeep.web.cursors import manifest_place, write_cursor
-from threadkeep.web.manifest_schemas import ManifestBody, RunManifests, SessionManifests
+from threadkeep.web.cursors import read_call_cursor, write_cursor
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.routing import EncodedPathRoute
 
-router = APIRouter(prefix="/api/v1", tags=["contexts"])
+
+class TurnReferenceBody(BaseModel):
+    """A message of a transcript that is quoted."""
+
+    session_id: str
+    seq: int
+
+
+class FactReferenceBody(BaseModel):
+    """A quoted fact with its origin."""
+
+    id: str
+    scope: ScopeKind
+    source: FactSource = Field("memory", description="Absent for `memory`, the facts of this database.")
+    since: date | None = Field(None, description="The day since when it is valid, in UTC.")
+    evidence: list[TurnReferenceBody] = Field([], description="The messages that say it.")
+    rank: int | None = Field(None, description="The place of a fact of Graphiti in what was recalled, from 1.")
+
+
+class ScopeRecallBody(BaseModel):
+    """The outcome of a Graphiti query for one scope."""
+
+    scope: ScopeKind
+    outcome: GraphOutcome = Field("ok", description="Absent for `ok`.")
+    found: int = Field(0, description="The facts that it gave.")
+    shown: int = Field(0, description="Those that the model was shown.")
+    superseded: int = Field(0, description="Those that do not hold any more.")
+    duplicate: int = Field(0, description="Those that another scope has shown.")
+    over_quota: int = Field(0, description="Those beyond the limit.")
+    no_room: int = Field(0, description="Those beyond the section's tokens.")
+    queued: int = Field(0, description="Messages of the scope that wait to be sent.")
+    unconfirmed: int = Field(0, description="Messages that were sent and not seen there yet.")
+
+
+class ConversationBody(BaseModel):
+    """A conversation that an agent stores in the graph store itself."""
+
+    key: str
+    namespace: list[str]
+    meta_key_suffix: str = Field("__meta__", description="Absent for `__meta__`.")
+    value_field: str = Field("content", description="Absent for `content`.")
+
+
+class EntryBody(BaseModel):
+    """A message that was sent: its section, its tokens, and the source of its text."""
+
+    section: Section
+    tokens: int = Field(description="By the manifest's counter.")
+    source: Source = Field(
+        "text",
+        description="What its text is made of: the `transcript`'s message at `seq` (or with the `id`), `summaries`, "
+        "quoted `turns`, or a `text` that is kept under its `digest`, which is in no transcript. Absent for `text`.",
+    )
+    seq: int | None = Field(None, description="The place in the session's transcript.")
+    id: str | None = Field(None, description="The message's id.")
+    digest: str | None = Field(None, description="SHA-256 of the text that is kept for it.")
+    summaries: list[str] = Field([], description="Ids of the summaries that it holds.")
+    turns: list[TurnReferenceBody] = Field([], description="The messages that it quotes.")
+    snippets: list[str] = Field([], description="Ids of the passages that it holds.")
+    facts: list[FactReferenceBody] = Field([], description="The facts that it quotes.")
+    tokens_before: int | None = Field(None, description="What it had before it was cut; absent if it is whole.")
+
+
+class ExclusionBody(BaseModel):
+    """A range of the transcript, both ends included, that was not sent, and the reason."""
+
+    first_seq: int
+    last_seq: int
+    reason: ExclusionReason
+
+
+class LeftOutBody(BaseModel):
+    """A message of the run itself, or a range of them, that was not sent, and the reason."""
+
+    id: str | None = Field(None, description="The message, or the first one of the stretch; absent for one without.")
+    reason: ExclusionReason
+    last_id: str | None = Field(None, description="The last one of the stretch; absent for one message.")
+    count: int = Field(1, description="How many there are; absent for one.")
+
+
+class ReportedUsageBody(BaseModel):
+    """Tokens as the provider counted them."""
+
+    input_tokens: int
+    output_tokens: int
+    cached_tokens: int = Field(0, description="Those of the input that came from the provider's prompt cache.")
+
+
+class StablePrefixBody(BaseModel):
+    """The leading messages that do not depend on the new input, so that the next call may share them."""
+
+    messages: int
+    tokens: int
+    digest: str = Field(description="SHA-256 of them.")
+
+
+class ManifestBody(BaseModel):
+    """The record of one model call: the messages sent, in order, and the excluded ones with reasons; no message text.
+
+    Fields with default values are absent.
+    """
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "session_id": "session-123",
+                    "run_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10",
+                    "call": 1,
+                    "created_at": "2026-03-01T08:30:00.123456Z",
+                    "model": "gpt-5-mini",
+                    "counter": "estimate×1.12",
+                    "budget": 4000,
+                    "max_messages": 20,
+                    "anchor_seq": 3,
+                    "entries": [
+                        {"section": "window", "tokens": 6, "source": "transcript", "seq": 3, "id": "web-0002"},
+                        {"section": "input", "tokens": 7, "source": "transcript", "seq": 5, "id": "web-0003"},
+                    ],
+                    "excluded": [{"first_seq": 1, "last_seq": 2, "reason": "before_anchor"}],
+                    "dropped": 2,
+                    "tokens": 13,
+                    "sections": {"window": 6, "input": 7},
+                    "prefix": {"messages": 1, "tokens": 6, "digest": "9f86d081884c7d65…"},
+                    "digest": "60303ae22b998861…",
+                    "reported": {"input_tokens": 15, "output_tokens": 9},
+                }
+            ]
+        }
+    )
+
+    session_id: str | None = Field(None, description="Absent for a call in a run that belongs to no session.")
+    run_id: str
+    call: int = Field(description="The calls of a run are 1, 2, 3, …")
+    node: str | None = Field(None, description="The node of a workflow that made the call.")
+    conversation: ConversationBody | None = Field(
+        None, description="Where the places of the entries are, when it is not the session's transcript."
+    )
+    created_at: datetime
+    model: str | None = None
+    counter: str = Field(description="What counted, with the factor that was learned for the model, if there is one.")
+    budget: int | None = Field(None, description="The most tokens that could be sent, by the counter.")
+    max_messages: int | None = Field(None, description="The most messages of earlier turns.")
+    window: WindowKind = Field("anchored", description="How the window begins; absent for `anchored`.")
+    anchor_seq: int = Field(0, description="Where the window begins; absent while nothing was cut.")
+    entries: list[EntryBody] = Field([], description="What was sent, in order.")
+    excluded: list[ExclusionBody] = Field([], description="What of the transcript was not.")
+    left_out: list[LeftOutBody] = Field([], description="What of the run itself was not.")
+    dropped: int = Field(0, description="How many earlier messages are out, those with a summary not counted.")
+    tokens: int = Field(0, description="All messages that were sent, by the counter.")
+    tools: int = Field(0, description="What the model is told of its tools, which comes on top; absent without tools.")
+    sections: dict[Section, int] = Field(description="Tokens of each section, in the order in which they were sent.")
+    prefix: StablePrefixBody | None = None
+    digest: str = Field("", description="SHA-256 of all that was sent.")
+    reported: ReportedUsageBody | None = Field(None, description="Absent if the provider reported nothing.")
+    notes: list[str] = Field([], description="What was missing: `history_unavailable`.")
+    graph: list[ScopeRecallBody] = Field([], description="What became of asking Graphiti; absent if it was not asked.")
+
+    @classmethod
+    def of(cls, stored: StoredManifest) -> Self:
+        """Return the schema of a stored record; unset fields are not sent."""
+        return cls.model_validate({"created_at": stored.created_at, **stored.manifest, "call": stored.call})
+
+
+class RunManifests(BaseModel):
+    """The model calls of a run, in order."""
+
+    run_id: str
+    manifests: list[ManifestBody]
+
+
+class SessionManifests(BaseModel):
+    """A page of a session's model calls, newest first."""
+
+    session_id: str
+    manifests: list[ManifestBody]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the older ones; null at the end.")
+
+
+router = APIRouter(prefix="/api/v1", tags=["contexts"], route_class=EncodedPathRoute)
 
 _FAILURES = documented(404, 422, 503)
 
@@ -22,7 +209,7 @@ _FAILURES = documented(404, 422, 503)
     response_model_exclude_unset=True,
 )
 async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunManifests:
-    """The record of each model call of a run, in order: what was sent, what was not and why, tokens."""
+    """Return the manifest of each model call of a run, in order: messages sent, messages left out, tokens."""
     found = await app.memory.manifests.of_run(run_id, user_id=user_id)
     if not found:
         raise ProblemRaised(
@@ -45,12 +232,12 @@ async def manifests_of_run(run_id: RunId, app: AppInUse, user_id: UserId = None)
 async def manifests_of_session(
     session_id: SessionId, app: AppInUse, user_id: UserId = None, limit: Limit = DEFAULT_LIMIT, cursor: Cursor = None
 ) -> SessionManifests:
-    """The record of each model call of a session, the newest first."""
-    place = manifest_place(cursor) if cursor else None
+    """Return the manifests of a session's model calls, newest first."""
+    place = read_call_cursor(cursor)
     found = await AllSessions(app.memory).calls(session_id, user_id=user_id, limit=limit + 1, before=place)
     page, more = found[:limit], len(found) > limit
     return SessionManifests(
         session_id=session_id,
         manifests=[ManifestBody.of(stored) for stored in page],
-        next_cursor=write_cursor(*page[-1].cursor) if more else None,
+        next_cursor=write_cursor(page[-1].cursor if more else None),
     )

@@ -1,4 +1,4 @@
-"""Parameters that several routes share."""
+"""Parameters shared by several routes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,37 @@ from typing import Annotated, cast
 from fastapi import Depends, Path, Query, Request
 
 from threadkeep.app import App
+from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS
 from threadkeep.web.schemas import GivenId
 
 DEFAULT_LIMIT = 50
 MAX_LIMIT = 200
 
 
-async def app_of(request: Request) -> App:  # not async, it would go through a thread, and requests overtake each other
-    """The App that the service was made over."""
+async def app_of(
+    request: Request,
+) -> App:  # a sync function would run in a thread, out of order
+    """Return the App of the service."""
     return cast("App", request.app.state.app)
 
 
 type AppInUse = Annotated[App, Depends(app_of)]
 type Limit = Annotated[int, Query(ge=1, le=MAX_LIMIT, description="How many at most.")]
 type Cursor = Annotated[str | None, Query(max_length=1000, description="The `next_cursor` of the page before.")]
-type SessionId = Annotated[str, Path(description="The session.", examples=["session-123"])]
+type SessionId = Annotated[str, Path(description="The session; a slash is %2F.", examples=["session-123"])]
 type UserId = Annotated[
     GivenId | None, Query(description="See this user's sessions only; another's is not there.", examples=["user-456"])
+]
+type KnowledgeUser = Annotated[
+    GivenId | None,
+    Query(description="See what is this user's only: facts about that person and in that user's sessions."),
+]
+type OwnerInQuery = Annotated[
+    str | None,
+    Query(
+        min_length=1,
+        max_length=MAX_OWNER_CHARACTERS,
+        description="Only what is of this session, workspace or person, with `scope`.",
+    ),
 ]
 type RunId = Annotated[GivenId, Path(description="The run, as the answer to a message names it.")]

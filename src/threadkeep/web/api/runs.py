@@ -1,4 +1,4 @@
-"""Runs of workflows: asked for, looked at, stopped, answered and tried again."""
+"""Runs of workflows: start, list, inspect, cancel, resume and retry."""
 
 from __future__ import annotations
 
@@ -9,19 +9,17 @@ from fastapi import APIRouter, Header, Query, Request, Response
 
 from threadkeep.records.runs import RunQuery, RunStatus
 from threadkeep.runs.service import RunService
+from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, UserId
 from threadkeep.web.api.workflows import WorkflowName
-from threadkeep.web.cursors import run_place, write_cursor
+from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.run_schemas import (
     Cancelled,
     ResumeBody,
     RetryBody,
-    RunBody,
-    RunEventBody,
     RunList,
     RunRequestBody,
-    RunSummary,
     RunTraceBody,
     RunTree,
     WaitMode,
@@ -53,15 +51,14 @@ _STARTED: dict[int | str, dict[str, Any]] = {
 async def start_run(
     name: WorkflowName, body: RunRequestBody, app: AppInUse, request: Request, response: Response
 ) -> RunBody | EventStream:
-    """Run a workflow in a session, one turn after the other, in order of arrival.
+    """Run a workflow in a session, one turn after another, in order of arrival.
 
-    With `mode` `wait` the answer is the run when it is over, or waits for a person; with `stream` it is `start`, which
-    names the run, and its events as they happen; with `background` it is the run as it stands (202). A caller that
-    goes away stops nothing.
-    The same `message_id` in a session is the same run.
+    With `mode` `wait` the response is the run when it has ended or waits for a person; with `stream` it is `start`,
+    which names the run, followed by its events; with `background` it is the run in its current state (202). A client
+    that disconnects stops nothing. The same `message_id` in a session is the same run.
     """
     if body.session_id is not None:
-        app.memory.session(body.session_id)  # checks it: an empty one must not begin a new session
+        app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session
     runs = await app.runs.service()
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":
@@ -84,7 +81,7 @@ async def list_runs(
     limit: Limit = DEFAULT_LIMIT,
     cursor: Cursor = None,
 ) -> RunList:
-    """Runs, the newest first."""
+    """List runs, newest first."""
     query = RunQuery(
         session_id=session_id,
         user_id=user_id,
@@ -94,22 +91,22 @@ async def list_runs(
         set_aside=set_aside,
         since=since and since.astimezone(),
         limit=limit,
-        cursor=run_place(cursor) if cursor else None,
+        cursor=read_cursor(cursor),
     )
     found, following = await (await app.runs.service()).list(query)
-    next_cursor = None if following is None else write_cursor(*following)
+    next_cursor = write_cursor(following)
     return RunList(runs=[RunSummary.of(run) for run in found], next_cursor=next_cursor)
 
 
 @router.get("/runs/{run_id}", summary="See a run", responses=_FAILURES)
 async def get_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunBody:
-    """How it stands, what came out, and what it took with all its children."""
+    """Return a run with its status, its result, and its usage including all children."""
     return await _whole(await app.runs.service(), run_id, user_id)
 
 
 @router.get("/runs/{run_id}/tree", summary="See a run with its parents and children", responses=_FAILURES)
 async def get_tree(run_id: RunId, app: AppInUse, user_id: UserId = None) -> RunTree:
-    """All runs of its tree, parents before their children."""
+    """Return all runs of its tree, parents before their children."""
     found = await (await app.runs.service()).tree(run_id, user_id=user_id)
     return RunTree(root_run_id=found[0].root_run_id, runs=[RunSummary.of(run) for run in found])
 
@@ -122,7 +119,7 @@ async def get_trace(
     after: Annotated[int, Query(ge=0, lt=2**53, description="Only events after this number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> RunTraceBody:
-    """Nodes, model calls, tools, children and messages, in order. It holds what was said."""
+    """Return nodes, model calls, tools, children and messages, in order. The trace contains messages' text."""
     found = await (await app.runs.service()).trace(run_id, after=after, limit=limit, user_id=user_id)
     events = [RunEventBody.of(event) for event in found]
     return RunTraceBody(run_id=run_id, events=events, next_after=events[-1].number if len(events) == limit else None)
@@ -143,9 +140,9 @@ async def get_events(
         str | None, Header(max_length=32, description="The id of the newest event that the reader has.")
     ] = None,
 ) -> EventStream:
-    """The trace as server-sent events, and the pieces of the answer (`token`); last `end` with the run, or `error`.
+    """Stream the trace as server-sent events, with pieces of the answer (`token`); last `end` or `error`.
 
-    Each event of the trace has its number as its id: with `Last-Event-ID` a reader goes on after it.
+    The id of each trace event is its number; with `Last-Event-ID` a client resumes after that event.
     """
     known = last_event_id or ""
     after = int(known) if known.isascii() and known.isdigit() else 0
@@ -156,9 +153,9 @@ async def get_events(
 
 @router.post("/runs/{run_id}/cancel", summary="Stop a run", responses=_FAILURES)
 async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Cancelled:
-    """Stop a run and all below it, in whatever process they are.
+    """Cancel a run and all its descendants, in any process.
 
-    What is at work has ended within two seconds; where its process has just died, as soon as that is seen.
+    Running runs end within two seconds; if their process has just died, as soon as that is detected.
     """
     return Cancelled(run_ids=await (await app.runs.service()).cancel(run_id, user_id=user_id))
 
@@ -167,7 +164,7 @@ async def cancel_run(run_id: RunId, app: AppInUse, user_id: UserId = None) -> Ca
 async def resume_run(
     run_id: RunId, body: ResumeBody, app: AppInUse, response: Response, user_id: UserId = None
 ) -> RunBody:
-    """Let a run that waits for a person go on with the answer."""
+    """Resume a run that waits for a person, with the answer."""
     runs = await app.runs.service()
     await runs.resume(run_id, body.value, user_id=user_id, mode=body.mode)
     return await _told(runs, run_id, user_id, response, mode=body.mode)
@@ -177,9 +174,9 @@ async def resume_run(
 async def retry_run(
     run_id: RunId, app: AppInUse, response: Response, body: RetryBody | None = None, user_id: UserId = None
 ) -> RunBody:
-    """Try again a run that failed, was cancelled or interrupted, from where it stopped. It needs no body.
+    """Retry a failed, cancelled or interrupted run from where it stopped. The body is optional.
 
-    One that used up its budget needs a larger one.
+    A run that used up its budget needs a larger one.
     """
     runs = await app.runs.service()
     asked = body or RetryBody()

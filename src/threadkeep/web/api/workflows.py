@@ -1,24 +1,103 @@
-"""The workflows there are, and which session keys they make of a payload."""
+"""The registered workflows, and the session keys that they derive from a payload."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Path
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from threadkeep.graphs.describing import describe, describe_whole
-from threadkeep.graphs.drawing import draw_mermaid
-from threadkeep.graphs.explaining import explain_key
+from threadkeep.history.keys import Reason
 from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.problems import documented
-from threadkeep.web.workflow_schemas import (
-    ExplainedKeys,
-    KeyExplanationBody,
-    KeyRequestBody,
-    WorkflowBody,
-    WorkflowList,
-    WorkflowSummary,
-)
+from threadkeep.workflows.definition import Source
+from threadkeep.workflows.describing import describe, describe_whole
+from threadkeep.workflows.drawing import draw_mermaid
+from threadkeep.workflows.explaining import explain_key
+
+
+class WorkflowSummary(BaseModel):
+    """A workflow in a list."""
+
+    name: str
+    description: str
+    version: str = Field(description="Changes with the definition; a run ends on the version that it began with.")
+    source: Source
+    nodes: int
+    children: list[str] = Field(description="The workflows that it runs.")
+
+
+class WorkflowList(BaseModel):
+    """All workflows."""
+
+    workflows: list[WorkflowSummary]
+
+
+class WorkflowNodeBody(BaseModel):
+    """A node; a node of the kind `python` is a function of a graph in Python."""
+
+    name: str
+    kind: str
+    next: list[str] = Field(description="Where the run may go on; `end` is the end.")
+
+
+class WorkflowBody(BaseModel):
+    """A workflow with all details."""
+
+    name: str
+    description: str
+    version: str
+    source: Source
+    nodes: list[WorkflowNodeBody]
+    children: list[str]
+    options: dict[str, JsonValue] = Field(description="How its runs are carried out; null for no such limit.")
+    output: str | None = Field(description="The node whose output is the result; null: what the run says.")
+    definition: dict[str, JsonValue] | None = Field(description="The YAML as JSON; null where it is code.")
+    mermaid: str = Field(description="Its picture in Mermaid's language.")
+
+
+class KeyRequestBody(BaseModel):
+    """A payload to explain."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"payload": {"results": {"telegram_events_parser": {"bot_id": "b1", "chat_id": 12345}}}}]
+        },
+    )
+
+    payload: dict[str, Any] = Field(
+        description="What a run would be given: `inputs`, `results`, `configurable`, `user_context`; any other object "
+        "is the inputs."
+    )
+    by_hand: bool = Field(False, description="As in a run that a person starts: `thread_id` counts.")
+
+
+class RefusalBody(BaseModel):
+    """A rejected key candidate, in its author's spelling."""
+
+    candidate: str
+    reason: Reason
+
+
+class KeyExplanationBody(BaseModel):
+    """The key that one agent derives from the payload."""
+
+    node: str
+    uses_store: bool = Field(description="Whether the agent's history is in the graph store under this key.")
+    namespace: list[str]
+    key: str | None = Field(description="null: it would work in memory only.")
+    conversation_key: str | None = Field(description="What the winning candidate gave, before the key template.")
+    winner: str | None = Field(description="The candidate that won.")
+    refused: list[RefusalBody] = Field(description="Those before it, in the order of trying.")
+
+
+class ExplainedKeys(BaseModel):
+    """The keys of all agents of a workflow."""
+
+    workflow: str
+    agents: list[KeyExplanationBody]
+
 
 router = APIRouter(prefix="/api/v1/workflows", tags=["workflows"])
 
@@ -27,13 +106,13 @@ WorkflowName = Annotated[str, Path(max_length=128, description="The workflow's n
 
 @router.get("", summary="List workflows")
 async def list_workflows(app: AppInUse) -> WorkflowList:
-    """The built-in workflow first, then those that `THREADKEEP_WORKFLOWS` names."""
+    """List the built-in workflow first, then those that `THREADKEEP_WORKFLOWS` names."""
     return WorkflowList(workflows=[WorkflowSummary.model_validate(describe(one)) for one in app.workflows.all()])
 
 
 @router.get("/{name}", summary="See a workflow", responses=documented(404, 422))
 async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
-    """Its nodes and where each leads, its options, its definition, and its picture in Mermaid's language."""
+    """Return a workflow: its nodes with their edges, its options, its definition, and a Mermaid diagram."""
     workflow = app.workflows.get(name)
     return WorkflowBody.model_validate({**describe_whole(workflow), "mermaid": draw_mermaid(workflow)})
 
@@ -42,7 +121,7 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
     "/{name}/explain-key", summary="Explain which session key a payload gets", responses=documented(400, 404, 413, 422)
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
-    """For each agent of the workflow the key that it makes of a payload, and why each other candidate was refused.
+    """Return the key that each agent of the workflow derives from a payload, and why other candidates were rejected.
 
     Nothing is read or written.
     """

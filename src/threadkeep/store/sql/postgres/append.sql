@@ -1,16 +1,16 @@
--- A group of new turns on PostgreSQL: one statement, so one round trip and no transaction to open and close.
+-- A group of new turns on PostgreSQL: one statement, so one round trip and no explicit transaction.
 
 -- name: append
--- Count the sessions up as `reserve` of transcripts.sql does, and insert the messages: `behind` says how many messages
--- of its session in this group follow a message. Another user's session is left out, with its messages. The condition
--- is always true: it shortens the wait for locked rows, for this statement alone. `refused` breaks the key of its own
--- table when an id is that of a deleted message, which is no more new than one that is there; and so does `unanswered`
--- with two rows alike when what a turn answers is not there.
+-- Update the sessions like `reserve` of transcripts.sql, and insert the messages: `behind` is the number of later
+-- messages of the same session in this group. Another user's session is skipped with its messages. The condition is
+-- always true: it shortens the wait for locked rows, for this statement only. `refused` violates the key of its own
+-- table if an id belongs to a deleted message. `unanswered` violates it with two equal rows if the message that a turn
+-- answers does not exist or is superseded.
 WITH given AS (
     SELECT * FROM json_to_recordset(:messages) AS m (
         session_id TEXT, behind BIGINT, id TEXT, role TEXT, content TEXT, tokens BIGINT, status TEXT,
         confidence DOUBLE PRECISION, escalated BOOLEAN, run_id TEXT, metadata TEXT, original TEXT, sent_at TIMESTAMPTZ,
-        created_at TIMESTAMPTZ, answers TEXT
+        created_at TIMESTAMPTZ, author TEXT, answers TEXT, ordinal BIGINT, told_at TIMESTAMPTZ, question TEXT
     )
 ), counted AS (
     INSERT INTO chat_sessions AS s (
@@ -29,33 +29,52 @@ WITH given AS (
         last_seq = s.last_seq + excluded.last_seq,
         updated_at = CASE WHEN excluded.last_seq > 0 AND excluded.updated_at > s.updated_at THEN excluded.updated_at ELSE s.updated_at END
     WHERE excluded.user_id IS NULL OR s.user_id = excluded.user_id
-    RETURNING session_id, last_seq, deleted_seq, created_at
+    RETURNING session_id, last_seq, deleted_seq, created_at, revision
 ), stored AS (
     INSERT INTO chat_messages (
-        session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at
+        session_id, seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at,
+        author, answers, ordinal, told_at
     )
     SELECT
         m.session_id, c.last_seq - m.behind, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-        m.metadata::JSONB, m.original::JSON, m.sent_at, m.created_at
+        m.metadata::JSONB, m.original::JSON, m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.told_at
     FROM given m JOIN counted c ON c.session_id = m.session_id
 ), refused AS (
     INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
     SELECT d.session_id, d.id, d.seq, d.created_at
     FROM counted c JOIN given m ON m.session_id = c.session_id CROSS JOIN LATERAL (
-        -- One look into the index for each message, whatever the planner knows of the table.
+        -- One index lookup per message, whatever the planner knows of the table.
         SELECT * FROM chat_deleted_ids k WHERE k.session_id = m.session_id AND k.id = m.id LIMIT 1
     ) d
     WHERE c.deleted_seq > 0
 ), unanswered AS (
     INSERT INTO chat_deleted_ids (session_id, id, seq, created_at)
-    SELECT m.session_id, m.answers, 0, m.created_at
+    SELECT m.session_id, m.question, 0, m.created_at
     FROM counted c JOIN given m ON m.session_id = c.session_id LEFT JOIN LATERAL (
-        -- Of the same session: what this statement sees of it may be older than its row, which was waited for.
+        -- In the same session, unchanged: this statement's snapshot may be older than the row for which it waited.
         SELECT TRUE AS is_there
         FROM chat_messages q JOIN chat_sessions s ON s.session_id = q.session_id
-        WHERE q.session_id = m.session_id AND q.id = m.answers AND s.created_at = c.created_at
+        WHERE q.session_id = m.session_id AND q.id = m.question AND q.superseded_at IS NULL
+            AND s.created_at = c.created_at AND s.revision = c.revision
         LIMIT 1
-    ) question ON TRUE CROSS JOIN (VALUES (1), (2)) AS two_rows
-    WHERE m.answers IS NOT NULL AND question.is_there IS NULL
+    ) found ON TRUE CROSS JOIN (VALUES (1), (2)) AS two_rows
+    WHERE m.question IS NOT NULL AND found.is_there IS NULL
 )
 SELECT session_id, last_seq FROM counted
+
+-- name: append_turns
+-- A continuation of the same statement for deliveries to Graphiti: one row for each turn with a complete answer, only
+-- with consent (like `add_graph_turn`).
+, delivered AS (
+    INSERT INTO chat_graph_turns (session_id, first_seq, last_seq, workspace, backfill, created_at)
+    SELECT t.session_id, c.last_seq - t.first_behind, c.last_seq - t.last_behind, t.workspace, FALSE, t.now
+    FROM json_to_recordset(:turns) AS t (
+        session_id TEXT, first_behind BIGINT, last_behind BIGINT, workspace TEXT, endpoint TEXT, version BIGINT,
+        now TIMESTAMPTZ
+    ) JOIN counted c ON c.session_id = t.session_id
+    WHERE EXISTS (
+            SELECT 1 FROM chat_graph_grants g
+            WHERE g.endpoint = t.endpoint AND g.version = t.version AND g.data_classes LIKE '% chat_text %'
+        )
+        AND EXISTS (SELECT 1 FROM chat_graph_trust w WHERE w.workspace = coalesce(t.workspace, ''))
+)

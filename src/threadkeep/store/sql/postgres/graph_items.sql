@@ -1,7 +1,7 @@
--- Where the engines' JSON and locks differ.
+-- Statements that depend on the engine's JSON and locks.
 
 -- name: lock_conversation
--- Also where there is no row yet that could be locked.
+-- Works without a row that could be locked.
 SELECT pg_advisory_xact_lock(hashtextextended(:name, 0))
 
 -- name: update_metadata

@@ -1,13 +1,13 @@
--- Rows of sessions (and of runs) that others may not change under a transaction.
+-- Locks of the rows of sessions (and of runs).
 
 -- name: keep_session
--- That it is there, and nobody deletes it before the transaction ends; appends go on.
+-- Lock a session against deletion until the transaction ends; appends continue.
 SELECT created_at FROM chat_sessions WHERE session_id = :session_id FOR KEY SHARE
 
 -- name: keep_run
--- The same of a run.
+-- The same for a run.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id FOR KEY SHARE
 
 -- name: hold_session
--- Nobody appends to it, resets it or holds it before the transaction ends.
-SELECT reset_seq, archived_seq, last_seq FROM chat_sessions WHERE session_id = :session_id FOR NO KEY UPDATE
+-- Lock a session against appends, resets and other locks until the transaction ends.
+SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id FOR NO KEY UPDATE

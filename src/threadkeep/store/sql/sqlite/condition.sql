@@ -1,4 +1,4 @@
--- How a SQLite database is doing.
+-- The condition of a SQLite database.
 
 -- name: engine
 SELECT 'version', sqlite_version()

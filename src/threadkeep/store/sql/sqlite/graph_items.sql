@@ -1,4 +1,5 @@
--- Where the engines' JSON differs. LangGraph's own values are bytes, which SQLite's JSON does not take as they are.
+-- Statements that depend on the engine's JSON. LangGraph's values are bytes, which SQLite's JSON functions do not
+-- accept.
 
 -- name: update_metadata
 UPDATE store SET value = :value, updated_at = CURRENT_TIMESTAMP

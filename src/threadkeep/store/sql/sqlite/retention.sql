@@ -1,4 +1,4 @@
--- The search index on SQLite forgets the beginning of a session; and the file gives back the room.
+-- The beginning of a session is removed from SQLite's search index, and the file is shrunk.
 
 -- name: forget_texts
 INSERT INTO chat_search (chat_search, rowid, content)
@@ -7,7 +7,7 @@ FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
 WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
 
 -- name: optimize_search
--- What was forgotten is still in older parts of the index until they are joined.
+-- Removed texts stay in older parts of the index until they are merged.
 INSERT INTO chat_search (chat_search) VALUES ('optimize')
 
 -- name: vacuum

@@ -1,12 +1,9 @@
--- What runs ask in other words of PostgreSQL. On SQLite writers take turns by themselves.
+-- Statements that differ on PostgreSQL. On SQLite writers are serialised.
 
 -- name: keep_run
--- That it is there, and stays until the transaction ends.
+-- The transaction's write lock keeps it unchanged.
 SELECT owner FROM chat_runs WHERE run_id = :run_id
 
--- name: keep_alive
-UPDATE chat_runs SET heartbeat_at = :now WHERE owner = :owner AND status = 'running'
-
 -- name: disown
-UPDATE chat_runs SET heartbeat_at = :never WHERE owner = :owner AND status = 'running'
+UPDATE chat_runs SET heartbeat_at = :disowned WHERE owner = :owner AND status = 'running' AND heartbeat_at <> :disowned
 RETURNING run_id

@@ -7,23 +7,22 @@ WHERE m.session_id = :session_id AND m.seq > :after AND m.seq <= :upto
     AND NOT EXISTS (SELECT 1 FROM chat_search_docsize d WHERE d.id = m.document)
 
 -- name: forget_texts
--- Of those that are indexed: FTS5 takes away what it is told, also what it does not have.
+-- Only indexed texts: FTS5 deletes whatever it is given, even texts that it does not have.
 INSERT INTO chat_search (chat_search, rowid, content)
 SELECT 'delete', m.document, m.content
 FROM chat_messages m JOIN chat_search_docsize d ON d.id = m.document
 WHERE m.session_id = :session_id
 
 -- name: occurrences
--- How many texts have the trigrams of each word, and how many texts there are.
+-- The number of texts with the trigrams of each word, and of all texts.
 SELECT (SELECT count(*) FROM chat_search WHERE chat_search MATCH e.value), (SELECT count(*) FROM chat_search_docsize)
 FROM json_each(:expressions) e
 ORDER BY e.key
 
 -- name: match
--- A text that has the trigrams of the words may have them elsewhere: the relevance of one without the words is NULL.
--- CROSS JOIN keeps this order: whose a text is comes before the text, and only the best rows are read as a whole. Reading
--- and scoring a text is what takes time, so of very many only those that were stored last are scored; LIMIT -1 keeps their
--- order, and each from being scored twice.
+-- A text may have the trigrams of the words without the words: its relevance is NULL. CROSS JOIN keeps this order: the
+-- owner is checked before the text is read, and only the best rows are read completely. Reading and scoring texts
+-- takes time, so of very many only the newest are scored; LIMIT -1 keeps their order, and prevents scoring twice.
 WITH found (document, score, created_at) AS MATERIALIZED (
     SELECT document, score, created_at
     FROM (
@@ -34,7 +33,7 @@ WITH found (document, score, created_at) AS MATERIALIZED (
         CROSS JOIN chat_messages m ON m.document = d.document
         WHERE (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id)
             AND (CAST(:session_id AS TEXT) IS NULL OR s.session_id = :session_id)
-            AND d.seq > s.archived_seq AND d.seq > :after
+            AND d.seq > s.archived_seq AND d.seq > :after AND m.superseded_at IS NULL
         LIMIT -1
     )
     WHERE score IS NOT NULL
@@ -44,26 +43,28 @@ WITH found (document, score, created_at) AS MATERIALIZED (
 )
 SELECT
     m.session_id, b.score, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at
+    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM best b CROSS JOIN chat_messages m ON m.document = b.document
 ORDER BY b.score DESC, m.created_at DESC
 
 -- name: match_short
--- Words of one or two characters have no trigram: without any other word, the texts themselves are read.
+-- Words of one or two characters have no trigram: without any other word, all texts are read.
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at
+    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
-WHERE NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
+WHERE m.superseded_at IS NULL
+    AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC
 LIMIT :limit
 
 -- name: match_short_of_session
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at
+    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
 WHERE s.session_id = :session_id AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND m.seq > :after
+    AND m.superseded_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.seq DESC
 LIMIT :limit
@@ -71,9 +72,9 @@ LIMIT :limit
 -- name: match_short_of_user
 SELECT
     m.session_id, 0.0, m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id,
-    m.metadata, m.original, m.sent_at, m.created_at
+    m.metadata, m.original, m.sent_at, m.created_at, m.author, m.answers, m.ordinal
 FROM chat_sessions s CROSS JOIN chat_messages m ON m.session_id = s.session_id AND m.seq > s.archived_seq
-WHERE s.user_id = :user_id
+WHERE s.user_id = :user_id AND m.superseded_at IS NULL
     AND NOT EXISTS (SELECT 1 FROM json_each(:patterns) p WHERE m.content NOT LIKE p.value ESCAPE '\')
 ORDER BY m.created_at DESC
 LIMIT :limit

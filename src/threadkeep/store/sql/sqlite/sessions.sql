@@ -1,13 +1,13 @@
--- Rows of sessions (and of runs) that others may not change under a transaction. On SQLite its write lock does that by itself.
+-- Locks of the rows of sessions (and of runs). On SQLite the write lock of the transaction is enough.
 
 -- name: keep_session
--- That it is there, and nobody deletes it before the transaction ends.
+-- The session exists and cannot be deleted before the transaction ends.
 SELECT created_at FROM chat_sessions WHERE session_id = :session_id
 
 -- name: keep_run
--- The same of a run.
+-- The same for a run.
 SELECT run_id FROM chat_runs WHERE run_id = :run_id
 
 -- name: hold_session
--- Nobody appends to it, resets it or holds it before the transaction ends.
-SELECT reset_seq, archived_seq, last_seq FROM chat_sessions WHERE session_id = :session_id
+-- Lock against appends, resets and other locks until the transaction ends.
+SELECT reset_seq, archived_seq, last_seq, revision FROM chat_sessions WHERE session_id = :session_id

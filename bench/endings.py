@@ -1,0 +1,60 @@
+"""Ending what a process started when the process is gone, whichever way it went."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+_PDEATHSIG = 1
+# `cat` ends when the other end of its pipe is closed, by hand or by the kernel.
+_STOP_POSTGRES = """
+cat > /dev/null
+pid=$(head -n 1 "$1/data/postmaster.pid" 2> /dev/null) && kill -QUIT "$pid"
+tries=0
+while [ -n "$pid" ] && kill -0 "$pid" 2> /dev/null && [ "$tries" -lt 100 ]; do
+    sleep 0.1
+    tries=$((tries + 1))
+done
+rm -rf "$1"
+"""
+
+
+def end_with_parent() -> None:
+    """Have this process of a fork server killed when the process that wanted it is gone, even while it is stopped.
+
+    Only Linux can.
+    """
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
+    # The fork server, which is the parent, ends when nobody holds this pipe; each of its children is given a copy.
+    server: Any = forkserver._forkserver  # noqa: SLF001
+    if (alive := getattr(server, "_forkserver_alive_fd", None)) is not None:
+        os.close(alive)
+        server._forkserver_alive_fd = None  # noqa: SLF001
+
+
+@contextmanager
+def guarded_postgres(folder: Path) -> Iterator[None]:
+    """Stop the PostgreSQL whose data is in a folder and remove the folder at the end of the block, or of this process.
+
+    A server has no parent that could end it. The guard is in a session of its own, which Ctrl-C does not reach.
+    """
+    guard = subprocess.Popen(
+        ["sh", "-c", _STOP_POSTGRES, "guard", str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        guard.communicate()

@@ -1,0 +1,19 @@
+"""Memory for agents: middleware and nodes for LangChain and LangGraph, and the conversion of messages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from threadkeep.agent.candidates import candidate_graph as candidate_graph
+
+__all__ = ["candidate_graph"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import the ready graph when it is first used: LangGraph takes long, and not every part of this room needs it."""
+    if name == "candidate_graph":
+        from threadkeep.agent.candidates import candidate_graph
+
+        return candidate_graph
+    raise AttributeError(f"module 'threadkeep.agent' has no attribute {name!r}")

@@ -1,0 +1,133 @@
+"""The token measure of a model call: its counter, the learned correction, and the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+
+from threadkeep.agent.counting import count_message
+from threadkeep.agent.model_facts import facts_of, tools_text
+from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions
+from threadkeep.context.budget import input_budget
+from threadkeep.context.exact_tokens import ExactCounter
+from threadkeep.context.manifest import ReportedUsage
+from threadkeep.context.tokens import ScaledCounter, TokenCounter, counter_for, estimate, plain_counter
+from threadkeep.errors import BudgetTooSmall
+from threadkeep.history.memory import Memory
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """The model that a call is for, and the tools that it is told of."""
+
+    model: BaseChatModel | None = None
+    tools: Sequence[object] = ()
+
+
+@dataclass(frozen=True)
+class CallMeasure:
+    """The counter of a call and the budget of its messages; `tools` is what the tools take in addition.
+
+    `as_stored` says that stored messages were counted by this counter, but for what it learned. `learns` says whether
+    the provider's own count tells something of this one. `shared` is the most tokens that shares are parts of.
+    """
+
+    model: str | None
+    counter: TokenCounter
+    budget: int
+    tools: int
+    as_stored: bool
+    learns: bool
+    provider: str | None = None
+    shared: int | None = None
+
+    def unscaled(self, tokens: int) -> int:
+        """The tokens without the factor that was learned."""
+        return tokens * 100 // _hundredths(self.counter)
+
+    def for_messages(self, messages: Sequence[BaseMessage]) -> CallMeasure:
+        """The measure of a call of these: only of texts can be learned how texts are counted."""
+        if not self.learns:
+            return self
+        texts_only = not any(count_message(message, _no_text) for message in messages)
+        return self if texts_only else replace(self, learns=False)
+
+
+class Measuring:
+    """Measures the calls of one turn, all of one model alike: what is learned meanwhile counts in the next turn."""
+
+    def __init__(self, memory: Memory, options: TurnOptions) -> None:
+        self._memory = memory
+        self._options = options
+        self._tools: tuple[tuple[object, ...], str] = ((), "")
+        self._counters: dict[str | None, TokenCounter] = {}
+
+    async def of(self, use: ModelUse) -> CallMeasure:
+        """The measure of a call of this model.
+
+        Raises:
+            BudgetTooSmall: the tools leave no room in the model's window.
+        """
+        options, memory = self._options, self._memory
+        facts = facts_of(use.model, options.context_window)
+        learns = options.counter is None and memory.counter is estimate
+        counter = await self._best_counter(facts.name) if learns else options.counter or memory.counter
+        tools = counter(self._tools_text(use.tools))
+        room = input_budget(facts.name, options.max_output_tokens, facts.window) - tools
+        if room <= 0:
+            raise BudgetTooSmall(
+                f"The tools alone have {tools} tokens and a prompt may have {room + tools}: give the agent fewer "
+                "tools, or a model with a larger context window."
+            )
+        return CallMeasure(
+            model=facts.name,
+            counter=counter,
+            budget=options.budget_in(room, known=facts.known),
+            shared=AUTO_SHARED_TOKENS if options.max_tokens == "auto" else None,
+            tools=tools,
+            as_stored=plain_counter(counter) is memory.counter,
+            learns=learns and not isinstance(counter, ExactCounter),
+            provider=facts.provider,
+        )
+
+    async def _best_counter(self, model: str | None) -> TokenCounter:
+        if model not in self._counters:
+            factor = await self._memory.learned_factors.of(model) if model else None
+            self._counters[model] = self._memory.remembered_counts.remembering(counter_for(model, factor=factor))
+        return self._counters[model]
+
+    def _tools_text(self, tools: Sequence[object]) -> str:
+        """Return the description of the tools, cached while they are the same."""
+        known, text = self._tools
+        if len(known) != len(tools) or any(one is not other for one, other in zip(known, tools, strict=True)):
+            text = tools_text(tools)
+            self._tools = (tuple(tools), text)
+        return text
+
+
+def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
+    """Return the usage that a provider reported for a call; None if it reported no token counts."""
+    told: object = reply.usage_metadata if reply is not None else None
+    if not isinstance(told, Mapping):
+        return None
+    taken, given = _tokens(told.get("input_tokens")), _tokens(told.get("output_tokens"))
+    if taken is None or given is None:
+        return None
+    details = told.get("input_token_details")
+    cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
+    return ReportedUsage(taken, given, min(cached or 0, taken))
+
+
+def _no_text(_: str) -> int:
+    return 0
+
+
+def _tokens(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+
+
+def _hundredths(counter: TokenCounter) -> int:
+    return counter.hundredths if isinstance(counter, ScaledCounter) else 100

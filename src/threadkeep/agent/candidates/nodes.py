@@ -1,0 +1,186 @@
+"""The three nodes of a candidate graph. They are the door where a model's failure becomes an outcome."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import cast
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.utils.uuid import uuid7
+from langgraph.errors import GraphBubbleUp
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from threadkeep.agent.candidates.event import prompt_of
+from threadkeep.agent.candidates.state import Candidate, CandidateError, CandidateState
+from threadkeep.agent.conversion import role_of, text_of
+from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.invocation import run_id_of
+from threadkeep.agent.prompt_template import PromptTemplate, flatten_messages
+from threadkeep.agent.reducers import BoundedMessages
+from threadkeep.agent.sendable_messages import repair
+from threadkeep.agent.trimming import with_text
+from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, PromptSent
+from threadkeep.records import Json
+from threadkeep.store.codec import clean_text
+
+SOURCE = "llm-bot"
+"""Who proposes candidates and reports errors."""
+
+CREATED_AT = "createdAt"
+"""Under which name a message's `additional_kwargs` have the time at which it entered the memory."""
+
+SYSTEM_PROMPT_ID = "system-prompt"
+"""The id of the graph's own system message in the state."""
+
+type PromptedModel = Runnable[LanguageModelInput, BaseMessage | str]
+
+_NOTHING: CandidateState = {"outcome": None, "candidate": None, "errors": [], "combinedPrompt": None, "llmText": None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CandidateNodes:
+    """The nodes, and what they share; see `candidate_graph` for the meaning of each field."""
+
+    model: PromptedModel
+    system_prompt: str
+    flat: bool | PromptTemplate
+    timeout_seconds: float | None
+    reducer: BoundedMessages
+    observer: Observer
+    clock: Callable[[], datetime]
+
+    async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
+        """Remember the event's prompt as one human message; the same event again keeps the answer that it got."""
+        prompt = prompt_of(state.get("event") or {})
+        if prompt is None:
+            return {**_NOTHING, "outcome": "SKIP"}
+        message_id = prompt.message_id or str(uuid7())
+        known = state.get("candidate")
+        if known and known["id"] == _candidate_id(message_id) and state.get("combinedPrompt") == prompt.text:
+            return {"outcome": None, "errors": []}
+        messages = state.get("messages") or []
+        question = HumanMessage(prompt.text, id=message_id, additional_kwargs=self._created(messages, message_id))
+        update = _update(messages, self._remembered(messages, question))
+        self._tell_update(messages, update, config)
+        return {**_NOTHING, "messages": update, "combinedPrompt": prompt.text}
+
+    async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
+        """Send the model what is remembered, system messages first, and remember what it says."""
+        sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
+        prompt = self._prompt(sent)
+        self._tell_prompt(sent, prompt, config)
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                reply = await self.model.ainvoke(prompt)
+        except GraphBubbleUp:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a provider raises is the outcome ERROR, and is told
+            return self._failed(state, type(error).__name__, config)
+        answer = AIMessage(reply) if isinstance(reply, str) else reply
+        text = clean_text(text_of(answer))
+        if not text.strip():
+            return {"llmText": text}
+        kept = answer if text == text_of(answer) else with_text(answer, text)
+        update = [kept.model_copy(update={"additional_kwargs": {**kept.additional_kwargs, **self._created()}})]
+        self._tell_update(state["messages"], update, config)
+        return {"messages": update, "llmText": text}
+
+    async def build_candidate(self, state: CandidateState) -> CandidateState:
+        """Propose what the model said, whole, though the memory may have cut it; nothing if it said nothing."""
+        text = state.get("llmText") or ""
+        if not text.strip():
+            return {"outcome": "OK"}
+        candidate = state.get("candidate") or self._candidate(state["messages"], text)
+        return {"outcome": "OK", "candidate": candidate, "event": _with(state["event"], "candidates", candidate)}
+
+    def _candidate(self, messages: Sequence[BaseMessage], text: str) -> Candidate:
+        asked = next(str(message.id) for message in reversed(messages) if role_of(message) == "user")
+        return {
+            "id": _candidate_id(asked),
+            "kind": "text",
+            "status": "proposed",
+            "source": SOURCE,
+            "text": text,
+            "created_at": self.clock().isoformat(),
+        }
+
+    def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
+        """Return the memory's messages with the question last; an earlier copy of it and its answer are left out."""
+        before: list[BaseMessage] = []
+        again = False
+        for message in messages:
+            again = message.id == question.id or (again and isinstance(message, AIMessage))
+            if not again and message.id != SYSTEM_PROMPT_ID:
+                before.append(message)
+        if not self.system_prompt.strip():
+            return [*before, question]
+        created = self._created(messages, SYSTEM_PROMPT_ID)
+        return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
+
+    def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
+        """Return the time of a message that enters the memory: that of the first time if it was there before."""
+        times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
+        return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
+
+    def _prompt(self, messages: Sequence[BaseMessage]) -> str | list[BaseMessage]:
+        if isinstance(self.flat, PromptTemplate):
+            return self.flat.render(messages)
+        return flatten_messages(messages) if self.flat else list(messages)
+
+    def _failed(self, state: CandidateState, kind: str, config: RunnableConfig) -> CandidateState:
+        self.observer.notify(ModelFailed(error=kind, run_id=run_id_of(config)))
+        error: CandidateError = {
+            "source": SOURCE,
+            "error": kind,
+            "message": f"The model did not answer ({kind}). Send the event again, or check the model.",
+            "created_at": self.clock().isoformat(),
+        }
+        return {"outcome": "ERROR", "errors": [error], "event": _with(state["event"], "errors", error)}
+
+    def _tell_update(self, messages: list[BaseMessage], update: list[BaseMessage], config: RunnableConfig) -> None:
+        if not update:
+            return
+        report = self.reducer.trim_report(messages, update)
+        self.observer.notify(
+            MemoryUpdated(
+                before_count=report.before,
+                after_count=report.after,
+                trimmed_by_chars=report.trimmed_by_chars,
+                trimmed_by_count=report.trimmed_by_count,
+                run_id=run_id_of(config),
+            )
+        )
+
+    def _tell_prompt(self, sent: list[BaseMessage], prompt: str | list[BaseMessage], config: RunnableConfig) -> None:
+        texts = [prompt] if isinstance(prompt, str) else map(text_of, sent)
+        self.observer.notify(
+            PromptSent(
+                messages=len(sent),
+                characters=sum(map(len, texts)),
+                tokens=count_tokens(prompt),
+                flat=isinstance(prompt, str),
+                run_id=run_id_of(config),
+            )
+        )
+
+
+def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
+    """The update that makes these messages those: what is new, or all of them anew where that is not enough."""
+    if wanted[: len(messages)] == messages:
+        return wanted[len(messages) :]
+    return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
+
+
+def _candidate_id(message_id: str) -> str:
+    return f"{message_id}:candidate"
+
+
+def _with(event: Mapping[str, Json], field: str, entry: Candidate | CandidateError) -> Mapping[str, Json]:
+    """The event with one more entry in one of its lists."""
+    before = event.get(field)
+    return {**event, field: [*(before if isinstance(before, list) else []), cast("Json", entry)]}

@@ -1,0 +1,242 @@
+"""The demo model: a chat model without a network that answers from its context alone, so that memory can be watched.
+
+It understands nothing. It finds the words of a question again in what the user said before, and quotes that.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages.ai import UsageMetadata
+from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+
+from threadkeep.agent.demo_summaries import statements_in, summary_of
+from threadkeep.agent.offline_model import OfflineModel
+from threadkeep.agent.quoted_turns import SECTION_KEY
+from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
+from threadkeep.context.quotation import quoted_by
+from threadkeep.context.tokens import estimate
+
+MAX_QUOTES = 3
+MAX_QUOTE_CHARACTERS = 400
+
+_SENTENCE_END = re.compile(
+    r"(?<=[!?؟])\s+|(?<=[。！？])\s*|\n+|(?<!\bDr\.)(?<!\bMr\.)(?<!\bMs\.)(?<!\bMrs\.)(?<!\bSt\.)(?<!\bNr\.)(?<=[.…])\s+"
+)
+_FILLER = re.compile(
+    r"(?:(?:and|so|but|please|hey|hi|hello|ok|okay|well|now|then|und|also|bitte|hallo|et|y)\b[\s,!]*)+"
+)
+_QUESTION = re.compile(
+    r"[?？؟][\s\"'”’)\]]*$|¿"
+    # English: what but not "what a day", when but not "when I was young"; a verb before its subject; a request to tell.
+    r"|^(?:what(?! an?\b)|who|whom|whose|which|where|why|how)\b|^when (?:is|are|was|were|do|does|did|will|can|should)\b"
+    r"|^(?:do|does|did|can|could|will|would|is|are|was|were|have|has|am|should)"
+    r" (?:i|you|we|he|she|they|it|my|your|there|the|this|that)\b"
+    r"|^(?:tell|remind|show) me\b|^(?:recall|repeat|summari[sz]e|list) (?:what|everything|all|my)\b"
+    r"|^(?:was|wer|wen|wem|wessen|wie|wo|wohin|woher|wann|warum|wieso|weshalb|wieviel|welche[mnrs]?)\b"
+    r"|^(?:hast|weißt|weisst|kannst|kennst|bin|ist|sind|habe) (?:du|ich|sie|er|es|mein\w*)\b"  # codespell:ignore
+    r"|^(?:qui|quoi|quels?|quelles?|où|comment|pourquoi|combien|qu'est-ce|est-ce)\b"
+    r"|^(?:qué|quién|cuál|cuándo|dónde|cómo|cuántos?|quem|qual|onde|chi|dove|perché|quanto)\b"
+    r"|^(?:что|кто|где|когда|почему|как|какой|какая|какое|сколько|зачем)\b"
+    r"|(?<!没)(?<!沒)[什甚][么麼](?!都|也)|[谁誰](?!都|也)|哪[里裡儿個个些年天]|多少|怎[么麼样樣]|[几幾][岁歲点點]|请问|請問|[吗嗎][。.!]*$"
+    r"|何(?=[がをのでだとにか])|誰|どこ|いつ|なぜ|ですか|ますか|[뭐왜]|무엇|누구|어디|언제|어떻게|(?:까|인가요|있나요)[.!]*$"
+)
+_ABOUT_COUNT = re.compile(
+    r"(?:how many|number of|count (?:the|of|my)|wie ?viele|combien de|cuántos|quantos|quanti|сколько)\W(?:\w+\W){0,3}?"
+    r"(?:messages?|nachrichten|mensajes|mensagens|messaggi|сообщени\w*)"
+    r"|(?:[几幾]|多少)[条條则則个個]?(?:消息|信息|訊息)|(?:消息|信息|訊息).{0,9}(?:多少|[几幾][条條则則个個])"
+    r"|メッセージ.{0,9}(?:何|いくつ)|메시지.{0,9}(?:몇|얼마)"
+)
+_UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_WORDS = re.compile(rf"[{_UNSPACED}]+|[^\W_{_UNSPACED}]+")
+_EMPTY_WORDS = (
+    "hi hello hey hallo bonjour hola ciao good morning evening day thanks thank ok okay yes no please bye "
+    "你好 您好 谢谢 謝謝 "
+    "a about again all also am an and any are as at be been being but by can could did do does done for from had has "
+    "have he her him his how i if in into is it its just know me mine my of on or our out recall remember remind said "
+    "say she should so some tell than that the their them then there these they this those to told too up us very was "
+    "we were what when where which who whom whose why will with would you your yours "
+    "aber als am auch auf aus bei bin bist da das dass dein deine dem den der des dich die "  # codespell:ignore
+    "dir du ein eine einen einer er es für gesagt habe haben hast hat ich ihr im ist ja man "  # codespell:ignore
+    "mein meine meinen meiner mich mir mit nach nein noch nur oder sein sie sind und uns von "  # codespell:ignore
+    "war warum was weißt wann wem wen wer wie wieder wir wo woher wohin zu "  # codespell:ignore
+    "au ce ces de des du elle en est et il ils je la le les leur ma mes moi mon ne nous on ou "  # codespell:ignore
+    "où par pas pour qu que quel quelle qui sa se ses son suis sur ta te tes toi ton tu un "  # codespell:ignore
+    "une vous "  # codespell:ignore
+    "como con cuál cuándo cómo del dónde el ella ellos eres es estoy fue las lo los mi mis "  # codespell:ignore
+    "muy no nos para pero por qué quién se ser si sin soy su sus son una uno usted y yo "  # codespell:ignore
+)
+_STOP_WORDS = frozenset(unicodedata.normalize("NFKC", _EMPTY_WORDS).casefold().split())
+_FUNCTION_CHARACTERS = frozenset(
+    "的了是在我你您他她它们們吗嗎呢吧啊么麼什甚谁誰哪这這那有和也都就何はがをにでのもかすましたと"
+)
+
+
+class DemoModel(OfflineModel):
+    """A deterministic LangChain chat model that repeats what it was told.
+
+    A question is answered with the user's own earlier statements that share most with it, word for word, older turns
+    that are quoted and the model's own summaries included; a statement is noted. What the model said itself, system
+    texts, tool results and earlier questions are never taken for statements. Every answer ends with how many messages
+    the call had, the new one included and system messages not counted. Asked by `ModelSummarizer` for a summary, it
+    gives the first words of each message. Usage is Threadkeep's own estimate. Tools may be bound and are never called.
+    """
+
+    @property
+    def _llm_type(self) -> str:
+        return "threadkeep-demo"
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        text = answer(messages)
+        message = AIMessage(content=text, usage_metadata=_usage(messages, text))
+        return ChatResult(generations=[ChatGeneration(message=message)])
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        text = answer(messages)
+        for word in re.findall(r"\s*\S+", text):
+            yield ChatGenerationChunk(message=AIMessageChunk(content=word))
+        last = AIMessageChunk(content="", usage_metadata=_usage(messages, text), chunk_position="last")
+        yield ChatGenerationChunk(message=last)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        # LangChain's own would go through a thread for each word.
+        for chunk in self._stream(messages):
+            yield chunk
+
+
+def answer(messages: Sequence[BaseMessage]) -> str:
+    """Return the demo model's answer to some messages."""
+    if (summary := summary_of(messages)) is not None:
+        return summary
+    messages = [message for message in messages if str(message.text) not in (OPENING, NO_ANSWER)]
+    count = sum(not isinstance(message, SystemMessage) for message in messages)
+    seen = f"I see {count} message{'' if count == 1 else 's'}."
+    said, recalled = _said(messages)
+    if not said:
+        return f"You have not told me anything yet. {seen}"
+    sentences = _sentences(said[-1])
+    questions = [sentence for sentence in sentences if _is_question(sentence)]
+    if not questions:
+        return f"{_acknowledgement(sentences, first=count == 1)} {seen}"
+    if any(map(_asks_count, questions)):
+        return seen
+    told = [sentence for text in (*recalled, *said) for sentence in _sentences(text) if not _is_question(sentence)]
+    # What is said twice counts where it was said last.
+    latest_first = dict.fromkeys(sentence for sentence in reversed(told) if _features(sentence))
+    return f"{_recollection(questions, [*reversed(latest_first)])} {seen}"
+
+
+def _said(messages: Sequence[BaseMessage]) -> tuple[list[str], list[str]]:
+    """Return the user's statements: in the conversation, and in quoted or summarised older turns."""
+    said: list[str] = []
+    recalled: list[str] = []
+    for message in messages:
+        section = message.additional_kwargs.get(SECTION_KEY)
+        if section == "selected":
+            recalled += quoted_by(str(message.text), "user")
+        elif section == "summary":
+            recalled += statements_in(str(message.text))
+        elif section is None and isinstance(message, HumanMessage):
+            said.append(str(message.text))
+    return said, recalled
+
+
+def _acknowledgement(sentences: Sequence[str], *, first: bool) -> str:
+    if any(map(_features, sentences)):
+        return "Noted."
+    return "Hello." if first else "All right."
+
+
+def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
+    if not statements:
+        return "You have not told me anything yet."
+    matching = _best(set().union(*map(_features, questions)), statements)
+    opening = "You told me" if matching else "I find nothing about that. You told me last"
+    quotes = [_quote(statement) for statement in (matching or statements)[-MAX_QUOTES:]]
+    return f"{opening}: {', '.join(quotes)}{'' if quotes[-1][-2] in '.!…。！' else '.'}"
+
+
+def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
+    """The statements that share most with what is wanted, in the order they were made; rare words count more."""
+    features = [_features(statement) for statement in statements]
+    spread = Counter(feature for one in features for feature in one)
+    scores = [
+        sum(math.log(1 + len(statements) / spread[feature]) for feature in sorted(wanted & one)) for one in features
+    ]
+    best = max(scores)
+    return [statement for statement, score in zip(statements, scores, strict=True) if best and score == best]
+
+
+def _quote(statement: str) -> str:
+    cut = statement if len(statement) <= MAX_QUOTE_CHARACTERS else statement[:MAX_QUOTE_CHARACTERS] + "…"
+    return f"“{cut}”"
+
+
+def _sentences(text: str) -> list[str]:
+    return [sentence.strip() for sentence in _SENTENCE_END.split(text) if sentence.strip()]
+
+
+def _plain(sentence: str) -> str:
+    return unicodedata.normalize("NFKC", sentence).casefold().replace("’", "'").strip()
+
+
+def _is_question(sentence: str) -> bool:
+    plain = _plain(sentence)
+    return any(_QUESTION.search(text) for text in (plain, _FILLER.sub("", plain, count=1))) or _asks_count(plain)
+
+
+def _asks_count(sentence: str) -> bool:
+    return bool(_ABOUT_COUNT.search(_plain(sentence)))
+
+
+def _features(sentence: str) -> set[str]:
+    """The words that a sentence is about: stems, and pairs of characters where no spaces part the words."""
+    found: set[str] = set()
+    for word in _WORDS.findall(_plain(sentence)):
+        if word in _STOP_WORDS:
+            continue
+        if re.match(rf"[{_UNSPACED}]", word):
+            pairs = {word[start : start + 2] for start in range(max(len(word) - 1, 1))}
+            found |= {pair for pair in pairs if not _FUNCTION_CHARACTERS.issuperset(pair)}
+        elif len(word) > 1 or word.isdigit():
+            found.add(_stem(word))
+    return found
+
+
+def _stem(word: str) -> str:
+    """A word without its plural or past ending, and colour as color."""
+    word = word.replace("our", "or")
+    for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
+        if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
+            return word.removesuffix(ending)
+    return word
+
+
+def _usage(messages: Sequence[BaseMessage], text: str) -> UsageMetadata:
+    tokens_in, tokens_out = sum(estimate(str(message.text)) for message in messages), estimate(text)
+    return UsageMetadata(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)

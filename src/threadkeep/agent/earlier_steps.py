@@ -1,0 +1,204 @@
+"""The tool calls and results of earlier turns: what is kept of them, and what of it a later call is shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, ToolMessage, messages_from_dict
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.agent.call_measure import CallMeasure
+from threadkeep.agent.conversion import as_data, transcript_text
+from threadkeep.agent.counting import count_message
+from threadkeep.agent.trimming import trim
+from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.context.tokens import TokenCounter, estimate
+from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Message, dump_json
+from threadkeep.store.contexts import Steps
+
+KEPT_TOKENS: Final = 16_000
+"""The most that is kept of the steps of one turn; what is bigger is cut as in a call."""
+
+_MOST_TURNS: Final = 20
+"""The most turns whose steps are kept while they have room."""
+
+
+@dataclass(frozen=True)
+class EarlierSteps:
+    """The steps of earlier turns that a call is shown, by the place of the question that they stand after.
+
+    `tokens_before` has the sizes of those that were cut, by the identity of the message.
+    """
+
+    messages: Mapping[int, Sequence[BaseMessage]] = field(default_factory=dict)
+    tokens_before: Mapping[int, int] = field(default_factory=dict)
+    tokens: int = 0
+
+
+class TurnSteps:
+    """The steps of one agent in one turn, to be kept for its next ones, and those that it is shown of earlier turns."""
+
+    def __init__(self, memory: Memory, session: Session, options: TurnOptions) -> None:
+        self._memory = memory
+        self._session = session
+        self._options = options
+        self._others: int | None = None
+        self._own: list[BaseMessage] = []
+        self._author, self._ordinal = "", 1
+        self._left = 0
+        self._counter: TokenCounter = estimate
+
+    def gather(self, since_question: Sequence[BaseMessage], author: str | None, ordinal: int) -> None:
+        """Take the calls and results that stand in the state after the question.
+
+        Those before an answer that stood there at the agent's first call are other agents'.
+        """
+        self._author, self._ordinal = author or "", ordinal
+        if self._others is None:
+            answers = (place for place, message in enumerate(since_question, start=1) if _is_answer(message))
+            self._others = max(answers, default=0)
+        self._own = []
+        called: set[str] = set()
+        for message in since_question[self._others :]:
+            if isinstance(message, AIMessage) and message.tool_calls and message.name in (None, author):
+                called |= {str(call["id"]) for call in message.tool_calls}
+                self._own.append(message)
+            elif isinstance(message, ToolMessage) and message.tool_call_id in called:
+                self._own.append(message)
+
+    def forget(self) -> None:
+        """Keep nothing of this turn."""
+        self._own = []
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether there is something to keep."""
+        return bool(self._own and self._options.tool_memory)
+
+    async def keep(self, question_id: str, question_seq: int) -> None:
+        """Store the steps of this turn. Raises `StoreError` when the database does not answer."""
+        own, self._own = self._own, []
+        if (body := dump_steps(own)) is None:
+            return
+        await self._memory.contexts.keep_steps(
+            self._session.session_id,
+            Steps(question_seq, body),
+            question_id=question_id,
+            author=self._author,
+            ordinal=self._ordinal,
+            turns=_MOST_TURNS if self._has_room(body) else self._options.tool_memory,
+        )
+
+    def _has_room(self, body: str) -> bool:
+        """Return whether this turn's steps fit beside the shown ones: then the next call begins like this one."""
+        if self._options.plan.window == "sliding":
+            return False
+        return sum(count_message(message, self._counter) for message in _loaded(body)) <= self._left
+
+    async def earlier(
+        self, messages: Sequence[Message], before: Sequence[BaseMessage], measure: CallMeasure
+    ) -> EarlierSteps:
+        """Return what the agent's earlier turns have left, within their share; nothing if the database is away.
+
+        Args:
+            messages: the earlier turns that the call is made of.
+            before: what the run's state has of earlier turns. If it has steps of its own, those stand.
+            measure: what counts the call, and its budget.
+        """
+        sliding = self._options.plan.window == "sliding"
+        since = first_of_turns(messages, self._options.tool_memory if sliding else _MOST_TURNS)
+        if not self._options.tool_memory or since is None or any(isinstance(one, ToolMessage) for one in before):
+            return EarlierSteps()
+        try:
+            async with self._session.patience():
+                rows = await self._memory.contexts.steps(self._session.session_id, self._author, since=since)
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError):
+            return EarlierSteps()
+        room = self._options.plan.most("earlier_steps", min(measure.budget, measure.shared or measure.budget))
+        shown = shown_steps(rows, messages, room, measure.counter)
+        self._left, self._counter = room - shown.tokens, measure.counter
+        return shown
+
+
+def dump_steps(messages: Sequence[BaseMessage]) -> str | None:
+    """Return calls and results as JSON, reduced to what any provider takes; None where none has room."""
+    kept = _cut([_reduced(message) for message in messages], KEPT_TOKENS, estimate)
+    return dump_json([as_data(message) for message in kept]) if kept else None
+
+
+def shown_steps(rows: Sequence[Steps], earlier: Sequence[Message], room: int, counter: TokenCounter) -> EarlierSteps:
+    """Return the kept steps that belong to earlier turns, in so many tokens, the newest turn first."""
+    left = room
+    messages: dict[int, list[BaseMessage]] = {}
+    tokens_before: dict[int, int] = {}
+    asked = {message.seq for message in earlier}
+    for row in reversed(rows):
+        if row.seq not in asked:
+            continue
+        whole = {message.id: message for message in _loaded(row.body)}
+        kept = _cut([*whole.values()], left, counter)
+        for message in kept:
+            tokens = count_message(message, counter)
+            left -= tokens
+            if (before := count_message(whole[message.id], counter)) > tokens:
+                tokens_before[id(message)] = before
+        messages[row.seq] = [*kept, *messages.get(row.seq, [])]
+    return EarlierSteps(messages, tokens_before, room - left)
+
+
+def first_of_turns(earlier: Sequence[Message], turns: int) -> int | None:
+    """Return the place of the question with which the newest so many turns begin; None where there is none."""
+    asked: list[int | None] = []
+    following: Message | None = None
+    for message in reversed(earlier):
+        parts = following is not None and following.role == "user" and _same_run(message, following)
+        if message.role == "user" and not parts:
+            asked.append(message.seq)
+        following = message
+    return asked[:turns][-1] if asked and turns else None
+
+
+def _is_answer(message: BaseMessage) -> bool:
+    return isinstance(message, AIMessage) and not message.tool_calls
+
+
+def _same_run(one: Message, other: Message) -> bool:
+    return one.run_id is not None and one.run_id == other.run_id
+
+
+def _reduced(message: BaseMessage) -> BaseMessage:
+    """The message with an id; blocks as text and tool calls, without media and what a provider lets expire."""
+    message_id = message.id or str(uuid7())
+    if isinstance(message.content, str):
+        return message if message.id else message.model_copy(update={"id": message_id})
+    text = transcript_text(message)
+    if isinstance(message, ToolMessage):
+        call_id = message.tool_call_id
+        return ToolMessage(text, id=message_id, name=message.name, tool_call_id=call_id, status=message.status)
+    calls = message.tool_calls if isinstance(message, AIMessage) else []
+    return AIMessage(text, id=message_id, name=message.name, tool_calls=calls)
+
+
+def _cut(messages: Sequence[BaseMessage], room: int, counter: TokenCounter) -> list[BaseMessage]:
+    """The calls and results in so many tokens, cut as those of a turn are; nothing where not even the newest fits."""
+    try:
+        # As if they followed a question without a word.
+        return [] if room <= 0 else trim([HumanMessage(""), *messages], room, counter=counter)[1:]
+    except BudgetTooSmall:
+        return []
+
+
+def _loaded(body: str) -> list[BaseMessage]:
+    """The messages that `dump_steps` wrote; nothing for those of another version of LangChain."""
+    try:
+        return messages_from_dict(json.loads(body))
+    except (ValueError, TypeError, KeyError):
+        return []

@@ -1,0 +1,87 @@
+"""Extra sections of a prompt: their sources, and their place in the prompt."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol
+
+from langchain_core.messages import BaseMessage
+
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.model_call import Extra
+from threadkeep.context.manifest import ScopeRecall, Section
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.errors import StoreClosed
+from threadkeep.history.session import Session
+from threadkeep.observe import ExtraNotFound, ExtraSection, Observer
+from threadkeep.records import Message
+
+_RECENT_TURNS = 4
+_LEAST_ROOM = 64
+
+
+@dataclass(frozen=True)
+class ExtraRequest:
+    """The input that something is looked for, and what came before it.
+
+    `earlier` are the turns before it, oldest first; `known_ids` are in the prompt already; `question_seq` is its place
+    in the session, None before it has one. A source that asks Graphiti adds to `graph` how that went.
+    """
+
+    session: Session
+    question: Sequence[BaseMessage]
+    earlier: Sequence[Message]
+    known_ids: Collection[str]
+    question_seq: int | None
+    counter: TokenCounter
+    now: datetime
+    graph: list[ScopeRecall] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """Return the text of the question."""
+        return "\n".join(text_of(message) for message in self.question)
+
+    @property
+    def recent(self) -> list[str]:
+        """The last few messages before it, for inputs that point back with "it" and "that"."""
+        return [message.content for message in self.earlier[-_RECENT_TURNS:]]
+
+
+class ExtraSource(Protocol):
+    """Finds one section of a prompt anew for each input. What it raises is told of, and the section is left out."""
+
+    @property
+    def section(self) -> ExtraSection:
+        """The section that it fills."""
+        ...
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """Return what is relevant to the input within a token budget by the request's counter; None if nothing is."""
+        ...
+
+
+async def find_all(
+    sources: Sequence[ExtraSource], request: ExtraRequest, rooms: Mapping[Section, int], observer: Observer
+) -> list[Extra]:
+    """Return what the sources find within their budgets; a failure is reported, and its section is left out."""
+
+    async def found_by(source: ExtraSource) -> Extra | None:
+        room = rooms.get(source.section, 0)
+        if room < _LEAST_ROOM or not request.text.strip():
+            return None
+        try:
+            return await source.find(request, room)
+        except StoreClosed:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a source does, the agent answers
+            observer.notify(
+                ExtraNotFound(section=source.section, error=type(error).__name__, session_id=request.session.session_id)
+            )
+            return None
+
+    found = await asyncio.gather(*map(found_by, sources))
+    return [extra for extra in found if extra is not None]

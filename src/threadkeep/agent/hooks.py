@@ -1,0 +1,331 @@
+"""The hooks of `SessionMemory`, written once for synchronous and asynchronous runs.
+
+They run on the event loop of their memory. The model and the tools are called between them, by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import ToolCallRequest
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, RemoveMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import var_child_runnable_config
+from langgraph.errors import GraphBubbleUp, ParentCommand
+from langgraph.runtime import Runtime
+
+from threadkeep.agent.agent_calls import (
+    answered_before,
+    author_of,
+    call_key,
+    final_answer,
+    in_tool,
+    is_limit_notice,
+    named_as_agent,
+    redacted_kinds,
+)
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import metadata_of, run_id_of, session_for
+from threadkeep.agent.open_turns import OpenTurns
+from threadkeep.agent.other_middleware import OtherMiddleware
+from threadkeep.agent.partial import PartialAnswer, listening
+from threadkeep.agent.participation import Caller, CallKey, Participation
+from threadkeep.agent.root_callbacks import root_callbacks
+from threadkeep.agent.root_runs import RootRun, own_session, root_run, tool_of_session
+from threadkeep.agent.session_order import order_of
+from threadkeep.agent.turn_options import TurnOptions, place_in
+from threadkeep.agent.turns import OpenTurn
+from threadkeep.agent.unredacted import storable
+from threadkeep.errors import StoreClosed
+from threadkeep.history.keys import channel_of
+from threadkeep.history.memory import Memory
+from threadkeep.observe import AgentOutsideTurn, ModelFailed, TurnBegunInTool
+
+
+class TurnHooks:
+    """The turns of the agents of one middleware, on the event loop of one memory."""
+
+    def __init__(self, memory: Memory, options: TurnOptions, others: OtherMiddleware) -> None:
+        self.memory = memory
+        self._options = options
+        self._others = others
+        self._open = OpenTurns()
+        memory.before_closing(self._open)
+
+    @property
+    def open_runs(self) -> int:
+        """The number of runs that have begun and not ended."""
+        return len(self._open)
+
+    def knows(self, key: CallKey) -> bool:
+        """Return whether a call of an agent has begun here."""
+        return self._open.of(key) is not None
+
+    async def before_agent(self, call: AgentCall) -> None:
+        """Enter the turn of the run, after the turns of the session that came before."""
+        part = self._new_part(call)
+        if not part.silent:
+            part.begun_by(call.runtime)
+            if self._options.ordered and run_hold.get() is None and tool_of_session.get() is None:
+                await order_of(self.memory).enter(part.session.session_id, part.root)
+            caller = self._caller(call.config)
+            root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
+
+    async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
+        """Store the question and return what the model is sent; None if the agent has no part in the turn."""
+        part = self._part(call)
+        if part.silent:
+            return None
+        part.stop_waiting()
+        part.redacted = redacted_kinds(call.config)
+        messages = part.root.with_question(request.messages)
+        turn = await self._begun(part, messages, call.config)
+        part.go_on()
+        if turn.answered is not None:
+            return ModelStep(part, turn, call, request, answered=answered_before(turn.answered, request, call.config))
+        sent = await turn.context(
+            part.root.with_answers(messages), request.system_message, ModelUse(request.model, tuple(request.tools))
+        )
+        told = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
+        part.root.call_begins()
+        return ModelStep(part, turn, call, told, [*([sent.system] if sent.system else []), *sent.messages])
+
+    async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
+        """Keep what a model said; only what calls no tools may be the answer."""
+        part, failed = step.part, step.partial.failed
+        part.root.call_ends()
+        final = response.result[-1] if response.result else None
+        step.turn.contexts.report(final if isinstance(final, AIMessage) else None)
+        part.model_failed = failed
+        part.said_ids |= {message.id for message in response.result}
+        if isinstance(final, AIMessage) and not final.tool_calls:
+            said = storable(final, part.redacted, whole=True)
+            self._open.hold(part, said, "failed" if failed else "interrupted", step.call.runtime)
+        else:
+            part.let_go()
+
+    async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
+        """Keep what a model said before it failed, was interrupted or cancelled."""
+        part = step.part
+        part.root.call_ends()
+        self._release(part)
+        said = storable(step.partial.text, part.redacted, whole=False)
+        if not isinstance(error, Exception):
+            await self._open.end(part, said, "interrupted")
+            return
+        step.turn.contexts.keep()
+        if not isinstance(error, GraphBubbleUp):
+            part.model_failed = True
+            part.root.release(part.author, part.key)
+            self._tell_model_failure(step.turn, error)
+            self._open.hold(part, said, "failed", step.call.runtime)
+
+    async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
+        """Note that a tool begins; None if the agent has no part in the turn."""
+        part = self._part(call)
+        if part.silent:
+            return None
+        part.stop_waiting()
+        part.root.call_begins()
+        return ToolStep(part, call, request)
+
+    async def end_tool_call(self, step: ToolStep) -> None:
+        """Note that a tool has ended."""
+        step.part.root.call_ends()
+        tool = step.request.tool
+        if tool is not None and tool.return_direct:
+            step.part.direct_calls.add(str(step.request.tool_call["id"]))
+
+    async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
+        """Note that a tool handed over, was interrupted or failed; what was said before a cancellation is stored."""
+        part, call = step.part, step.call
+        part.root.call_ends()
+        if isinstance(error, ParentCommand):
+            # It hands over to another agent of the graph.
+            part.root.release(part.author, part.key)
+            return
+        if isinstance(error, Exception):
+            # An interrupt, or the end of the run; a retry goes on without its place among the turns.
+            if not isinstance(error, GraphBubbleUp):
+                part.root.release(part.author, part.key)
+            self._release(part)
+            return
+        said = next((message for message in reversed(call.messages) if isinstance(message, AIMessage)), None)
+        await self._begun(part, call.messages, call.config)
+        self._release(part)
+        await self._open.end(part, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
+
+    async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
+        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        part = self._part(call)
+        if part.silent:
+            self._open.forget(part)
+            return None
+        try:
+            turn = await self._begun(part, part.root.with_question(call.messages), call.config)
+            answer = final_answer(state, part.direct_calls)
+            if answer is None or (turn.answered is not None and answer.id == turn.answered.id):
+                self._open.forget(part)
+                if answer is not None:
+                    part.root.add_answer(answer, part.author)
+                await turn.contexts.settle()
+                return None
+            failed = part.model_failed or is_limit_notice(answer, part.said_ids)
+            winner = await self._open.end(part, answer, "failed" if failed else "complete")
+        finally:
+            self._release(part)
+        if winner is None or winner.id == answer.id:
+            return None
+        return {"messages": [RemoveMessage(id=str(answer.id)), named_as_agent(winner, call.config)]}
+
+    async def _begun(self, part: Participation, messages: Sequence[BaseMessage], config: RunnableConfig) -> OpenTurn:
+        """Return the turn of a call, with its question stored."""
+        if part.turn is None:
+            await self._open.settle_before(part)
+            try:
+                return await part.begin(messages, self._caller(config))
+            except BaseException:
+                self._open.forget(part)
+                self._release(part)
+                raise
+        return part.turn
+
+    def _caller(self, config: RunnableConfig) -> Caller:
+        return Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
+
+    def _run_ended(
+        self, part: Participation, caller: Caller, state: object, error: BaseException | None
+    ) -> Awaitable[None] | None:
+        """Settle what a run that failed or was cut off has not stored, and give up the place in the session.
+
+        It is called in the thread of the run.
+        """
+        self._others.look_at_end(state, part.root.answers)
+        # The owner of a run settles its cancelled turns: the run may go on in another process.
+        by_owner = run_hold.get() is not None and not isinstance(error, Exception)
+        if error is None or by_owner:
+            self.memory.loop.post(lambda: self._release(part))
+            return None
+        return self._settle_from_any_loop(part, caller, error)
+
+    async def _settle_from_any_loop(self, part: Participation, caller: Caller, error: BaseException) -> None:
+        # A memory that is closed has settled its runs.
+        with suppress(StoreClosed):
+            await self.memory.loop.run_from_any_loop(self._settle_ended(part, caller, error))
+
+    async def _settle_ended(self, part: Participation, caller: Caller, error: BaseException) -> None:
+        try:
+            if isinstance(error, Exception):
+                await self._open.fail(part, caller, error)
+            else:
+                await self._open.cut_off(part)
+        finally:
+            self._release(part)
+
+    def _part(self, call: AgentCall) -> Participation:
+        """Return the part of an agent in the turn; a call from before an interrupt is taken up again."""
+        return self._open.of(call.key) or self._new_part(call, resumed=True)
+
+    def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
+        session = session_for(self.memory, self._options, call.config)
+        place = place_in(self._options, call.config)
+        author = author_of(call.config, place)
+        parent = None
+        if self._options.scope == "own":
+            # Each call is a turn of the agent's own conversation.
+            parent, session = session, own_session(self.memory, session, author)
+            root = RootRun(call.runtime.control)
+        else:
+            root = root_run(self.memory, call.runtime.control, session.session_id, place)
+        part = Participation(
+            self.memory, session, self._options, root, author, call.key, resumed=resumed, parent=parent
+        )
+        asked_by_tool = tool_of_session.get() == (self.memory.identity, session.session_id)
+        if self._options.scope == "none" or asked_by_tool:
+            part.silent = True
+        else:
+            if not root.begun and parent is None and in_tool(call.config):
+                self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
+            part.enter(call.messages)
+            self._tell_stranger(part)
+        self._open.enter(part)
+        return part
+
+    def _release(self, part: Participation) -> None:
+        order_of(self.memory).leave(part.session.session_id, part.root)
+
+    def _tell_stranger(self, part: Participation) -> None:
+        """Tell once in a run of an agent that was asked something of its own by the program."""
+        if part.silent and not part.root.stranger_told:
+            part.root.stranger_told = True
+            self.memory.observers.notify(AgentOutsideTurn(session_id=part.session.session_id))
+
+    def _tell_model_failure(self, turn: OpenTurn, error: Exception) -> None:
+        self.memory.observers.notify(
+            ModelFailed(
+                channel=channel_of(turn.session.session_id),
+                error=type(error).__name__,
+                run_id=turn.run_id,
+                session_id=turn.session.session_id,
+            )
+        )
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """The call of an agent that a hook belongs to: the run's config and runtime, and the messages of the state."""
+
+    config: RunnableConfig
+    runtime: Runtime[Any]
+    messages: Sequence[BaseMessage]
+
+    @property
+    def key(self) -> CallKey:
+        """The shared part of the hooks of one call."""
+        return call_key(self.config, self.runtime)
+
+
+@dataclass(eq=False)
+class ModelStep:
+    """A model call of an agent: the request, or the answer that is stored already."""
+
+    part: Participation
+    turn: OpenTurn
+    call: AgentCall
+    request: ModelRequest[Any]
+    sent: Sequence[BaseMessage] = ()
+    answered: ModelResponse[Any] | None = None
+    partial: PartialAnswer = field(default_factory=PartialAnswer)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Listen to the model inside the block."""
+        token = var_child_runnable_config.set(listening(self.call.config, self.partial))
+        try:
+            yield
+        finally:
+            var_child_runnable_config.reset(token)
+
+
+@dataclass(eq=False)
+class ToolStep:
+    """A tool call of an agent."""
+
+    part: Participation
+    call: AgentCall
+    request: ToolCallRequest
+
+    @contextmanager
+    def marked(self) -> Iterator[None]:
+        """Mark that a tool runs inside the block: agents that it calls take no part in the turn."""
+        token = tool_of_session.set((self.part.memory.identity, self.part.session.session_id))
+        try:
+            yield
+        finally:
+            tool_of_session.reset(token)

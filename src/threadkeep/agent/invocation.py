@@ -1,0 +1,143 @@
+"""The inputs of a run: the session, the user, the question, and the caller's metadata."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+from uuid import UUID
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime, get_runtime
+
+from threadkeep.agent.turn_options import IdOf, TurnOptions, call_id_function
+from threadkeep.errors import InvalidInput, InvalidKey
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Json
+
+
+def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the newest input: the human messages at the end. Summaries that middleware wrote are no input."""
+    start = len(messages)
+    while start and is_question(messages[start - 1]):
+        start -= 1
+    return list(messages[start:])
+
+
+def is_question(message: BaseMessage) -> bool:
+    """Return whether a message is from a person, and not a summary by `SummarizationMiddleware`."""
+    return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
+
+
+def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return the input that a run in its loop is answering: the newest block of human messages, wherever it stands.
+
+    Nothing if that was answered already and a system message came after it: then the run speaks by itself.
+    """
+    end = len(messages)
+    told = False
+    while end and not is_question(message := messages[end - 1]):
+        told = told or isinstance(message, SystemMessage)
+        if told and isinstance(message, AIMessage) and not message.tool_calls:
+            return []
+        end -= 1
+    return question_in(messages[:end])
+
+
+def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
+    """Yield the blocks of human messages, the newest first."""
+    end = len(messages)
+    while block := question_before(messages[:end]):
+        yield block
+        end = next(place for place, message in enumerate(messages) if message is block[0])
+
+
+def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) -> Session:
+    """Return the session that a run belongs to, named by the options' functions, the config or the runtime context.
+
+    Raises:
+        InvalidKey: the run names no session, or names it by what cannot be an id.
+        InvalidInput: the run names a user by what cannot be an id.
+    """
+    configurable, runtime = config.get("configurable", {}), _runtime()
+    if options.session_id:
+        session_id: object = call_id_function(options.session_id, config, runtime)
+    elif (session_id := configurable.get("thread_id")) is None:
+        session_id = _in_context(runtime, "session_id", "thread_id")
+    if session_id is None or session_id == "":
+        raise InvalidKey(
+            'The run names no session: call the agent with {"configurable": {"thread_id": "telegram:123"}}, '
+            "with a context that has a session_id, or give SessionMemory a session_id function.",
+            reason="empty",
+        )
+    if not _is_id(session_id):
+        raise InvalidKey("A run names its session by a text, a whole number or a UUID.", reason="invalid_chars")
+    if options.user_id:
+        user_id: object = call_id_function(options.user_id, config, runtime)
+    elif (user_id := configurable.get("user_id")) is None:
+        user_id = _in_context(runtime, "user_id")
+    workspace = None
+    if user_id is not None and not _is_id(user_id):
+        raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
+    with suppress(InvalidInput):  # what else a program calls so is no reason to answer nobody
+        workspace = workspace_in(config)
+    return memory.session(str(session_id), user_id=None if user_id is None else str(user_id), workspace=workspace)
+
+
+def workspace_in(config: RunnableConfig, given: str | IdOf | None = None) -> str | None:
+    """Return the workspace that a run names (`configurable["workspace"]`, or its context's), else the given one.
+
+    A function that is given stands in the place of both.
+
+    Raises:
+        InvalidInput: the run names its workspace by what cannot be an id.
+    """
+    runtime = _runtime()
+    if given is not None and not isinstance(given, str):
+        named: object = call_id_function(given, config, runtime)
+    elif (named := config.get("configurable", {}).get("workspace")) is None:
+        named = _in_context(runtime, "workspace") or given
+    if named is not None and not _is_id(named):
+        raise InvalidInput("A run names its workspace by a text, a whole number or a UUID.")
+    return None if named is None else str(named)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, str | int | UUID) and not isinstance(value, bool)
+
+
+def _in_context(runtime: Runtime[Any], *names: str) -> object:
+    """Return the first of some fields that a run's context has: a mapping, or an object with attributes."""
+    context = runtime.context
+    values = (context.get(name) if isinstance(context, Mapping) else getattr(context, name, None) for name in names)
+    return next((value for value in values if value is not None), None)
+
+
+def _runtime() -> Runtime[Any]:
+    """Return the runtime of the graph that runs now, an empty one outside of graphs."""
+    try:
+        runtime: Runtime[Any] | None = get_runtime()
+    except (RuntimeError, KeyError):
+        runtime = None
+    return Runtime() if runtime is None else runtime
+
+
+def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
+    """Return the metadata that the caller stores with the question: `configurable["message_metadata"]`."""
+    metadata = config.get("configurable", {}).get("message_metadata")
+    return metadata if isinstance(metadata, Mapping) else None
+
+
+def run_id_of(config: RunnableConfig) -> str | None:
+    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it.
+
+    A run of a workflow says it in its context: an agent in one of its nodes has an id of its own besides.
+    """
+    if run_id := config.get("run_id"):
+        return str(run_id)
+    runtime = _runtime()
+    if isinstance(named := getattr(runtime.context, "run_id", None), str):
+        return named
+    return runtime.execution_info.run_id if runtime.execution_info else None

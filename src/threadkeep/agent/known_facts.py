@@ -1,0 +1,185 @@
+"""The section `facts`: what is known of a run's session, workspace and user."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC
+
+from langchain_core.runnables.config import ensure_config
+
+from threadkeep.agent.counting import count_message
+from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.model_call import Extra
+from threadkeep.agent.quoted_turns import section_message
+from threadkeep.agent.run_scopes import ALL_SCOPES, RunScopes
+from threadkeep.agent.sent_messages import digest_of, dump_message
+from threadkeep.agent.turn_options import IdOf
+from threadkeep.context.manifest import Entry, FactReference, ScopeRecall, TurnReference
+from threadkeep.context.quotation import (
+    day_of,
+    fact_line,
+    facts_text,
+    fitting_facts,
+    fitting_lines,
+    graph_line,
+    in_stable_order,
+)
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.graphiti.promotion import accepted_directives
+from threadkeep.knowledge.graphiti.recall import GraphRecall, RecalledFact, RecallQuestion
+from threadkeep.knowledge.recall import normalised
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.observe import ExtraSection
+from threadkeep.records.knowledge import Fact, Scope, ScopeKind
+
+_PATIENCE_SECONDS = 3.0
+_MOST_FACTS = 60
+_MOST_SELECTIONS = 1_000
+# The facts that bear on an input most; a selection that has them is kept.
+_TELLING = 3
+
+
+REFUSED_LINE = (
+    "Note of the system: the newest message asks to remember something that looks like a secret, such as a password or "
+    "a key. It was not remembered; tell the person so, and do not repeat it."
+)
+
+
+class KnownFacts:
+    """Finds the facts of a run's scopes that matter for the input; all of them if they fit.
+
+    The block is the same from turn to turn as long as it can be, so that a provider's prompt cache can be used again:
+    the facts stand in a stable order, and a selection is kept until an input needs another. What Graphiti knows comes
+    behind them, where the memory's options turn its recall on.
+    """
+
+    def __init__(
+        self,
+        memory: Memory | SyncMemory,
+        *,
+        scopes: Sequence[ScopeKind] = ALL_SCOPES,
+        workspace: str | IdOf | None = None,
+        own: bool = True,
+        directives: bool = False,
+    ) -> None:
+        """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
+
+        With `directives` a message that asks to remember what looks like a secret adds a line, which has the model
+        tell the person that it was refused.
+
+        Raises:
+            InvalidInput: there are no such scopes.
+        """
+        self._memory = OnLoop(memory, lambda opened: opened)
+        opened = self._memory.made[0]
+        self._scopes = RunScopes(opened, scopes, workspace=workspace or opened.graphiti.workspace)
+        self._own = own
+        self._directives = directives
+        self._chosen: OrderedDict[tuple[Scope, ...], frozenset[str]] = OrderedDict()
+
+    @property
+    def section(self) -> ExtraSection:
+        """The section `facts`."""
+        return "facts"
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """Return the block of facts that fits; None if nothing is known.
+
+        Raises:
+            StoreError, TimeoutError: the database does not answer in time.
+        """
+        scopes = self._scopes.of(request.session, ensure_config())
+        return await self._memory.call(lambda memory: self._find(memory, scopes, request, room))
+
+    async def _find(
+        self, memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest, room: int
+    ) -> Extra | None:
+        graph = asyncio.ensure_future(_recall(memory, scopes, request))
+        try:
+            kept = await self._known(memory.knowledge, tuple(scopes.values()), request, room) if self._own else []
+            recalled = await graph
+        finally:
+            graph.cancel()
+        refused = self._directives and accepted_directives(request.text)[1] > 0
+        return _block(kept, recalled, request, room, (REFUSED_LINE,) if refused else ())
+
+    async def _known(
+        self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
+    ) -> list[Fact]:
+        """Return the facts of this database that fit, in their stable order."""
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            known = await knowledge.valid(scopes, limit=_MOST_FACTS)
+            everything = len(known) < _MOST_FACTS
+            kept = fitting_facts(in_stable_order(known), room, request.counter) if everything else []
+            if len(kept) < len(known):
+                kept = await self._choose(knowledge, scopes, known, request, room)
+        return kept
+
+    async def _choose(
+        self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: Sequence[Fact], request: ExtraRequest, room: int
+    ) -> list[Fact]:
+        """Return what fits of too many facts: the selection of the turn before, or a new one for this input."""
+        found = await knowledge.recall(request.text, scopes, recent=request.recent, limit=_MOST_FACTS)
+        before = self._chosen.get(scopes, frozenset())
+        everything = {fact.id: fact for fact in [*found, *known]}
+        if {fact.id for fact in found[:_TELLING]} <= before:
+            ranked = sorted(everything.values(), key=lambda fact: fact.id not in before)
+        else:
+            ranked = list(everything.values())
+        kept = fitting_facts(ranked, room, request.counter)
+        self._chosen[scopes] = frozenset(fact.id for fact in kept)
+        self._chosen.move_to_end(scopes)
+        while len(self._chosen) > _MOST_SELECTIONS:
+            self._chosen.popitem(last=False)
+        return in_stable_order(kept)
+
+
+async def _recall(memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest) -> GraphRecall:
+    """Return what Graphiti knows; nothing if it is not asked."""
+    if not memory.graphiti.recalls:
+        return GraphRecall()
+    session = request.session
+    question = RecallQuestion(request.text, scopes, request.recent, session.session_id, session.workspace)
+    return await memory.graphiti.recall(question)
+
+
+def _block(
+    facts: Sequence[Fact], recalled: GraphRecall, request: ExtraRequest, room: int, notes: Sequence[str] = ()
+) -> Extra | None:
+    """Return the facts of this database, which stand still from turn to turn, those of the graph, and notes."""
+    lines = [fact_line(fact) for fact in facts]
+    known = {normalised(fact.text) for fact in facts}
+    fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
+    all_lines = [*lines, *(graph_line(fact.text, fact.scope, fact.since) for _, fact in fresh)]
+    fitting = [place for place in fitting_lines(all_lines, room, request.counter) if place >= len(lines)]
+    shown = [fresh[place - len(lines)] for place in fitting]
+    request.graph[:] = [_with_room(report, [fact for _, fact in shown]) for report in recalled.scopes]
+    if not facts and not shown and not notes:
+        return None
+    message = section_message("facts", facts_text([*lines, *(all_lines[place] for place in fitting), *notes]))
+    body = dump_message(message)
+    references = (*map(reference_of, facts), *(_graph_reference(rank, fact) for rank, fact in shown))
+    tokens = count_message(message, request.counter)
+    return Extra(message, Entry("facts", tokens, digest=digest_of(body), facts=references), {digest_of(body): body})
+
+
+def _with_room(report: ScopeRecall, shown: Sequence[RecalledFact]) -> ScopeRecall:
+    count = sum(fact.scope == report.scope for fact in shown)
+    return replace(report, shown=count, no_room=report.shown - count)
+
+
+def _graph_reference(rank: int, fact: RecalledFact) -> FactReference:
+    since = None if fact.since is None else fact.since.astimezone(UTC).date().isoformat()
+    return FactReference(fact.id, fact.scope, source="graphiti", since=since, rank=rank)
+
+
+def reference_of(fact: Fact) -> FactReference:
+    """Return what a manifest says of a fact: not a word of it."""
+    said = [
+        TurnReference(origin.session_id, origin.seq) for origin in fact.evidence if origin.session_id and origin.seq
+    ]
+    return FactReference(fact.id, fact.scope.kind, since=day_of(fact), evidence=tuple(said))

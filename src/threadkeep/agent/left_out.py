@@ -1,0 +1,124 @@
+"""Messages that a model call was not sent, with the reasons: ranges of the transcript, messages of the state."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
+
+from langchain_core.messages import BaseMessage, SystemMessage
+
+from threadkeep.agent.conversion import id_of, is_utterance
+from threadkeep.agent.model_call import Call, Draft
+from threadkeep.context.manifest import Exclusion, ExclusionReason, LeftOut
+from threadkeep.history.recollection import Recollection
+from threadkeep.records import Message
+
+type Rows = Mapping[str | None, Message]
+"""Stored messages that were read for a call, by their ids."""
+
+
+def exclusions(
+    draft: Draft, rows: Rows, recollection: Recollection
+) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
+    """Every place of the transcript that is out, in order, and what else of the run's state is."""
+    places: dict[int, ExclusionReason] = {}
+    out = [(id_of(message), reason) for message, reason in _out(draft)]
+    for message_id, reason in out:
+        row = rows.get(message_id)
+        if row is not None and row.seq is not None:
+            places[row.seq] = reason
+    others = tuple(_stretches(draft.call, out, rows))
+    earlier = tuple(_before(recollection.end, recollection.excluded))
+    folded = _places(recollection, "folded")
+    superseded = _places(recollection, "superseded")
+    low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier))
+    read = folded.union(superseded, (row.seq for row in rows.values() if row.seq is not None))
+    high = recollection.end or max(read, default=0) + 1
+    # The places before the question that were read over are notes of the system, which are in no window.
+    places |= dict.fromkeys(set(range(low, high)) - read, "role")
+    places |= dict.fromkeys(folded, "folded")
+    places |= dict.fromkeys(superseded, "superseded")
+    earlier = tuple(_without_summary(gap) if _unsummarised(gap, draft) else gap for gap in earlier)
+    return (*earlier, *_ranges(places)), others
+
+
+def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
+    """Count the earlier messages since the last reset that are not sent and not covered by a sent summary."""
+    # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
+    again = sum(
+        1
+        for piece in draft.pieces
+        if piece.section == "window" and piece.id not in rows and is_utterance(piece.message)
+    )
+    unsummarised = sum(gap.last_seq - gap.first_seq + 1 for gap in recollection.excluded if _unsummarised(gap, draft))
+    pieces = (draft.pieces[index] for index, _ in draft.chosen.excluded)
+    out = sum(not piece.mark and piece.section != "earlier_steps" for piece in pieces)
+    return max(recollection.dropped - again, 0) + out + unsummarised
+
+
+def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
+    yield from draft.unsendable
+    for index, reason in draft.chosen.excluded:
+        if not draft.pieces[index].mark:
+            yield draft.pieces[index].message, reason
+
+
+def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
+    """Return the places before the question that are out for a reason that takes single messages."""
+    gaps = (gap for gap in recollection.excluded if gap.reason == reason)
+    end = recollection.end
+    return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
+
+
+def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
+    """Return the excluded messages that are not in the transcript: ranges of the state, then messages without an id.
+
+    Messages with places count among those of their stretch, so that a turn's steps and words are one.
+    """
+    placed = {key for key, row in rows.items() if row.seq is not None}
+    reasons = dict(out)
+    talk = [key for message in call.messages if not isinstance(message, SystemMessage) and (key := id_of(message))]
+    state: list[tuple[str | None, ExclusionReason | None]] = [(id_of(message), "reset") for message in call.forgotten]
+    state += [(id_of(message), "superseded") for message in call.superseded]
+    state += [(key, reasons.get(key)) for key in talk]
+    for reason, grouped in groupby(state, key=itemgetter(1)):
+        ids = [key for key, _ in grouped]
+        if reason is not None and (reason in ("reset", "superseded") or not placed.issuperset(ids)):
+            yield LeftOut(ids[0], reason, ids[-1] if len(ids) > 1 else None, len(ids))
+    named = placed.union(talk)
+    unnamed = Counter(reason for key, reason in out if key is None)
+    yield from (LeftOut(None, reason, count=count) for reason, count in unnamed.items())
+    yield from (LeftOut(key, reason) for key, reason in out if key is not None and key not in named)
+
+
+def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
+    """Return the excluded messages before the question; a reset after it excludes none of them."""
+    for gap in gaps:
+        if gap.reason not in ("folded", "superseded") and (end is None or gap.first_seq < end):
+            yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
+
+
+def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
+    """Return whether the summary of this range is not sent."""
+    if gap.reason != "summarised":
+        return False
+    return not any(one.first_seq <= gap.first_seq and gap.last_seq <= one.last_seq for one in draft.summaries)
+
+
+def _without_summary(gap: Exclusion) -> Exclusion:
+    """A summary that had no room leaves out the messages that it stands for."""
+    return replace(gap, reason="over_budget")
+
+
+def _ranges(places: Mapping[int, ExclusionReason]) -> list[Exclusion]:
+    ranges: list[Exclusion] = []
+    for seq in sorted(places):
+        last = ranges[-1] if ranges else None
+        if last is not None and last.last_seq == seq - 1 and last.reason == places[seq]:
+            ranges[-1] = Exclusion(last.first_seq, seq, last.reason)
+        else:
+            ranges.append(Exclusion(seq, seq, places[seq]))
+    return ranges

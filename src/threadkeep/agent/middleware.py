@@ -1,0 +1,214 @@
+"""`SessionMemory`: the memory of an agent made by `create_agent`, in one line."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import ToolCallRequest
+from langchain_core.messages import ToolMessage
+from langgraph.config import get_config
+from langgraph.runtime import Runtime, get_runtime
+from langgraph.types import Command
+
+from threadkeep.agent.extras import ExtraSource
+from threadkeep.agent.hooks import AgentCall, TurnHooks
+from threadkeep.agent.other_middleware import OtherMiddleware
+from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
+from threadkeep.context.plan import ContextPlan, WindowKind
+from threadkeep.context.tokens import TokenCounter, counter_named
+from threadkeep.history.compression import Compression
+from threadkeep.history.memory import Memory
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.memory.sync_memory import SyncMemory
+
+
+class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Gives an agent the memory of its session: `create_agent(model, tools, middleware=[SessionMemory(memory)])`.
+
+    At each model call the agent sees the session's earlier turns before the run's own messages, cut to the limits; when
+    the run ends, the question and the final answer are in the transcript. Neither enters the graph's state, checkpoints
+    or streams. The user's message is stored before the first model call; an answer that was cut off (a cancelled run,
+    a reader that went away) is stored as `interrupted`. If the database does not answer, the agent does: without
+    history, and with its turn among the pending writes.
+
+    The agent may be called asynchronously (`ainvoke`, `astream`) and synchronously (`invoke`, `stream`, `batch`), with
+    a memory of either kind; the work of the memory runs on its own event loop. The session is
+    `configurable["thread_id"]`, the user `configurable["user_id"]`, unless functions of the config are given.
+    """
+
+    def __init__(
+        self,
+        memory: Memory | SyncMemory,
+        *,
+        max_messages: Limit = "auto",
+        max_tokens: Limit = "auto",
+        counter: TokenCounter | str | None = None,
+        session_id: IdOf | None = None,
+        user_id: IdOf | None = None,
+        keep_originals: bool = False,
+        window: WindowKind | None = None,
+        plan: ContextPlan | None = None,
+        sources: Sequence[ExtraSource] = (),
+        compression: Compression | None = None,
+        context_window: int | None = None,
+        max_output_tokens: int | None = None,
+        scope: Scope = "turn",
+        question_text: QuestionText = "sent",
+        ordered: bool = True,
+        tool_memory: int = 1,
+        learning: TurnLearning | None = None,
+    ) -> None:
+        """See `threadkeep.TurnOptions` for what each means; `window` is a short way to write that of the plan."""
+        options = TurnOptions(
+            max_messages=max_messages,
+            max_tokens=max_tokens,
+            counter=counter_named(counter) if isinstance(counter, str) else counter,
+            session_id=session_id,
+            user_id=user_id,
+            keep_originals=keep_originals,
+            plan=ContextPlan() if plan is None else plan,
+            sources=tuple(sources),
+            compression=compression,
+            context_window=context_window,
+            max_output_tokens=max_output_tokens,
+            scope=scope,
+            question_text=question_text,
+            ordered=ordered,
+            tool_memory=tool_memory,
+            learning=learning,
+        )
+        if window is not None:
+            options = replace(options, plan=replace(options.plan, window=window))
+        self._begin(memory, options)
+
+    @classmethod
+    def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
+        """The memory of agents whose turns have these options."""
+        made = cls.__new__(cls)
+        made._begin(memory, options)  # noqa: SLF001 - it is one of ours
+        return made
+
+    def _begin(self, memory: Memory | SyncMemory, options: TurnOptions) -> None:
+        super().__init__()
+        self._others = others = OtherMiddleware()
+        self._hooks = OnLoop(memory, lambda opened: TurnHooks(opened, options, others))
+
+    @property
+    def open_runs(self) -> int:
+        """The number of runs of this process that have begun and not ended, at most a thousand."""
+        return sum(hooks.open_runs for hooks in self._hooks.made)
+
+    async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Enter the turn of the run, after the turns of the session that came before."""
+        call = AgentCall(get_config(), runtime, state["messages"])
+        await self._hooks.call(lambda hooks: hooks.before_agent(call))
+        return None
+
+    def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Enter the turn of the run, after the turns of the session that came before."""
+        call = AgentCall(get_config(), runtime, state["messages"])
+        self._wait_for(call, lambda hooks: hooks.before_agent(call))
+        return None
+
+    async def awrap_model_call(
+        self,
+        request: ModelRequest[Any],
+        handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
+    ) -> ModelResponse[Any]:
+        """Send the model what the session remembers; a question that was answered before gets that answer again."""
+        call = AgentCall(get_config(), request.runtime, request.messages)
+        step = await self._hooks.call(lambda hooks: hooks.begin_model_call(call, request))
+        if step is None:
+            return await handler(request)
+        self._others.look_at_state(request.messages)
+        if step.answered is not None:
+            return step.answered
+        try:
+            with step.listening():
+                response = await handler(step.request)
+        except (asyncio.CancelledError, Exception) as error:
+            failure = error
+            await self._hooks.call(lambda hooks: hooks.fail_model_call(step, failure))
+            raise
+        await self._hooks.call(lambda hooks: hooks.end_model_call(step, response))
+        self._others.look_at_calls(step.sent, step.partial)
+        return response
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelResponse[Any]:
+        """Send the model what the session remembers; a question that was answered before gets that answer again."""
+        call = AgentCall(get_config(), request.runtime, request.messages)
+        step = self._wait_for(call, lambda hooks: hooks.begin_model_call(call, request))
+        if step is None:
+            return handler(request)
+        self._others.look_at_state(request.messages)
+        if step.answered is not None:
+            return step.answered
+        try:
+            with step.listening():
+                response = handler(step.request)
+        except BaseException as error:
+            failure = error
+            self._wait_for(call, lambda hooks: hooks.fail_model_call(step, failure))
+            raise
+        self._wait_for(call, lambda hooks: hooks.end_model_call(step, response))
+        self._others.look_at_calls(step.sent, step.partial)
+        return response
+
+    async def awrap_tool_call(
+        self,
+        request: ToolCallRequest,
+        handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
+    ) -> ToolMessage | Command[Any]:
+        """Run a tool; agents that it calls take no part in the turn. What was said before a cancellation is kept."""
+        call = AgentCall(get_config(), get_runtime(), request.state["messages"])
+        step = await self._hooks.call(lambda hooks: hooks.begin_tool_call(call, request))
+        if step is None:
+            return await handler(request)
+        try:
+            with step.marked():
+                result = await handler(request)
+        except (asyncio.CancelledError, Exception) as error:
+            failure = error
+            await self._hooks.call(lambda hooks: hooks.fail_tool_call(step, failure))
+            raise
+        await self._hooks.call(lambda hooks: hooks.end_tool_call(step))
+        return result
+
+    def wrap_tool_call(
+        self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
+    ) -> ToolMessage | Command[Any]:
+        """Run a tool; agents that it calls take no part in the turn. What was said before it was stopped is kept."""
+        call = AgentCall(get_config(), get_runtime(), request.state["messages"])
+        step = self._wait_for(call, lambda hooks: hooks.begin_tool_call(call, request))
+        if step is None:
+            return handler(request)
+        try:
+            with step.marked():
+                result = handler(request)
+        except BaseException as error:
+            failure = error
+            self._wait_for(call, lambda hooks: hooks.fail_tool_call(step, failure))
+            raise
+        self._wait_for(call, lambda hooks: hooks.end_tool_call(step))
+        return result
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        call = AgentCall(get_config(), runtime, state["messages"])
+        return await self._hooks.call(lambda hooks: hooks.after_agent(call, state))
+
+    def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        call = AgentCall(get_config(), runtime, state["messages"])
+        return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
+
+    def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
+        """Run a hook where the call has begun, or where it may begin."""
+        begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
+        return self._hooks.wait_for(hook, begun)

@@ -1,0 +1,46 @@
+"""The chat model that a setting names: the built-in demo model, or any that LangChain knows."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from langchain_core.language_models import BaseChatModel
+
+from threadkeep.agent.demo import DemoModel
+from threadkeep.errors import InvalidSettings
+
+
+def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
+    """The model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
+
+    Args:
+        name: the model's name.
+        variable: the setting that names it, for what is said when it cannot be made.
+
+    Raises:
+        InvalidSettings: the provider's package or key is missing, or the name is not known.
+    """
+    if name == "demo":
+        return DemoModel()
+    from langchain.chat_models import init_chat_model
+
+    try:
+        return _reporting(init_chat_model(name))
+    except ImportError as error:
+        raise InvalidSettings(
+            f"{variable}={name} needs a package that is not installed: {error}", variable=variable
+        ) from error
+    except Exception as error:
+        # Each provider has its own error for a missing key; none of their sentences is shown, some quote the key.
+        raise InvalidSettings(
+            f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
+            "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
+            variable=variable,
+        ) from error
+
+
+def _reporting(model: BaseChatModel) -> BaseChatModel:
+    """Have models of OpenAI's protocol ask for usage in streams; LangChain does so at OpenAI's own address only."""
+    if getattr(model, "stream_usage", True) is None:
+        cast("Any", model).stream_usage = True
+    return model

@@ -1,0 +1,260 @@
+"""The part of one agent in a turn: from its first hook to its answer, with everything that is not stored yet."""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextvars import Context
+from dataclasses import dataclass, field
+from typing import Any
+
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langgraph.runtime import Runtime
+
+from threadkeep.agent.conversion import id_of, refused_message, transcript_text
+from threadkeep.agent.holding import run_hold
+from threadkeep.agent.invocation import question_before, questions_back
+from threadkeep.agent.known_messages import RECEIVED
+from threadkeep.agent.root_callbacks import root_callbacks
+from threadkeep.agent.root_runs import RootRun
+from threadkeep.agent.sent_histories import SentHistory, compare_history, question_asked, sent_by_caller
+from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Json, Status
+
+ABANDONED_SECONDS = 60.0
+"""Seconds that an answer waits for its run to end before it is looked whether there still is one."""
+
+_MOST_LOOKS = 10
+
+type CallKey = tuple[int, str, int]
+"""The root run, the namespace and the stream of an agent's call."""
+
+type _Writer = weakref.ref[Callable[[Any], None]]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The run that an agent was called in: its id, the caller's metadata, the place of its model calls."""
+
+    run_id: str | None = None
+    metadata: Mapping[str, Json] | None = None
+    place: CallPlace | None = None
+
+
+@dataclass(eq=False)
+class Participation:
+    """The call of one agent in a turn.
+
+    `silent`: the program asked this agent something of its own; nothing is read from the session or written to it.
+    `redacted`: the kinds of data that `PIIMiddleware` of the agent looks for.
+    `resumed`: the agent began in an earlier call of the graph, before an interrupt or in another process.
+
+    LangGraph does not tell that a run was cut off after its model had answered. But the writer of a run's stream is one
+    object in all nodes and lives as long as the run: without it the run is over. While it lives the run may be alive,
+    or wait for the garbage collector or a cancelled timer.
+    """
+
+    memory: Memory
+    session: Session
+    options: TurnOptions
+    root: RootRun
+    author: str | None
+    key: CallKey
+    silent: bool = False
+    resumed: bool = False
+    parent: Session | None = None
+    turn: OpenTurn | None = None
+    text: BaseMessage | str = ""
+    status: Status = "interrupted"
+    redacted: frozenset[str] = frozenset()
+    direct_calls: set[str] = field(default_factory=set)
+    model_failed: bool = False
+    said_ids: set[str | None] = field(default_factory=set)
+    _ordinal: int = 1
+    _begun: list[_Writer] = field(default_factory=list, repr=False)
+    _runs: list[_Writer] = field(default_factory=list, repr=False)
+    _all_runs_known: bool = field(default=True, repr=False)
+    _timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+    _settling: asyncio.Task[None] | None = field(default=None, repr=False)
+
+    def enter(self, messages: Sequence[BaseMessage]) -> None:
+        """Take part in the turn of the root run, or begin it; an agent with an input of its own stays silent."""
+        if not self.root.begun:
+            question = question_asked(messages) if self.parent is None else question_before(messages)
+            if question is None:
+                self.silent = True
+                return
+            self.root.begin(question, sent_by_caller(messages))
+        elif not self.root.has_part(messages):
+            self.silent = True
+            return
+        self._ordinal = self.root.claim(self.author, self.key)
+
+    @property
+    def question_id(self) -> str | None:
+        """The stored id of the question, as far as it is known."""
+        return self.turn.question_id if self.turn is not None else self.root.question_id
+
+    async def begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+        """Store the question as it is now, after all `before_model` hooks, and read what is known of the turn.
+
+        Raises:
+            InvalidMessage, WrongUser: the question can never be stored in this session.
+        """
+        async with self.root.storing.setdefault(self.memory, asyncio.Lock()):
+            if self.turn is None:
+                self.turn = await self._begin(messages, caller)
+            return self.turn
+
+    def _is_repeat(self, last: AIMessage, turn: OpenTurn) -> bool:
+        """Return whether the state ends with a stored answer to the question, which came again.
+
+        A run that goes on from a checkpoint has the answers of earlier agents in its state.
+        """
+        if self.resumed or root_callbacks.goes_on:
+            return False
+        return any(id_of(last) == one.id for one in turn.earlier)
+
+    def go_on(self) -> None:
+        """Take the place among the answers of the run again, if it was given back when a model or a tool failed."""
+        if self.turn is None:
+            return
+        speaker = self.turn.speaker
+        ordinal = self.root.reclaim(self.author, self.key, speaker.ordinal)
+        if ordinal != speaker.ordinal:
+            self.turn.speak_as(Speaker(self.author, ordinal))
+
+    async def _begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+        first = self.root.turn
+        if first is not None:
+            turn = self._open(self._question_in(messages), caller)
+            turn.join(first)
+        elif self.resumed:
+            turn = await self._go_on(messages, caller)
+        else:
+            turn = await self._ask(messages, caller)
+        if first is None:
+            self.root.note_stored(turn)
+            if self.parent is not None and turn.contexts.question_seq == 1:
+                await self.session.belong_to(self.parent, self.author)
+        last = messages[-1] if messages else None
+        if first is None and isinstance(last, AIMessage) and self._is_repeat(last, turn):
+            # A checkpointer put the repeated question in its old place: the answer is in the state already.
+            turn.answered = last
+        else:
+            ordinal = self.root.claim_after_seen(self.author, self.key, messages)
+            turn.speak_as(Speaker(self.author, ordinal))
+        return turn
+
+    async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+        """Store the question, without leading messages that the transcript has: a client may send all of it again."""
+        history = SentHistory(self.root.question)
+        if run_hold.get() is None:
+            history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
+            self.root.question = history.question
+        received = self.root.question
+        sent = self._question_in(messages)
+        turn = self._open(sent if self.options.question_text == "sent" else received, caller)
+        turn.contexts.sent_rows = history.rows
+        await turn.begin(caller.run_id, caller.metadata, received=received, changed=history.changed)
+        same = [*map(transcript_text, sent)] == [*map(transcript_text, turn.question)]
+        turn.contexts.question_as_stored &= same
+        return turn
+
+    async def refuse(self, caller: Caller) -> None:
+        """Store the question as `failed` without its text, unless it is stored already.
+
+        It gets an id of its own: the same message may pass at a second try.
+        """
+        question = self.root.question[-1] if self.root.question else None
+        if question is None or self.root.turn is not None or self.parent is not None:
+            return
+        if not await self._open([question], caller).is_stored(question):
+            digest = await self.memory.text_digests.digest()
+            received = {} if digest is None else {RECEIVED: digest(transcript_text(question))}
+            refused = refused_message(question, caller.run_id, {**(caller.metadata or {}), **received})
+            await self.memory.finish(self.session.record, [refused])
+
+    def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return the question of the turn with the words that it has in some messages."""
+        now = {id_of(message): message for message in messages}
+        return [now.get(id_of(message), message) for message in self.root.question]
+
+    async def _go_on(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+        """Take up the turn of an agent that goes on: its question are the newest human messages.
+
+        What a person said after an interrupt is a further question. A message of a tool, such as an image, is none: it
+        follows the tool's result, and the session does not have it. A question that the agent has begun to answer was
+        stored before; if the session lacks it, it was deleted.
+        """
+        question = question_before(messages)
+        for block in questions_back(messages):
+            place = next(place for place, message in enumerate(messages) if message is block[0])
+            of_tool = place > 0 and isinstance(messages[place - 1], ToolMessage)
+            if not of_tool or await self._open(block, caller).is_stored(block[-1]):
+                question = block
+                break
+        self.root.begin(question)
+        turn = self._open(question, caller)
+        after = next((place for place, message in enumerate(messages) if message is question[-1]), 0) if question else 0
+        if any(isinstance(message, AIMessage) for message in messages[after + 1 :]):
+            await turn.go_on(caller.run_id)
+        else:
+            await turn.begin(caller.run_id, caller.metadata)
+        return turn
+
+    def _open(self, question: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
+        speaker = Speaker(self.author, self._ordinal)
+        return OpenTurn(self.memory, self.session, self.options, question, caller.place, speaker=speaker)
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether every run of the turn that said something is over for certain."""
+        return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
+
+    def begun_by(self, runtime: Runtime[Any]) -> None:
+        """Note the writer of a run at its first node."""
+        writer = weakref.ref(runtime.stream_writer)
+        self._begun = [*(begun for begun in self._begun if begun() is not None), writer]
+        self.root.writers.append(writer)
+
+    def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
+        """Keep what was said. Only an object that a second node of the run has too is known to live as long as it."""
+        self.stop_waiting()
+        self.text, self.status = said, status
+        run_wide = any(begun() is runtime.stream_writer for begun in self._begun)
+        self._all_runs_known = self._all_runs_known and run_wide
+        self._runs = [*(run for run in self._runs if run() is not None), weakref.ref(runtime.stream_writer)]
+
+    def wait(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Store what was said after a while, unless somebody stops the waiting."""
+        self.stop_waiting()
+        self._look_later(settle, _MOST_LOOKS)
+
+    def stop_waiting(self) -> None:
+        """Stop the timer: what was said is taken care of, or the run is at work."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def let_go(self) -> None:
+        """Forget what was said before: the run goes on."""
+        self.stop_waiting()
+        self.text, self.status = "", "interrupted"
+        self._runs.clear()
+
+    def _look_later(self, settle: Callable[[], Coroutine[Any, Any, None]], looks: int) -> None:
+        def look() -> None:
+            if looks > 1 and not self.is_over:
+                self._look_later(settle, looks - 1)
+            else:
+                self._timer = None
+                self._settling = loop.create_task(settle())
+
+        loop = asyncio.get_running_loop()
+        # A context of its own: the timer would keep the run alive for which it waits.
+        self._timer = loop.call_later(ABANDONED_SECONDS, look, context=Context())

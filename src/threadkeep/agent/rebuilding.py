@@ -1,0 +1,115 @@
+"""A manifest turned into the messages that were sent."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from langchain_core.messages import BaseMessage
+
+from threadkeep.agent.conversion import to_langchain
+from threadkeep.agent.quoted_turns import QuotedTurn, section_message, turns_message
+from threadkeep.agent.sent_messages import digest_of_all, load_message
+from threadkeep.context.manifest import ContextManifest, Entry, TurnReference
+from threadkeep.context.quotation import summary_message_text
+from threadkeep.errors import ContextGone, InvalidInput
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json, Message, Summary
+from threadkeep.store.manifests import StoredManifest
+
+
+async def rebuild(
+    manifest: StoredManifest | ContextManifest | Mapping[str, Json], memory: Memory | None = None
+) -> list[BaseMessage]:
+    """The messages that a model call was sent, the system message first, exactly as they were.
+
+    Args:
+        manifest: the record of the call, as `memory.manifests` or the HTTP API gives it.
+        memory: where it is from; not needed for one that `memory.manifests` has given.
+
+    Raises:
+        ContextGone: something of it was deleted since, or is not kept any more.
+        InvalidInput: this is no manifest, or it does not say where it is from.
+    """
+    if isinstance(manifest, StoredManifest):
+        memory = memory or (manifest.origin if isinstance(manifest.origin, Memory) else None)
+        manifest = manifest.manifest
+    if memory is None:
+        raise InvalidInput("Say which memory the manifest is from: rebuild(manifest, memory).")
+    context = manifest if isinstance(manifest, ContextManifest) else _read(manifest)
+    parts = await ContextParts.read(context, memory)
+    messages = [parts.message(entry) for entry in context.entries]
+    if digest_of_all(messages) != context.digest:
+        raise ContextGone(
+            "The messages of this model call are not what they were: its session was deleted and begun anew, or this "
+            "version of Threadkeep words a section in another way."
+        )
+    return messages
+
+
+def _read(manifest: Mapping[str, Json]) -> ContextManifest:
+    try:
+        return ContextManifest.from_dict(manifest)
+    except ValueError:
+        raise InvalidInput("This is not the manifest of a model call; take it as the API gives it.") from None
+
+
+@dataclass
+class ContextParts:
+    """Everything that the entries of a manifest refer to, read once."""
+
+    session_id: str
+    texts: Mapping[str, str]
+    summaries: Mapping[str, Summary]
+    by_place: dict[TurnReference, Message] = field(default_factory=dict)
+    by_id: dict[str, Message] = field(default_factory=dict)
+
+    @classmethod
+    async def read(cls, context: ContextManifest, memory: Memory) -> ContextParts:
+        """Read what is there of it."""
+        conversation = context.conversation
+        keeper = memory if conversation is None else await memory.holding(conversation)
+        home = (context.session_id or "") if conversation is None else conversation.key
+        digests = [entry.digest for entry in context.entries if entry.digest is not None]
+        texts = await memory.manifests.texts(context.session_id, digests, run_id=context.run_id) if digests else {}
+        summarised = any(entry.summaries for entry in context.entries)
+        summaries = await memory.summaries.all_of(home) if summarised else []
+        parts = cls(home, texts, {summary.id: summary for summary in summaries})
+        said = [entry for entry in context.entries if entry.source == "transcript"] if home else []
+        for message_id in {entry.id for entry in said if entry.seq is None and entry.id is not None}:
+            found = await keeper.session(home).find(message_id)
+            parts.by_id |= {message_id: found} if found is not None else {}
+        await parts._take(keeper, home, {entry.seq for entry in said if entry.seq is not None})
+        quoted = [turn for entry in context.entries for turn in entry.turns]
+        for session_id in sorted({turn.session_id for turn in quoted}):
+            await parts._take(memory, session_id, {turn.seq for turn in quoted if turn.session_id == session_id})
+        return parts
+
+    async def _take(self, memory: Memory, session_id: str, places: Collection[int]) -> None:
+        for message in await memory.session(session_id).at(places) if places else ():
+            self.by_place[TurnReference(session_id, message.seq or 0)] = message
+
+    def message(self, entry: Entry) -> BaseMessage:
+        """The message of an entry. Raises `ContextGone` when it was deleted since."""
+        match entry.source:
+            case "transcript":
+                place = TurnReference(self.session_id, entry.seq or 0)
+                stored = self.by_place.get(place) or self.by_id.get(entry.id or "")
+                return to_langchain(_there(stored, f"message {entry.seq or ''}".strip()))
+            case "summaries":
+                found = [_there(self.summaries.get(name), "a summary") for name in entry.summaries]
+                return section_message("summary", summary_message_text(found))
+            case "turns":
+                quoted = [
+                    QuotedTurn(turn.session_id, _there(self.by_place.get(turn), f"message {turn.seq}"))
+                    for turn in entry.turns
+                ]
+                return turns_message(quoted, home=self.session_id)
+            case "text":
+                return load_message(_there(self.texts.get(entry.digest or ""), "a text"))
+
+
+def _there[T](found: T | None, what: str) -> T:
+    if found is None:
+        raise ContextGone(f"Of what this model call was sent, {what} is not there any more: it was deleted since.")
+    return found

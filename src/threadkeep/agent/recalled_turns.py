@@ -1,0 +1,104 @@
+"""The section `selected`: older turns that bear on the new input, quoted with their days and speakers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from langchain_core.embeddings import Embeddings
+
+from threadkeep.agent.counting import count_message
+from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.model_call import Extra
+from threadkeep.agent.model_facts import kept_name
+from threadkeep.agent.quoted_turns import QuotedTurn, turns_message
+from threadkeep.context.manifest import Entry, TurnReference
+from threadkeep.errors import InvalidInput
+from threadkeep.history.memory import Memory
+from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.memory.sync_memory import SyncMemory
+from threadkeep.observe import ExtraSection
+
+_PATIENCE_SECONDS = 3.0
+
+
+class RecalledTurns:
+    """Finds older turns of the session, or of all sessions of its user, that matter for the input.
+
+    No model is needed. With `embeddings` (any of LangChain's) turns are also found that mean the same in other words:
+    each message is embedded once, in the background; `embeddings_name` tells the vectors of one model from another's.
+    """
+
+    def __init__(
+        self,
+        memory: Memory | SyncMemory,
+        *,
+        scope: RecallScope = "session",
+        embeddings: Embeddings | None = None,
+        embeddings_name: str | None = None,
+    ) -> None:
+        """Raises `InvalidInput` when the scope is neither `session` nor `user`."""
+        if scope not in ("session", "user"):
+            raise InvalidInput("The scope of recalled turns is 'session' or 'user'.")
+        self._memory = OnLoop(memory, lambda opened: opened)
+        self._scope = scope
+        self._embedder = _LangChainEmbedder(embeddings, embeddings_name) if embeddings is not None else None
+
+    @property
+    def section(self) -> ExtraSection:
+        """The section `selected`."""
+        return "selected"
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """The block of turns that fits; None if none matters.
+
+        Raises:
+            StoreError, TimeoutError: the database does not answer in time.
+        """
+        session = request.session
+        known = [m.seq for m in request.earlier if m.id in request.known_ids and m.seq is not None]
+        search = Search(
+            session.session_id,
+            session.user_id,
+            request.text,
+            recent=request.recent,
+            known=known,
+            before=request.question_seq,
+            scope=self._scope if session.user_id is not None else "session",
+            now=request.now,
+        )
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            found = await self._memory.call(lambda memory: memory.older_turns.find(search, room, self._embedder))
+        return _block(found, request, room)
+
+
+class _LangChainEmbedder:
+    def __init__(self, embeddings: Embeddings, name: str | None) -> None:
+        self._embeddings = embeddings
+        told = name or getattr(embeddings, "model", None) or getattr(embeddings, "model_name", None)
+        self.name = kept_name(told if isinstance(told, str) else type(embeddings).__name__)
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """A vector for each text."""
+        return await self._embeddings.aembed_documents(list(texts))
+
+    async def embed_query(self, text: str) -> Sequence[float]:
+        """The vector of what is looked for."""
+        return await self._embeddings.aembed_query(text)
+
+
+def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
+    """Return the best turns that fit, as one message in chronological order."""
+    home = request.session.session_id
+    taken = [QuotedTurn(turn.session_id, turn.message) for turn in found]
+    while taken:
+        ordered = sorted(taken, key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0))
+        message = turns_message(ordered, home=home)
+        tokens = count_message(message, request.counter)
+        if tokens <= room:
+            references = tuple(TurnReference(turn.session_id, turn.message.seq or 0) for turn in ordered)
+            return Extra(message, Entry("selected", tokens, "turns", turns=references))
+        # The least telling go, about as many as are too much.
+        del taken[max(min(len(taken) - 1, len(taken) * room // tokens), 0) :]
+    return None

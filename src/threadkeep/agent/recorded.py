@@ -1,0 +1,156 @@
+"""`recorded`: a compiled graph with the memory of its session, for agents whose builders take no middleware."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
+
+from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from pydantic import BaseModel
+
+from threadkeep.agent.recorded_ends import (
+    GraphEnd,
+    State,
+    output_of,
+    parts_of,
+)
+from threadkeep.agent.recorded_turns import GraphInput, GraphTurn, GraphTurns
+from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.history.memory import Memory
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.memory.sync_memory import SyncMemory
+
+
+def recorded(
+    graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions | None = None
+) -> RecordedGraph:
+    """Return a graph that begins and ends the turn of its session, such as one of `create_supervisor`.
+
+    The question is stored before the graph runs, the final answer when it ends, under the name of its message. Agents
+    with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns in front of
+    its input; they are left out of the result. A message that comes again after its turn has ended gets the stored
+    answers, and the graph does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`,
+    `astream` and `abatch`.
+    """
+    return RecordedGraph(graph, memory, options or TurnOptions())
+
+
+class RecordedGraph(Runnable[Any, Any]):
+    """A graph with the memory of its session; see `recorded`. Other attributes are the graph's own."""
+
+    def __init__(self, graph: Runnable[Any, Any], memory: Memory | SyncMemory, options: TurnOptions) -> None:
+        self._has_saver = bool(getattr(graph, "checkpointer", None))
+        self._graph: Any = graph
+        self._turns = OnLoop(
+            memory, lambda opened: GraphTurns(opened, options, has_saver=self._has_saver, name=self._name)
+        )
+        self._classes: dict[str, type] = {}
+
+    @property
+    def _name(self) -> str:
+        return str(getattr(self._graph, "name", None) or "")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._graph, name)
+
+    def invoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - LangChain's name
+        """Run the graph; return its final state.
+
+        Raises:
+            InvalidKey: the config names no session.
+            WrongUser: the session is another user's.
+        """
+        turn = self._begun(input, config)
+        try:
+            if turn.ended is not None:
+                state = self._state_of(turn, self._graph.get_state(turn.config).values if self._has_saver else None)
+                return output_of(state, turn.ended.messages, kwargs)
+            result = self._graph.invoke(turn.given, turn.config, control=turn.control, **kwargs)
+            winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
+        finally:
+            turn.turns.leave_soon(turn)
+        return turn.without_history(result, winner)
+
+    def stream(
+        self,
+        input: GraphInput,  # noqa: A002 - as above
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[Any]:
+        """Run the graph; yield the parts of its stream as they come."""
+        turn = self._begun(input, config)
+        try:
+            if turn.ended is not None:
+                state = self._state_of(turn, self._graph.get_state(turn.config).values if self._has_saver else None)
+                yield from self._parts(turn.ended, state, kwargs)
+                return
+            yield from self._graph.stream(turn.given, turn.config, control=turn.control, **kwargs)
+            self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
+        finally:
+            turn.turns.leave_soon(turn)
+
+    async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
+        """Run the graph; return its final state.
+
+        Raises:
+            InvalidKey: the config names no session.
+            WrongUser: the session is another user's.
+        """
+        turn = await self._abegun(input, config)
+        try:
+            if turn.ended is not None:
+                state = self._state_of(turn, await self._saved(turn))
+                return output_of(state, turn.ended.messages, kwargs)
+            result = await self._graph.ainvoke(turn.given, turn.config, control=turn.control, **kwargs)
+            winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
+        finally:
+            turn.turns.leave_soon(turn)
+        return turn.without_history(result, winner)
+
+    async def astream(
+        self,
+        input: GraphInput,  # noqa: A002 - as above
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[Any]:
+        """Run the graph; yield the parts of its stream as they come."""
+        turn = await self._abegun(input, config)
+        try:
+            if turn.ended is not None:
+                for part in self._parts(turn.ended, self._state_of(turn, await self._saved(turn)), kwargs):
+                    yield part
+                return
+            async for part in self._graph.astream(turn.given, turn.config, control=turn.control, **kwargs):
+                yield part
+            await self._turns.call(lambda _: turn.end(self._final(turn)))
+        finally:
+            turn.turns.leave_soon(turn)
+
+    async def _saved(self, turn: GraphTurn) -> State | None:
+        """Return the state that the checkpointer has."""
+        return (await self._graph.aget_state(turn.config)).values if self._has_saver else None
+
+    def _state_of(self, turn: GraphTurn, saved: State | None) -> State:
+        """Return the final state of a turn that has ended before; `saved` is what a checkpointer has."""
+        return turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
+
+    def _parts(self, ended: GraphEnd, state: State, options: Mapping[str, Any]) -> Iterator[Any]:
+        modes = options.get("stream_mode") or getattr(self._graph, "stream_mode", "values")
+        return parts_of(state, ended.messages, {**options, "stream_mode": modes})
+
+    def _final(self, turn: GraphTurn) -> object:
+        """Return the output of the graph, and note the classes of its values: repeats get objects of them."""
+        state = turn.ending.output
+        if isinstance(state, Mapping):
+            self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
+        return state
+
+    def _begun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
+        config = ensure_config(config)
+        return self._turns.wait_for(lambda turns: turns.begin(given, config))
+
+    async def _abegun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
+        config = ensure_config(config)
+        return await self._turns.call(lambda turns: turns.begin(given, config))

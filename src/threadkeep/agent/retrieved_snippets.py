@@ -1,0 +1,79 @@
+"""The section `snippets`: passages of a knowledge base that bear on the new input, from any LangChain retriever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+
+from threadkeep.agent.counting import count_message
+from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.model_call import Extra
+from threadkeep.agent.quoted_turns import section_message
+from threadkeep.agent.sent_messages import digest_of, dump_message
+from threadkeep.context.manifest import Entry
+from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, fitting, render
+from threadkeep.errors import InvalidInput
+from threadkeep.observe import ExtraSection
+
+_RECENT_CHARACTERS = 1_000
+
+
+class RetrievedSnippets:
+    """Asks a retriever for each input; the query has the last turns too, so that "it" and "that" mean something.
+
+    A retriever that fails, or takes longer than `timeout_seconds`, is told of, and the model call goes on without.
+    """
+
+    def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
+        """Raises `InvalidInput` when the retriever would have no time to answer."""
+        if not timeout_seconds > 0:
+            raise InvalidInput("timeout_seconds of retrieved snippets is a number above 0.")
+        self._retriever = retriever
+        self._timeout_seconds = timeout_seconds
+
+    @property
+    def section(self) -> ExtraSection:
+        """The section `snippets`."""
+        return "snippets"
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """The passages that fit, best first; the last one is cut with a mark if it must be."""
+        async with asyncio.timeout(self._timeout_seconds):
+            documents = await self._retriever.ainvoke(query_of(request))
+        return snippets_block(documents, request, room)
+
+
+def query_of(request: ExtraRequest) -> str:
+    """Return the query for a knowledge base: the last turns, then the input."""
+    return query_with(request.recent, request.text)
+
+
+def query_with(recent: Sequence[str], text: str) -> str:
+    """A question behind the messages before it, of which the end counts."""
+    before = "\n".join(recent)[-_RECENT_CHARACTERS:]
+    return f"{before}\n{text}".strip()
+
+
+def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
+    """The passages that fit, as one block of a prompt; None if there are none."""
+    quotes = [
+        Quote(f"passage {number}", document.page_content)
+        for number, document in enumerate(documents, start=1)
+        if document.page_content.strip()
+    ]
+    kept = fitting(SNIPPETS_HEADER, quotes, room, request.counter)
+    if not kept:
+        return None
+    message = section_message("snippets", render(SNIPPETS_HEADER, kept))
+    body = dump_message(message)
+    names = tuple(_name(document) for document in documents if document.page_content.strip())[: len(kept)]
+    tokens = count_message(message, request.counter)
+    return Extra(message, Entry("snippets", tokens, digest=digest_of(body), snippets=names), {digest_of(body): body})
+
+
+def _name(document: Document) -> str:
+    """Return the key of a passage: its id, or a hash of its text."""
+    return document.id or f"sha256-{digest_of(document.page_content)[:16]}"

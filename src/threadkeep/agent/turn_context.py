@@ -1,0 +1,360 @@
+"""The contexts of the model calls of a turn, and their records."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+
+from threadkeep.agent.assembly import Assembler
+from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
+from threadkeep.agent.conversion import id_of
+from threadkeep.agent.earlier_steps import TurnSteps
+from threadkeep.agent.extras import ExtraRequest, find_all
+from threadkeep.agent.holding import run_hold
+from threadkeep.agent.known_messages import digest_for, in_order, known_messages
+from threadkeep.agent.model_call import Assembled, Call, Draft, Extra
+from threadkeep.agent.summarizer import ModelSummarizer
+from threadkeep.agent.superseded import superseded_places
+from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.context.compression import WindowRoom
+from threadkeep.context.manifest import ContextManifest, Exclusion, ScopeRecall, Section
+from threadkeep.context.tokens import name_of
+from threadkeep.context.window import Limits
+from threadkeep.errors import StoreClosed, StoreError
+from threadkeep.history.keys import channel_of
+from threadkeep.history.memory import Memory
+from threadkeep.history.recollection import Past, ReadPast, Recollection
+from threadkeep.history.session import Session
+from threadkeep.observe import ContextBuilt, HistoryTruncated
+from threadkeep.records import Message
+
+
+class TurnContext:
+    """The contexts of one turn. Each call's manifest is kept when its model has answered, or the next call begins.
+
+    `question_seq` is the place of the question in the session, where its turn knows that already, and `questions` how
+    many messages up to there are of it. One that was asked before may have other words now than are stored:
+    `question_as_stored` says that they are the same for certain. `sent_rows` are the rows among which the messages of a
+    client are that sends the whole conversation.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        session: Session,
+        options: TurnOptions,
+        question: Sequence[BaseMessage],
+        place: CallPlace | None = None,
+    ) -> None:
+        self._memory = memory
+        self._session = session
+        self._place = place
+        self._transcribed = place is None or place.transcript
+        self._options = options
+        self.question_seq: int | None = None
+        self.questions = 1
+        self.question_as_stored = True
+        self.sent_rows: tuple[Message, ...] = ()
+        self._measuring = Measuring(memory, options)
+        self._question = question
+        self._assembler: Assembler | None = None
+        self._recollection = Recollection(())
+        self._extras: list[Extra] | None = None
+        self._graph: tuple[ScopeRecall, ...] = ()
+        self._use = ModelUse()
+        self._budget: int | None = None
+        self._room: WindowRoom | None = None
+        self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
+        self._new_begin: int | None = None
+        self._truncation_told = False
+        self._steps = TurnSteps(memory, session, options)
+        self._hold = run_hold.get()
+
+    @property
+    def has_steps(self) -> bool:
+        """True if steps of the turn are stored when it is over."""
+        return self._transcribed and self._steps.waiting
+
+    @property
+    def left_out_upto(self) -> int:
+        """The newest place that had no room in the window and stands in no summary; 0 if there is none."""
+        if self._options.no_history:
+            return 0
+        gaps = self._recollection.excluded
+        out = [gap.last_seq for gap in gaps if gap.reason in ("before_anchor", "over_budget", "over_limit")]
+        return max(*out, (self._new_begin or 1) - 1, 0)
+
+    @property
+    def manifest(self) -> ContextManifest | None:
+        """The record of the call that was built last, until it is kept."""
+        return self._open[0] if self._open is not None else None
+
+    async def build(
+        self,
+        messages: Sequence[BaseMessage],
+        system: SystemMessage | None,
+        use: ModelUse,
+        run_id: str,
+        *,
+        author: str | None = None,
+        ordinal: int = 1,
+    ) -> Assembled:
+        """Return the messages of one model call; `author` and `ordinal` name the answer that it leads to.
+
+        Raises:
+            BudgetTooSmall: the system message, the newest user message and the newest step do not fit.
+        """
+        self.keep()
+        measure = await self._measuring.of(use)
+        self._use, self._budget = use, measure.unscaled(measure.budget)
+        self._steps.gather(messages[self._end(messages) :], author, ordinal)
+        if self._assembler is None:
+            recollection = (await self._recall(messages, measure)).without_failures()
+            fold = self._options.plan.fold_repeats
+            self._recollection = recollection.with_folds(self._memory.counter) if fold else recollection
+            before = messages[: self._start(messages)]
+            told = bool(use.tools) and self._transcribed
+            steps = await self._steps.earlier(self._recollection.messages, before, measure) if told else None
+            self._assembler = Assembler(self._recollection, self._options.plan, steps)
+        messages, superseded = self._without_superseded(await self.as_stored(messages))
+        start = self._start(messages)
+        first = _first_since(self._recollection.forgotten, messages[:start])
+        systems = [message for message in messages[:first] if isinstance(message, SystemMessage)]
+        call = Call(
+            messages=[*systems, *messages[first:]],
+            question=self._question,
+            question_as_stored=self.question_as_stored and self._transcribed,
+            provider=measure.provider,
+            shared=measure.shared,
+            system=system,
+            counter=measure.counter,
+            budget=measure.budget,
+            max_messages=0 if self._options.no_history else self._options.message_limit,
+            forgotten=[message for message in messages[:first] if not isinstance(message, SystemMessage)],
+            superseded=superseded,
+        )
+        draft = await self._draft(self._assembler, call)
+        sent = self._assembler.build(draft)
+        self._new_begin = sent.begin_seq or self._new_begin
+        self._room = self._room or _window_room(sent, draft, measure, self._options)
+        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure.for_messages(sent.messages))
+        self._tell(sent, run_id)
+        return sent
+
+    def report(self, reply: AIMessage | None) -> None:
+        """The model has answered the last call: what its provider counted is kept with the manifest."""
+        reported = usage_of(reply)
+        if self._open is not None and reported is not None:
+            manifest, texts, measure = self._open
+            self._open = (replace(manifest, reported=reported), texts, measure)
+            if measure.learns and measure.model:
+                estimated = measure.unscaled(manifest.tokens + measure.tools)
+                self._memory.learned_factors.learn(measure.model, estimated, reported.input_tokens)
+        self.keep()
+
+    def keep(self) -> None:
+        """Have the record of the last call stored."""
+        if self._open is not None:
+            manifest, texts, _ = self._open
+            self._open = None
+            manifests = self._memory.manifests
+            entry = manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict(), texts)
+            if entry is None:
+                return
+            if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
+                self._hold.manifests.append(entry)
+            else:
+                manifests.queue(entry)
+
+    def forget(self) -> None:
+        """The session was deleted: what was to be kept for it is not."""
+        self._open = self._new_begin = None
+        self._steps.forget()
+
+    async def settle(self, *, adopted: bool = False) -> None:
+        """The turn is over: keep what the next ones begin with, and have the session compressed if that is due.
+
+        If the answer of another process was `adopted`, the steps of this one led to none. A database that does not
+        answer changes nothing.
+        """
+        self.keep()
+        self._consider_compression()
+        if self._options.learning is not None and self._transcribed:
+            self._options.learning.consider(self._session, self._use.model)
+        begin, self._new_begin = self._new_begin, None
+        kept = self._transcribed and self._steps.waiting and not adopted
+        question_seq = self.question_seq if kept else None
+        if begin is None and question_seq is None:
+            return
+        try:
+            async with self._session.patience():
+                if begin is not None:
+                    await self._memory.contexts.move_anchor(
+                        self._session.session_id,
+                        self._options.profile or "",
+                        begin,
+                        revision=self._recollection.revision,
+                    )
+                if question_seq is not None:
+                    await self._steps.keep(id_of(self._question[-1]) or "", question_seq)
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._session.tell_write_failed(error)
+
+    def _consider_compression(self) -> None:
+        compression, model = self._options.compression, self._use.model
+        if compression is None or self._budget is None:
+            return
+        summarizer = compression.summarizer
+        if summarizer is None and model is not None:
+            summarizer = ModelSummarizer(model, context_window=self._options.context_window)
+        if summarizer is not None:
+            self._memory.compressor.consider(
+                self._session.session_id,
+                compression,
+                summarizer,
+                budget=self._budget,
+                left_out_upto_seq=self.left_out_upto,
+                window=self._room or WindowRoom(),
+            )
+
+    async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+        """Return the messages, those from before the question that the transcript has as it has them."""
+        start = self._start(messages)
+        rows = self.sent_rows or self._recollection.messages
+        digest = await digest_for(self._memory, rows)
+        known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
+        return [*in_order(messages[:start], known.rows), *messages[start:]]
+
+    def _without_superseded(
+        self, messages: Sequence[BaseMessage]
+    ) -> tuple[Sequence[BaseMessage], Sequence[BaseMessage]]:
+        """Return the messages of the run's state that count, and those that were superseded, with their steps."""
+        asked = {id_of(message) for message in self._question}
+        gone = superseded_places(messages, self._recollection.superseded - asked)
+        if not gone:
+            return messages, ()
+        kept = [message for place, message in enumerate(messages) if place not in gone]
+        return kept, [messages[place] for place in sorted(gone)]
+
+    async def _recall(self, messages: Sequence[BaseMessage], measure: CallMeasure) -> Recollection:
+        options = self._options
+        question_seq = self.question_seq if self._transcribed else None
+        if options.no_history:
+            return _nothing_of(question_seq, self.questions)
+        # Counted anew: what is stored with a message may be another counter's, or a caller's own number.
+        limits = Limits(options.message_limit, measure.budget, measure.counter)
+        known_ids = {message_id for message in messages if (message_id := id_of(message)) is not None}
+        known_ids.update(row.id for row in self.sent_rows if row.id is not None)
+        question_id = id_of(self._question[-1]) if self._question else None
+        past = Past(limits, question_id, question_seq, self.questions, known_ids, self._options.profile, self._read())
+        return await self._session.recall(past)
+
+    def _read(self) -> ReadPast | None:
+        """Return what was read of the session when the run began."""
+        begun = None if self._hold is None else self._hold.begun
+        if begun is None or self.question_seq != begun.receipt.last_seq or self._hold is None:
+            return None
+        return begun.past if self._hold.joins == self._session.session_id else None
+
+    async def _draft(self, assembler: Assembler, call: Call) -> Draft:
+        """The window, and beside it what was found for the input; looked for once in a turn."""
+        if self._extras is not None:
+            return assembler.draft(call, extras=self._extras)
+        sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
+        draft = assembler.draft(call, wanted=[source.section for source in sources])
+        request = ExtraRequest(
+            session=self._session,
+            question=self._question,
+            earlier=self._recollection.messages,
+            question_seq=self._recollection.end,
+            known_ids=draft.kept_ids | {message_id for one in self._question if (message_id := id_of(one)) is not None},
+            counter=call.counter,
+            now=self._memory.clock(),
+        )
+        self._extras = await find_all(sources, request, draft.rooms, self._memory.observers)
+        self._graph = tuple(request.graph)
+        return replace(draft, extras=tuple(self._extras))
+
+    def _wants(self, section: Section) -> bool:
+        """Without history there are no older turns either; a knowledge base is no history."""
+        return section != "selected" or not self._options.no_history
+
+    def _start(self, messages: Sequence[BaseMessage]) -> int:
+        """Return the index of the question among the run's messages."""
+        first = self._question[0].id if self._question else None
+        return next((place for place, message in enumerate(messages) if message.id == first), 0)
+
+    def _end(self, messages: Sequence[BaseMessage]) -> int:
+        """Return the index after the question among the run's messages."""
+        asked = {message.id for message in self._question}
+        return max((place for place, message in enumerate(messages, start=1) if message.id in asked), default=0)
+
+    def _manifest(self, sent: Assembled, measure: CallMeasure, run_id: str) -> ContextManifest:
+        place = self._place or CallPlace(run_id, "", self._session.session_id)
+        return ContextManifest(
+            session_id=place.session_id,
+            run_id=place.run_id,
+            node=place.node or None,
+            conversation=place.conversation,
+            created_at=self._memory.clock(),
+            model=measure.model,
+            counter=name_of(measure.counter),
+            budget=measure.budget,
+            max_messages=self._options.message_limit,
+            window=self._options.plan.window,
+            anchor_seq=sent.begin_seq or self._recollection.begin,
+            entries=sent.entries,
+            excluded=sent.excluded,
+            left_out=sent.left_out,
+            dropped=sent.dropped,
+            tokens=sent.tokens,
+            tools=measure.tools,
+            prefix=sent.prefix,
+            digest=sent.digest,
+            notes=("history_unavailable",) if self._recollection.failed else (),
+            graph=self._graph,
+        )
+
+    def _tell(self, sent: Assembled, run_id: str) -> None:
+        observers, session_id = self._memory.observers, self._session.session_id
+        observers.notify(
+            ContextBuilt(
+                run_id=run_id,
+                session_id=session_id,
+                messages=len(sent.entries) - sent.marks,
+                tokens=sent.tokens,
+                dropped=sent.dropped,
+            )
+        )
+        if sent.dropped and not self._recollection.dropped and not self._truncation_told:
+            self._truncation_told = True
+            observers.notify(
+                HistoryTruncated(channel=channel_of(session_id), dropped=sent.dropped, session_id=session_id)
+            )
+
+
+def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
+    """The past where there is to be none: nothing of it is in, for the one reason."""
+    last = (question_seq or 0) - questions
+    excluded = (Exclusion(1, last, "over_limit"),) if last > 0 else ()
+    return Recollection((), excluded=excluded, question_seq=question_seq, questions=questions)
+
+
+def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
+    """Return the budget that a turn's first call left to its window, in stored tokens."""
+    taken = sum(entry.tokens for entry in sent.entries if entry.section in ("system", "summary"))
+    left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
+    tokens = measure.unscaled(left) if measure.as_stored else None
+    return WindowRoom(tokens, options.message_limit, options.plan.step)
+
+
+def _first_since(forgotten: Collection[str], before: Sequence[BaseMessage]) -> int:
+    """Return the index after the last message that a reset forgot."""
+    place = max((place for place, message in enumerate(before, start=1) if id_of(message) in forgotten), default=0)
+    while 0 < place < len(before) and not isinstance(before[place], HumanMessage):
+        place += 1
+    return place

@@ -1,0 +1,201 @@
+"""Options of how a turn reads and writes its session."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, Final, Literal, Protocol, Self, cast, get_args
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+
+from threadkeep.agent.extras import ExtraSource
+from threadkeep.context.budget import input_budget
+from threadkeep.context.manifest import ConversationPlace
+from threadkeep.context.plan import ContextPlan
+from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.window import Limits
+from threadkeep.errors import InvalidInput
+from threadkeep.history.compression import Compression
+from threadkeep.history.session import Session
+
+type Scope = Literal["turn", "own", "none"]
+type QuestionText = Literal["sent", "received"]
+type IdOf = Callable[[RunnableConfig], str | None] | Callable[[RunnableConfig, Runtime[Any]], str | None]
+"""A function of the run's config, or of the config and LangGraph's runtime, to a session id or a user id."""
+type Limit = int | Literal["auto"] | None
+
+AUTO_MESSAGES: Final = 20
+"""The number of earlier messages when neither limit is given."""
+
+AUTO_TOKENS: Final = 4_000
+"""The budget for a model whose context window is unknown."""
+
+AUTO_SHARED_TOKENS: Final = 16_000
+"""The most tokens that shares are parts of when the budget is the model's own: what is found fills no huge window."""
+
+
+class TurnLearning(Protocol):
+    """Work that begins when a turn is over; see `FactLearning`."""
+
+    def consider(self, session: Session, model: BaseChatModel | None) -> None:
+        """Take note of a session whose turn is over, and return at once; `model` is the one that was asked."""
+        ...
+
+
+@dataclass(frozen=True)
+class TurnOptions:
+    """Options of how a turn reads and writes its session.
+
+    `max_messages` limits what comes from earlier turns; `max_tokens` bounds everything that a model call is sent, the
+    system message and this turn's tool calls included, by `counter`; 0 for either leaves earlier turns out, None is no
+    such limit. The model's own context window bounds it as well, less the reply (`max_output_tokens`) and the tools;
+    `context_window` is that window, by default what the model's profile or its name says. Without a `counter` it is the
+    best one for the model.
+
+    By default (`auto`), `max_tokens` is what the model's window allows, or 4,000 if the window is unknown, and
+    `max_messages` is 20, or no limit if `max_tokens` is given.
+
+    `plan` lays the sections out. `sources` find what else bears on an input: older turns, passages of a knowledge base.
+    With `compression` older messages become summaries. `tool_memory` is the number of turns before this one whose tool
+    calls and results are shown to an agent with tools, within their share of the plan; 0 shows none. With `learning`
+    facts are proposed from what people said, after the turn and beside it.
+
+    `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default the
+    session is `configurable["thread_id"]` and the user `configurable["user_id"]`; without them, the run's context names
+    them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain
+    message beside its text. Without `answers` the question is stored and what the model says is not: it is a step on
+    the way to the answer.
+
+    `scope` is the conversation of the agent: the session's turn, one of its `own` below the session, or `none`.
+    `question_text` is what is stored of a question: the text after other middleware (`"sent"`, so that redaction holds)
+    or the text as the caller gave it (`"received"`, if middleware adds to it). `ordered`: turns of one session go one
+    after the other in this process.
+    """
+
+    max_messages: Limit = "auto"
+    max_tokens: Limit = "auto"
+    counter: TokenCounter | None = None
+    session_id: IdOf | None = None
+    user_id: IdOf | None = None
+    keep_originals: bool = False
+    plan: ContextPlan = ContextPlan()
+    sources: tuple[ExtraSource, ...] = ()
+    compression: Compression | None = None
+    context_window: int | None = None
+    max_output_tokens: int | None = None
+    answers: bool = True
+    scope: Scope = "turn"
+    question_text: QuestionText = "sent"
+    ordered: bool = True
+    tool_memory: int = 1
+    learning: TurnLearning | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no turn could be read with, before anybody has said anything.
+
+        Raises:
+            InvalidInput: a limit is below zero, or an option is not of its kind.
+            BudgetTooSmall: the window leaves no room for a prompt; names the three numbers.
+        """
+        Limits(self.message_limit, None if self.max_tokens == "auto" else self.max_tokens)
+        if self.counter is not None and not callable(self.counter):
+            raise InvalidInput("counter is a function of a text, the name of one, or None.")
+        for name, function in (("session_id", self.session_id), ("user_id", self.user_id)):
+            if function is not None and not callable(function):
+                raise InvalidInput(f"{name} is a function of the run's config, or None.")
+        if not isinstance(self.plan, ContextPlan):
+            raise InvalidInput("plan is a ContextPlan, or None.")
+        if not all(callable(getattr(source, "find", None)) for source in self.sources):
+            raise InvalidInput("Each of the sources finds a section, as RecalledTurns and RetrievedSnippets do.")
+        if self.compression is not None and not isinstance(self.compression, Compression):
+            raise InvalidInput("compression is a Compression, or None.")
+        if self.scope not in get_args(Scope.__value__):
+            raise InvalidInput('scope is "turn", "own" or "none".')
+        if self.question_text not in get_args(QuestionText.__value__):
+            raise InvalidInput('question_text is "sent" or "received".')
+        _check_turns(self.tool_memory)
+        if self.context_window is not None:
+            input_budget(None, self.max_output_tokens, self.context_window)
+
+    @property
+    def message_limit(self) -> int | None:
+        """The number of earlier messages that a call sees at most; None is no such limit."""
+        if self.max_messages != "auto":
+            return self.max_messages
+        return AUTO_MESSAGES if self.max_tokens == "auto" else None
+
+    @property
+    def profile(self) -> str | None:
+        """The name under which agents with these limits share an anchor in a session; None if the window slides."""
+        return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
+
+    @property
+    def no_history(self) -> bool:
+        """Return whether earlier turns are left out."""
+        return self.max_messages == 0 or self.max_tokens == 0
+
+    def budget_in(self, room: int, *, known: bool) -> int:
+        """Return the budget of a call for which the model has so much room; `known` says that it really has."""
+        if self.max_tokens == "auto":
+            return room if known else min(AUTO_TOKENS, room)
+        return min(self.max_tokens or room, room)
+
+
+def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
+    """Call a function that finds an id; it gets the runtime if it takes a second argument."""
+    if _takes_two(function):
+        return cast("Callable[[RunnableConfig, Runtime[Any]], str | None]", function)(config, runtime)
+    return cast("Callable[[RunnableConfig], str | None]", function)(config)
+
+
+def _takes_two(function: IdOf) -> bool:
+    """Return whether a function takes a second argument; one with a default counts only if it is called `runtime`."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # some functions in C tell no signature
+        return False
+    if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
+        return True
+    positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    return len(positional) > 1 and (positional[1].default is positional[1].empty or positional[1].name == "runtime")
+
+
+def _check_turns(turns: object) -> None:
+    if isinstance(turns, bool) or not isinstance(turns, int) or turns < 0:
+        raise InvalidInput("tool_memory is a whole number of turns from 0 (0 means none).")
+
+
+@dataclass(frozen=True)
+class CallPlace:
+    """Return the owner of the model calls of a workflow's node.
+
+    The records of them are kept under `run_id`, with the session `session_id`, or with the run if that is None. Earlier
+    turns are the session's, or those of a `conversation` elsewhere; without a `transcript` there are none, and nothing
+    that is said in the turn is kept in one.
+    """
+
+    run_id: str
+    node: str
+    session_id: str | None = None
+    conversation: ConversationPlace | None = None
+    transcript: bool = True
+
+
+@dataclass(frozen=True)
+class NodeTurnOptions(TurnOptions):
+    """The options of a workflow's node; `place` finds whose the calls of a run are."""
+
+    place: Callable[[RunnableConfig], CallPlace | None] | None = None
+
+    @classmethod
+    def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
+        """Options with a place."""
+        return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
+
+
+def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
+    """Return the owner of the model calls of a run; None if that is just its session."""
+    return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None

@@ -1,0 +1,322 @@
+"""A turn of a session inside a run: its question, and the answer of one speaker.
+
+The middleware and the node helper both stand on `OpenTurn`. It keeps no state that another process would need: what the
+model sees is read from the transcript before the question's place, so an interrupted run can go on elsewhere. The
+database decides which answer counts: the first complete one of a speaker, whoever else tried.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.conversion import EDITS, from_langchain, id_of, transcript_text
+from threadkeep.agent.holding import HeldAnswer, run_hold
+from threadkeep.agent.known_messages import RECEIVED
+from threadkeep.agent.model_call import Assembled
+from threadkeep.agent.sent_messages import is_stored_as
+from threadkeep.agent.turn_context import TurnContext
+from threadkeep.agent.turn_options import CallPlace, TurnOptions
+from threadkeep.errors import (
+    MessageNotFound,
+    MessageSuperseded,
+    QuestionGone,
+    StoreClosed,
+    StoreError,
+    StoreUnavailable,
+    TurnInMemoryOnly,
+)
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.observe import HistoryDiffers
+from threadkeep.records import Json, Message, Receipt, Status
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """The author of an answer, and the place of the answer among those of the same author in the run, from 1."""
+
+    author: str | None = None
+    ordinal: int = 1
+
+    def said(self, message: Message) -> bool:
+        """Return whether a stored answer has this author and ordinal. Answers from before version 0.2 have neither."""
+        if message.answers is None:
+            return self.ordinal == 1
+        return message.author == self.author and (message.ordinal or 1) == self.ordinal
+
+
+class OpenTurn:
+    """A turn that has begun.
+
+    `answered` is the speaker's complete answer that is stored already: the question is a repeat, or another process
+    was first. `earlier` are the complete answers of all speakers, as far as they were read.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        session: Session,
+        options: TurnOptions,
+        question: Sequence[BaseMessage],
+        place: CallPlace | None = None,
+        *,
+        speaker: Speaker | None = None,
+    ) -> None:
+        self.session = session
+        self.question = tuple(question)
+        self.speaker = speaker or Speaker()
+        self.run_id = str(uuid7())
+        self._run_is_known = False
+        self.answered: AIMessage | None = None
+        self.earlier: tuple[Message, ...] = ()
+        self.contexts = TurnContext(memory, session, options, self.question, place)
+        self._memory = memory
+        self._options = options
+        self._repeated = False
+        self._forgotten = False
+        self._hold = run_hold.get()
+        self._known_question_id: str | None = None
+
+    @property
+    def question_id(self) -> str | None:
+        """The stored id of the newest message of the question, which is the turn's own id."""
+        return id_of(self.question[-1]) if self.question else None
+
+    async def begin(
+        self,
+        run_id: str | None = None,
+        metadata: Mapping[str, Json] | None = None,
+        *,
+        received: Sequence[BaseMessage] = (),
+        changed: Sequence[BaseMessage] = (),
+    ) -> None:
+        """Store the question, with the caller's metadata, and look whether it was answered before.
+
+        `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
+        messages of the person that the transcript lacks: they are stored in front of it.
+
+        Raises:
+            InvalidMessage, WrongUser: the question can never be stored in this session.
+        """
+        self._take_run_id(run_id)
+        if not self.question:
+            return
+        question = await self._question_rows(metadata or {}, received)
+        waiting = self.session.waiting()
+        self.earlier = tuple(m for m in waiting if m.answers == self.question_id and m.status == "complete")
+        self._known_question_id = self.question_id
+        if self.earlier or any(message.id == self.question_id for message in waiting):
+            self._repeated = True
+            if question[:-1]:
+                # The newest message waits to be written; the others may be known to nobody.
+                await self._memory.finish(self._record, question[:-1])
+        else:
+            await self._edit(question[-1])
+            # No run has answered what was said before.
+            earlier = [self._stored(message, "complete").with_fields(run_id=None) for message in changed]
+            await self._store_question(question, earlier)
+        if self._repeated and not self.earlier:
+            await self._read_stored()
+        self._find_answer()
+
+    async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
+        """Return the question as it is stored; where its text was changed, with the digest of what was received."""
+        rows = [self._stored(message, "complete").with_fields(metadata=metadata) for message in self.question]
+        texts = dict(enumerate(map(transcript_text, received)))
+        changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
+        if changed and (digest := await self._memory.text_digests.digest()) is not None:
+            for place in changed:
+                rows[place] = rows[place].with_fields(metadata={**metadata, RECEIVED: digest(texts[place])})
+        return rows
+
+    async def _edit(self, question: Message) -> None:
+        """Supersede the message that the caller says the question is a new version of, and all after it."""
+        edited = self.question[-1].response_metadata.get(EDITS)
+        if not isinstance(edited, str) or question.id is None or not question.content:
+            return
+        with contextlib.suppress(MessageNotFound, MessageSuperseded, StoreUnavailable):
+            await self._memory.finish(self._edit_stored, edited, question)
+
+    async def _edit_stored(self, edited: str, question: Message) -> None:
+        await self.session.edit(edited, question.content, new_id=question.id)
+
+    async def _store_question(self, question: Sequence[Message], changed: Sequence[Message]) -> None:
+        receipt = self._hold.stored(question) if self._hold is not None and not changed else None
+        if receipt is None:
+            receipt = await self._memory.finish(self._record, [*changed, *question])
+        self._repeated = receipt is not None and self.question_id in receipt.duplicates
+        if receipt is not None and not self._repeated:
+            self.contexts.question_seq = receipt.last_seq
+            self.contexts.questions = 1 if receipt.duplicates else len(question)
+        self.contexts.question_as_stored = receipt is None or not receipt.duplicates
+        self._forgotten = receipt is not None and self.question_id in receipt.deleted
+        if changed and not self._repeated:
+            first = None if receipt is None or receipt.duplicates else receipt.first_seq
+            placed = [row.with_fields(seq=first and first + place) for place, row in enumerate(changed)]
+            self.contexts.sent_rows += tuple(placed)
+            self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
+
+    async def _record(
+        self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
+    ) -> Receipt | None:
+        """Record messages; the agent goes on with a turn that is in memory only, which events have reported."""
+        try:
+            return await self.session.record(messages, answers=answers, told=told)
+        except TurnInMemoryOnly:
+            return None
+
+    def join(self, first: OpenTurn) -> None:
+        """Take part in a turn whose question another agent of the run has stored."""
+        self.run_id, self.earlier, self._repeated = first.run_id, first.earlier, first._repeated
+        self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
+        self.contexts.question_seq, self.contexts.questions = first.contexts.question_seq, first.contexts.questions
+        self.contexts.sent_rows = first.contexts.sent_rows
+        same = [transcript_text(message) for message in self.question] == [
+            transcript_text(message) for message in first.question
+        ]
+        self.contexts.question_as_stored = same and first.contexts.question_as_stored
+        self._find_answer()
+
+    def speak_as(self, speaker: Speaker) -> None:
+        """Take another place among the answers of the run."""
+        self.speaker = speaker
+        self._find_answer()
+
+    async def go_on(self, run_id: str | None = None) -> None:
+        """Continue a turn that began before, perhaps in another process; it may be answered by now.
+
+        Raises:
+            WrongUser: the session is another user's.
+        """
+        self._take_run_id(run_id)
+        await self._patiently(self.session.check_owner())
+        self._repeated = True
+        self.contexts.question_as_stored = False
+        await self._read_stored()
+        if self._known_question_id is None and await self._patiently(self.session.count()) == 0:
+            # Nothing is left of the session: its question was stored, and deleted with it.
+            self._known_question_id = self.question_id
+
+    async def context(
+        self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
+    ) -> Assembled:
+        """Return what a model call is sent: the system message, earlier turns, then the run's own messages.
+
+        Raises:
+            BudgetTooSmall: the system message, the question and the newest step do not fit.
+        """
+        speaker = self.speaker
+        return await self.contexts.build(
+            messages, system, use or ModelUse(), self.run_id, author=speaker.author, ordinal=speaker.ordinal
+        )
+
+    async def close(self, answer: BaseMessage | str, status: Status = "complete") -> AIMessage | None:
+        """Store the speaker's answer; an empty one is not stored. A cancelled caller does not stop it.
+
+        Returns the answer that was stored first, if another process has answered the same question meanwhile.
+        """
+        message = AIMessage(content=answer, id=str(uuid7())) if isinstance(answer, str) else answer
+        return await self._memory.finish(self._close, message, status)
+
+    async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
+        # What was deleted comes back neither as a question nor as the answer to one that is not there; and where
+        # another process has the run, half an answer of this one is nobody's.
+        given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
+        winner = None
+        if self._options.answers and transcript_text(message).strip() and not given_up:
+            winner = await self._answer(message, status)
+        if self._hold is None or self._hold.answer is None:
+            await self.contexts.settle(adopted=winner is not None)
+        return winner
+
+    async def _answer(self, message: BaseMessage, status: Status) -> AIMessage | None:
+        if status != "complete":
+            await self._read_stored()
+            if self.answered is not None:
+                return self.answered
+        answer = self._stored(message, status).with_fields(
+            author=self.speaker.author,
+            answers=self.question_id or self.run_id,
+            ordinal=None if self.speaker.ordinal == 1 else self.speaker.ordinal,
+        )
+        told = status == "complete" and (self._hold is None or self._hold.told)
+        if status == "complete" and self._may_wait():
+            assert self._hold is not None  # noqa: S101 - seen there
+            store, settle = partial(self._store_answer, answer, told=told), self.contexts.settle
+            self._hold.answer = HeldAnswer(self.session, answer, self._known_question_id, told, store, settle)
+            return None
+        return await self._store_answer(answer, told=told)
+
+    def _may_wait(self) -> bool:
+        """Return whether the answer may wait for the end of the run."""
+        hold = self._hold
+        return hold is not None and hold.takes(self.session) and not self.contexts.has_steps
+
+    async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
+        """Store the answer; return the answer that was stored first, if another process was faster."""
+        try:
+            receipt = await self._record([answer], answers=self._known_question_id, told=told)
+        except QuestionGone:
+            # The session was deleted meanwhile: the answer goes nowhere.
+            self._forgotten = True
+            self.contexts.forget()
+            return None
+        if receipt is None or receipt.adopted is None:
+            if told and self._hold is not None:
+                self._hold.told_id = answer.id
+            return None
+        if self._hold is not None:
+            self._hold.replaced = True
+        first = await self._patiently(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))
+        return None if first is None else AIMessage(content=first.content, id=first.id)
+
+    def _take_run_id(self, run_id: str | None) -> None:
+        """Speak in the caller's run; one that the caller does not name goes on with the run of the stored question."""
+        self._run_is_known = run_id is not None
+        self.run_id = run_id or self.run_id
+
+    async def is_stored(self, message: BaseMessage) -> bool:
+        """Return whether the session already has a message that is not superseded."""
+        stored = await self._find(id_of(message))
+        return stored is not None and stored.superseded_at is None
+
+    async def _read_stored(self) -> None:
+        """Read the stored question, and the complete answers to it."""
+        question = await self._find(self.question_id)
+        if question is None:
+            return
+        self._known_question_id = question.id
+        if not self._run_is_known:
+            self.run_id = question.run_id or self.run_id
+        self.contexts.question_seq = question.seq
+        self.contexts.question_as_stored = len(self.question) == 1 and is_stored_as(question, self.question[0])
+        self.earlier = tuple(await self._patiently(self.session.answers_to(question)) or ())
+        self._find_answer()
+
+    def _find_answer(self) -> None:
+        found = next((answer for answer in reversed(self.earlier) if self.speaker.said(answer)), None)
+        self.answered = None if found is None else AIMessage(content=found.content, id=found.id)
+
+    async def _find(self, message_id: str | None) -> Message | None:
+        return await self._patiently(self.session.find(message_id)) if message_id else None
+
+    async def _patiently[T](self, reading: Awaitable[T | None]) -> T | None:
+        """Return what a read finds, or None if the database does not answer in time: the turn goes on without it."""
+        try:
+            async with self.session.patience():
+                return await reading
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError):
+            return None
+
+    def _stored(self, message: BaseMessage, status: Status) -> Message:
+        stored = from_langchain(message, full=self._options.keep_originals)
+        return stored.with_fields(run_id=self.run_id, status=status)

@@ -1,0 +1,1 @@
+"""Bots on the platforms where people talk: Telegram and WeCom."""

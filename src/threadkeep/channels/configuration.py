@@ -1,0 +1,241 @@
+"""The YAML file that lists the bots; secrets come from the environment."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+
+from threadkeep.channels import telegram_client, wecom_client
+from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.channels.telegram import ChatType, TelegramChannel, TelegramOptions, UpdateKind
+from threadkeep.channels.texts import TEXTS, Language, Texts
+from threadkeep.channels.wecom_aibot import WeComAIBotChannel, WeComAIBotOptions
+from threadkeep.channels.wecom_cs import WeComServiceChannel, WeComServiceOptions
+from threadkeep.channels.wecom_dm import WeComDirectChannel, WeComDirectOptions
+from threadkeep.errors import InvalidInput
+from threadkeep.records.runs import DoubleTexting
+
+type ApiAddress = Annotated[str, Field(pattern=r"^https?://[^/\s]+.*$")]
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+class BotSettings(BaseModel):
+    """Settings shared by all kinds of bots."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    name: str
+    workflow: str = "chat"
+    language: Language = "en"
+    texts: dict[str, str] = Field(default_factory=dict)
+    allowed_users: frozenset[str] = frozenset()
+    max_characters: int = Field(20_000, ge=1, le=100_000)
+    messages_per_minute: int = Field(0, ge=0, le=10_000)
+    double_texting: DoubleTexting | None = None
+
+    def all_texts(self) -> Texts:
+        """Return the texts of the language, overridden with the bot's own texts.
+
+        Raises:
+            InvalidInput: there is no text of that name.
+        """
+        return TEXTS[self.language].changed(self.texts)
+
+
+class TelegramSettings(BotSettings):
+    """A Telegram bot. It polls unless `receive` selects the webhook, which needs a `secret`."""
+
+    kind: Literal["telegram"]
+    token: SecretStr
+    receive: Literal["polling", "webhook"] = "polling"
+    secret: SecretStr = SecretStr("")
+    username: str = ""
+    allowed_updates: tuple[UpdateKind, ...] = ("message",)
+    chat_types: tuple[ChatType, ...] = ("private", "group", "supergroup")
+    group_messages: Literal["addressed", "all"] = "addressed"
+    api: ApiAddress = telegram_client.API
+
+    def channel(self) -> TelegramChannel:
+        """Return the channel of the bot.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+        if self.receive == "webhook" and not self.secret.get_secret_value():
+            raise InvalidInput("A bot that receives by webhook needs a secret; choose one of A-Z, a-z, 0-9, _ and -.")
+        options = TelegramOptions(
+            name=self.name,
+            token=self.token.get_secret_value(),
+            secret=self.secret.get_secret_value(),
+            username=self.username,
+            allowed_updates=self.allowed_updates,
+            chat_types=self.chat_types,
+            group_messages=self.group_messages,
+        )
+        return TelegramChannel(options)
+
+
+class WeComSettings(BotSettings):
+    """Settings of a WeCom callback: the token and the key with which it is signed and encrypted."""
+
+    token: SecretStr
+    encoding_aes_key: SecretStr
+    receive: Literal["webhook"] = "webhook"
+    api: ApiAddress = wecom_client.API
+
+
+class WeComDirectSettings(WeComSettings):
+    """An application of a corporation; `secret` is the application's."""
+
+    kind: Literal["wecom_dm"]
+    corp_id: str
+    agent_id: str
+    secret: SecretStr = Field(min_length=1)
+
+    def channel(self) -> WeComDirectChannel:
+        """Return the channel of the application.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+        options = WeComDirectOptions(
+            name=self.name,
+            corp_id=self.corp_id,
+            agent_id=self.agent_id,
+            token=self.token.get_secret_value(),
+            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
+        )
+        return WeComDirectChannel(options)
+
+
+class WeComServiceSettings(WeComSettings):
+    """The customer service of a corporation; `secret` is the one of customer service."""
+
+    kind: Literal["wecom_cs"]
+    corp_id: str
+    secret: SecretStr = Field(min_length=1)
+    desks: frozenset[str] = frozenset()
+    # Customers write several short messages; they get one answer.
+    double_texting: DoubleTexting | None = "coalesce"
+
+    def channel(self) -> WeComServiceChannel:
+        """Return the channel of the customer service.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+        options = WeComServiceOptions(
+            name=self.name,
+            corp_id=self.corp_id,
+            token=self.token.get_secret_value(),
+            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
+            desks=self.desks,
+        )
+        return WeComServiceChannel(options)
+
+
+class WeComAIBotSettings(WeComSettings):
+    """An AI bot; `receive_id` is empty for a company's own bot."""
+
+    kind: Literal["wecom_aibot"]
+    bot_id: str = ""
+    bot_name: str = ""
+    receive_id: str | None = ""
+
+    def channel(self) -> WeComAIBotChannel:
+        """Return the channel of the bot.
+
+        Raises:
+            InvalidInput: an option is invalid.
+        """
+        options = WeComAIBotOptions(
+            name=self.name,
+            token=self.token.get_secret_value(),
+            encoding_aes_key=self.encoding_aes_key.get_secret_value(),
+            bot_id=self.bot_id,
+            bot_name=self.bot_name,
+            receive_id=self.receive_id,
+            own_api="" if self.api == wecom_client.API else self.api,
+        )
+        return WeComAIBotChannel(options)
+
+
+type AnyBot = TelegramSettings | WeComDirectSettings | WeComServiceSettings | WeComAIBotSettings
+
+
+class ChannelsFile(BaseModel):
+    """The bots of a file, with the options for delivery."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    channels: list[Annotated[AnyBot, Field(discriminator="kind")]]
+    delivery: DeliveryOptions = DeliveryOptions()
+
+
+def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
+    """Read the channels file; `${NAME}` is replaced with an environment variable.
+
+    Raises:
+        InvalidInput: names the file, the bot and the field; never a value.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"{path}: the file of the channels cannot be read ({type(error).__name__}).") from None
+    try:
+        content = _filled(yaml.safe_load(text), environment)
+        file = ChannelsFile.model_validate(content)
+    except yaml.YAMLError as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
+        raise InvalidInput(f"{path}:{line}: this is not YAML; correct the line.") from None
+    except ValidationError as error:
+        raise InvalidInput(f"{path}: {_sentence(error)}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{path}: {error}") from None
+    _check(path, file.channels)
+    return file
+
+
+def _check(path: Path, bots: Sequence[AnyBot]) -> None:
+    names = [bot.name for bot in bots]
+    for bot in bots:
+        if names.count(bot.name) > 1:
+            raise InvalidInput(f"{path}: two channels are called {bot.name!r}; rename one.")
+        try:
+            bot.channel()
+            bot.all_texts()
+        except InvalidInput as error:
+            raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
+
+
+def _filled(value: object, environment: Mapping[str, str]) -> object:
+    """Return a value with its environment variables replaced."""
+    if isinstance(value, dict):
+        return {key: _filled(each, environment) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, environment) for each in value]
+    if not isinstance(value, str):
+        return value
+
+    def variable(found: re.Match[str]) -> str:
+        if found[1] not in environment:
+            raise InvalidInput(f"The variable {found[1]} is not set; set it, or write its value into the file.")
+        return environment[found[1]]
+
+    return _VARIABLE.sub(variable, value)
+
+
+def _sentence(error: ValidationError) -> str:
+    """Return the first error as a sentence that names the bot and the field."""
+    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+    place = [str(part) for part in first["loc"]]
+    if place[:1] == ["channels"] and len(place) > 1:
+        # The third part is the kind, if the kind is known.
+        place = [f"channel {int(place[1]) + 1}", *place[3 if len(place) > 3 else 2 :]]
+    return f"{', '.join(place) or 'the file'}: {first['msg'].rstrip('.').lower()}; correct it."

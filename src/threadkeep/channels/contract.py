@@ -1,0 +1,208 @@
+"""The contract of a channel: it verifies callbacks, reads them into updates, and splits answers into messages.
+
+A channel does no I/O. The service that receives callbacks, starts runs and delivers answers works with these
+records.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, Protocol
+from urllib.parse import unquote
+
+from threadkeep.errors import InvalidInput
+from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
+from threadkeep.observe import Channel as ChannelKind
+from threadkeep.observe import UpdateReason
+from threadkeep.records import Json
+from threadkeep.records.messages import Role
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Callback:
+    """An HTTP request from a platform: the raw query and the exact bytes of the body."""
+
+    method: Literal["GET", "POST"]
+    received_at: datetime
+    query: str = field(default="", repr=False)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    body: bytes = field(default=b"", repr=False)
+
+    def header(self, name: str) -> str:
+        """Return a header by its case-insensitive name; empty if it is missing."""
+        return next((value for key, value in self.headers.items() if key.lower() == name.lower()), "")
+
+    def parameter(self, name: str) -> str:
+        """Return a query parameter, decoded once; empty if it is missing.
+
+        A `+` stays a `+`: the values of WeCom are base64, and some servers send them unencoded.
+        """
+        for pair in self.query.split("&"):
+            key, _, value = pair.partition("=")
+            if unquote(key) == name:
+                return unquote(value)
+        return ""
+
+
+@dataclass(frozen=True)
+class CallbackResponse:
+    """The body of the response with status 200."""
+
+    body: bytes = b""
+    media_type: str = "text/plain"
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The person who wrote a message. `id` is unique on the platform and begins with the channel's kind."""
+
+    id: str
+    name: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncomingMessage:
+    """A message of a chat.
+
+    `message_id` is the same for every delivery of the message. `results` are the fields for templates of a workflow.
+    `reply_to` is the address of the answer, as JSON that the outbox stores; it may contain secrets. `sent_at` is the
+    platform's time, None if unknown. `quoted_text` is the text that the message replies to; it is not part of the
+    transcript. A `private` chat has one person. A message with `wants_answer` False is stored without a run.
+    """
+
+    message_id: str
+    text: str = field(repr=False)
+    results: Mapping[str, Json] = field(repr=False)
+    reply_to: Mapping[str, Json] = field(repr=False)
+    sender: Sender | None = None
+    sent_at: datetime | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict, repr=False)
+    quoted_text: str = field(default="", repr=False)
+    private: bool = False
+    role: Role = "user"
+    wants_answer: bool = True
+
+    @property
+    def session_id(self) -> str | None:
+        """The key of the conversation; None if a part is missing."""
+        return resolve_key(KEY_CANDIDATES, {"results": self.results}).key
+
+    @property
+    def user_id(self) -> str | None:
+        """The owner of the session: the sender in a private chat; None for a group."""
+        return self.sender.id if self.private and self.sender is not None else None
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """An update that starts no run. A picture or another message without text is included as `message`."""
+
+    reason: UpdateReason
+    message: IncomingMessage | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True)
+class ChatMigrated:
+    """A Telegram group that became a supergroup: the conversation keeps the old id."""
+
+    old_chat_id: str
+    new_chat_id: str
+
+
+@dataclass(frozen=True)
+class DeskNotified:
+    """A notice that a WeCom customer service desk has messages to fetch. The token is valid for 10 minutes."""
+
+    open_kf_id: str
+    token: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class MessageRecalled:
+    """A message that its sender took back."""
+
+    session_id: str
+    message_id: str
+
+
+@dataclass(frozen=True)
+class StreamRefresh:
+    """A request of a WeCom AI bot for the text of an answer so far."""
+
+    stream_id: str
+
+
+@dataclass(frozen=True)
+class ChatEntered:
+    """A person opened the chat with a WeCom AI bot. The response may contain a welcome text."""
+
+    session_id: str
+
+
+type Update = IncomingMessage | Ignored | ChatMigrated | DeskNotified | MessageRecalled | StreamRefresh | ChatEntered
+
+
+@dataclass(frozen=True)
+class Received:
+    """A verified callback: the response and the updates in the order in which they were sent."""
+
+    response: CallbackResponse = CallbackResponse()
+    updates: tuple[Update, ...] = ()
+
+
+class Channel(Protocol):
+    """A bot of one platform, configured with its secrets.
+
+    Guarantees:
+
+    - `receive` verifies the exact bytes of a callback, in constant time, before it parses more than their envelope.
+    - A verified callback never raises: an update that is not understood is `Ignored`.
+    - An `IncomingMessage` has text that is not blank, a `session_id` and a `message_id`; repeats have the same ones.
+    - Errors and the `repr` of records contain neither secrets nor people's words.
+    """
+
+    @property
+    def kind(self) -> ChannelKind:
+        """The platform, a label of the metrics and the first part of each key."""
+
+    @property
+    def name(self) -> str:
+        """The configured name, the last part of the callback's path."""
+
+    @property
+    def scope(self) -> str:
+        """The bot's identity on its platform, independent of its configured name; the owner of offsets and tokens."""
+
+    def receive(self, callback: Callback) -> Received:
+        """Verify a callback and read it.
+
+        Raises:
+            CallbackRefused: the callback is not from the platform, or too old; it gets 403.
+        """
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Return the texts of the messages for an answer, in order; none if it is blank."""
+
+
+def check_name(name: str) -> None:
+    """Reject a channel name that cannot be part of a path.
+
+    Raises:
+        InvalidInput: the name is not valid.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            "A channel's name has 1 to 64 of a-z, 0-9, _ and -, and begins with a letter or digit; rename it."
+        )
+
+
+def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
+    """Return the message if it can be answered, else the reason to ignore it."""
+    if message.session_id is None:
+        return Ignored("incomplete")
+    return message if message.text.strip() else Ignored("no_text", message)

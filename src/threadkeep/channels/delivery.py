@@ -1,0 +1,182 @@
+"""Delivery of answers: they are claimed, split, sent, and retried until the platform accepts them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.channels.answer_texts import answer_text
+from threadkeep.channels.bot import Bot
+from threadkeep.channels.sending import Later, Moved, Part, Refused, Sent
+from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.history.memory import Memory
+from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
+from threadkeep.store.outbox import Outgoing
+
+
+@dataclass(frozen=True)
+class DeliveryOptions:
+    """Options for delivery. Times in seconds.
+
+    A message is claimed for `claim_seconds`, longer than sending a part takes. A message that is undelivered after
+    `give_up_seconds` needs a person. Finished messages are remembered for `keep_seconds`, so that a repeated update
+    gets no second answer. An answer whose run never started expires after `unasked_seconds`.
+    """
+
+    concurrency: int = 16
+    poll_seconds: float = 2.0
+    claim_seconds: float = 90.0
+    first_pause_seconds: float = 1.0
+    longest_pause_seconds: float = 300.0
+    give_up_seconds: float = 86_400.0
+    unasked_seconds: float = 3_600.0
+    keep_seconds: float = 7 * 86_400.0
+
+    def __post_init__(self) -> None:
+        """Reject invalid times.
+
+        Raises:
+            InvalidInput: names the option.
+        """
+        for name, value in asdict(self).items():
+            if not value > 0:
+                raise InvalidInput(f"{name} is a number above 0; correct it.")
+
+
+class Delivery:
+    """The sender of ready answers for the bots of this process; the messages of a session are sent one by one."""
+
+    def __init__(self, memory: Memory, bots: Mapping[str, Bot], options: DeliveryOptions | None = None) -> None:
+        self._memory = memory
+        self._bots = bots
+        self._options = options or DeliveryOptions()
+        self._outbox = memory.channels.outbox
+        self._owner = str(uuid7())
+        self._woken = asyncio.Event()
+        self._sending: dict[int, asyncio.Task[None]] = {}
+
+    def wake(self) -> None:
+        """Check for ready answers at once."""
+        self._woken.set()
+
+    async def keep_delivering(self) -> None:
+        """Deliver until cancelled."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._options.poll_seconds):
+                    await self._woken.wait()
+            late = not self._woken.is_set()
+            self._woken.clear()
+            try:
+                await self.deliver_due(look_for_all=late)
+            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+                self._tell_trouble(error)
+
+    async def finish(self, *, seconds: float) -> None:
+        """Send the answers that are ready, within a time limit; the rest is sent by other processes or later."""
+        with contextlib.suppress(StoreError):
+            await self.deliver_due()
+        if self._sending:
+            await asyncio.wait(self._sending.values(), timeout=seconds)
+        for task in self._sending.values():
+            task.cancel()
+
+    async def deliver_due(self, *, look_for_all: bool = True) -> None:
+        """Start sending due answers; with `look_for_all` also those that other processes claimed but did not send."""
+        if look_for_all:
+            await self._outbox.make_ready()
+            await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
+            await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
+        for name, bot in self._bots.items():
+            free = self._options.concurrency - len(self._sending)
+            for number in await self._outbox.due(name, limit=max(free, 0)):
+                if number not in self._sending:
+                    task = asyncio.create_task(self._deliver(bot, number), name="threadkeep-delivery")
+                    self._sending[number] = task
+                    task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        self._sending = {number: each for number, each in self._sending.items() if each is not task}
+        # The next message of the session may be sent now, and there is capacity for another message.
+        self.wake()
+
+    async def _deliver(self, bot: Bot, number: int) -> None:
+        try:
+            message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
+            if message is not None:
+                await self._send(bot, message)
+        except Exception as error:  # noqa: BLE001 - the claim runs out, and the message is tried again
+            self._tell_trouble(error, bot)
+
+    async def _send(self, bot: Bot, message: Outgoing) -> None:
+        text = await answer_text(self._memory, bot, message)
+        parts = bot.channel.split(text)
+        if not parts:
+            await self._outbox.end(message.number, self._owner, "nothing")
+            self._tell(bot, message, "nothing")
+            return
+        address, index = message.address, message.parts_sent
+        while index < len(parts):
+            part = Part(
+                parts[index],
+                f"{message.session_id}\n{message.message_id}\n{index}",
+                first=index == 0,
+                again=message.tries > 1 and index == message.parts_sent,
+            )
+            match await bot.client.send(address, part):
+                case Sent():
+                    index += 1
+                    if not await self._outbox.note_part(
+                        message, self._owner, index, seconds=self._options.claim_seconds
+                    ):
+                        return  # dropped, or another process has it
+                case Moved(address):
+                    await self._outbox.move(message.number, self._owner, address)
+                case Later() as later:
+                    await self._postpone(bot, message, later)
+                    return
+                case Refused(error):
+                    await self._outbox.fail(message.number, self._owner, error)
+                    self._tell(bot, message, "failed", error=error)
+                    return
+        await self._outbox.end(message.number, self._owner, "delivered")
+        self._tell(bot, message, "delivered", parts=len(parts))
+
+    async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
+        now, options = self._memory.clock(), self._options
+        if (now - message.created_at).total_seconds() > options.give_up_seconds:
+            await self._outbox.fail(message.number, self._owner, later.error)
+            self._tell(bot, message, "failed", error=later.error)
+            return
+        pause = min(options.first_pause_seconds * 2.0 ** min(message.tries - 1, 30), options.longest_pause_seconds)
+        pause = later.seconds if later.seconds is not None else pause * random.uniform(0.8, 1.2)
+        until = now + timedelta(seconds=pause)
+        await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
+        self._tell(bot, message, "postponed", error=later.error)
+        if pause < options.poll_seconds:
+            asyncio.get_running_loop().call_later(pause, self.wake)
+
+    def _tell(
+        self, bot: Bot, message: Outgoing, outcome: DeliveryOutcome, *, parts: int = 0, error: str | None = None
+    ) -> None:
+        waited = self._memory.clock() - message.created_at
+        event = AnswerSent(
+            channel=bot.channel.kind,
+            outcome=outcome,
+            parts=parts,
+            error=error,
+            uncertain=message.uncertain,
+            milliseconds=waited.total_seconds() * 1000,
+            session_id=message.session_id,
+        )
+        self._memory.observers.notify(event)
+
+    def _tell_trouble(self, error: Exception, bot: Bot | None = None) -> None:
+        kind = "other" if bot is None else bot.channel.kind
+        self._memory.observers.notify(ChannelTrouble(channel=kind, work="delivery", error=type(error).__name__))

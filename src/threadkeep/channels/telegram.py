@@ -1,0 +1,276 @@
+"""Telegram: verification of webhooks, and parsing of Bot API updates into messages."""
+
+from __future__ import annotations
+
+import hmac
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, get_args
+
+from threadkeep.channels.answers import split_markdown, utf16_length
+from threadkeep.channels.contract import (
+    Callback,
+    ChatMigrated,
+    Ignored,
+    IncomingMessage,
+    Received,
+    Sender,
+    Update,
+    check_name,
+    complete,
+)
+from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in, time_in
+from threadkeep.errors import CallbackRefused, InvalidInput
+from threadkeep.observe import UpdateReason
+from threadkeep.records import Json
+
+type UpdateKind = Literal[
+    "message",
+    "edited_message",
+    "channel_post",
+    "edited_channel_post",
+    "callback_query",
+    "inline_query",
+    "my_chat_member",
+    "chat_member",
+    "chat_join_request",
+]
+type ChatType = Literal["private", "group", "supergroup", "channel"]
+
+UPDATE_KINDS: tuple[UpdateKind, ...] = get_args(UpdateKind.__value__)
+CHAT_TYPES: tuple[ChatType, ...] = get_args(ChatType.__value__)
+MAX_MESSAGE = 4096
+"""UTF-16 units of a message after its markup is parsed."""
+
+PARSER = "telegram_events_parser"
+SECRET_HEADER = "X-Telegram-Bot-Api-Secret-Token"  # noqa: S105 - the name of the header
+
+_ADDRESS = ("chat_id", "message_id", "message_thread_id")
+_WORDS = frozenset({"text", "caption"})
+_MEDIA = frozenset(
+    {"animation", "audio", "contact", "dice", "document", "game", "location", "paid_media", "photo", "poll"}
+    | {"sticker", "story", "venue", "video", "video_note", "voice"}
+)
+
+_TOKEN = re.compile(r"([0-9]{1,20}):[A-Za-z0-9_-]{1,256}")
+_SECRET = re.compile(r"[A-Za-z0-9_-]{1,256}")
+_USERNAME = re.compile(r"[A-Za-z0-9_]{1,64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TelegramOptions:
+    """Options of a Telegram bot.
+
+    `secret` belongs to the webhook; without one every callback is rejected. An update whose kind or chat type is not
+    in `allowed_updates` or `chat_types` is ignored; with `edited_message` an edit is a new message. In a group the
+    bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Without a
+    `username`, mentions cannot be recognized, and it accepts everything that Telegram delivers.
+    """
+
+    name: str
+    token: str = field(repr=False)
+    secret: str = field(default="", repr=False)
+    username: str = ""
+    allowed_updates: tuple[UpdateKind, ...] = ("message",)
+    chat_types: tuple[ChatType, ...] = ("private", "group", "supergroup")
+    group_messages: Literal["addressed", "all"] = "addressed"
+
+    def __post_init__(self) -> None:
+        """Reject options that Telegram would reject.
+
+        Raises:
+            InvalidInput: the sentence names the option, never a secret.
+        """
+        check_name(self.name)
+        if not _TOKEN.fullmatch(self.token):
+            raise InvalidInput("A Telegram token is digits, a colon and a key; copy it from @BotFather.")
+        if self.secret and not _SECRET.fullmatch(self.secret):
+            raise InvalidInput("A webhook's secret has 1 to 256 of A-Z, a-z, 0-9, _ and -; choose another one.")
+        if self.username and not _USERNAME.fullmatch(self.username):
+            raise InvalidInput("A bot's username is letters, digits and _; write it without the @.")
+
+    @property
+    def bot_id(self) -> str:
+        """The bot's id: the digits of the token before the colon."""
+        return self.token.partition(":")[0]
+
+
+class TelegramChannel:
+    """A Telegram bot, by webhook or by long polling."""
+
+    kind: Literal["telegram"] = "telegram"
+
+    def __init__(self, options: TelegramOptions) -> None:
+        self.name = options.name
+        self.options = options
+
+    @property
+    def scope(self) -> str:
+        """The bot's id on the platform."""
+        return f"telegram:{self.options.bot_id}"
+
+    def receive(self, callback: Callback) -> Received:
+        """Verify the secret of a webhook and read its update."""
+        given = callback.header(SECRET_HEADER)
+        if not given or not self.options.secret or callback.method != "POST":
+            raise CallbackRefused("signature_missing")
+        if not hmac.compare_digest(given.encode("utf-8", "surrogatepass"), self.options.secret.encode()):
+            raise CallbackRefused("signature_wrong")
+        return Received(updates=(self.read_update(read_json(callback.body)),))
+
+    def read_update(self, update: Json) -> Update:
+        """Parse an update from a webhook or from `getUpdates`."""
+        fields = object_in(update)
+        kind = next((kind for kind in UPDATE_KINDS if object_in(fields, kind)), None)
+        if kind is None:
+            return Ignored("kind" if fields else "malformed")
+        event = object_in(fields, kind)
+        # The message with the button is the bot's own; the event names the person who pressed it.
+        message = object_in(event, "message") if kind == "callback_query" else event
+        if migrated := _migration(message):
+            return migrated
+        if reason := self._reason_to_ignore(kind, event, message):
+            return Ignored(reason)
+        update_id = number_in(fields, "update_id")
+        return Ignored("incomplete") if update_id is None else self._message(kind, update_id, event, message)
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Split an answer at paragraphs; a code block that is cut is closed and reopened."""
+        return split_markdown(text, MAX_MESSAGE, size=utf16_length)
+
+    def _reason_to_ignore(
+        self, kind: UpdateKind, event: Mapping[str, Json], message: Mapping[str, Json]
+    ) -> UpdateReason | None:
+        if kind not in self.options.allowed_updates:
+            return "kind"
+        if text_in(object_in(message, "chat"), "type") not in self.options.chat_types:
+            return "chat_type"
+        if object_in(event, "from").get("is_bot") is True:
+            return "from_bot"
+        # Service messages, such as a new member or a pinned message, are messages as well.
+        return None if kind == "callback_query" or not (_WORDS | _MEDIA).isdisjoint(message) else "kind"
+
+    def _message(
+        self, kind: UpdateKind, update_id: int, event: Mapping[str, Json], message: Mapping[str, Json]
+    ) -> IncomingMessage | Ignored:
+        text = text_in(event, "data") if kind == "callback_query" else self._text(message)
+        if text is None:
+            return Ignored("not_addressed")
+        sender = _sender(object_in(event, "from"))
+        fields = self._fields(kind, event, message, text)
+        address = {name: fields[name] for name in _ADDRESS if name in fields}
+        metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
+        if sender is not None:
+            metadata |= {"sender_id": sender.id, "sender_name": sender.name}
+        if kind == "callback_query":
+            address["callback_query_id"] = id_in(event, "id")
+            sent_at = None  # the time of a button press is unknown
+        else:
+            sent_at = time_in(message, "edit_date") or time_in(message, "date")
+        if kind.startswith("edited_"):
+            metadata["edited"] = True
+        return complete(
+            IncomingMessage(
+                message_id=f"telegram:{self.options.bot_id}:{update_id}",
+                text=text,
+                results={PARSER: fields},
+                reply_to=address,
+                sender=sender,
+                sent_at=sent_at,
+                metadata=metadata,
+                quoted_text=_quoted(message),
+                private=fields["chat_type"] == "private",
+            )
+        )
+
+    def _fields(
+        self, kind: UpdateKind, event: Mapping[str, Json], message: Mapping[str, Json], text: str
+    ) -> dict[str, Json]:
+        """Return the fields for the templates of a workflow."""
+        chat, person = object_in(message, "chat"), object_in(event, "from")
+        fields: dict[str, Json] = {
+            "bot_id": self.options.bot_id,
+            "chat_id": id_in(chat, "id"),
+            "chat_type": text_in(chat, "type"),
+            "user_id": id_in(person, "id"),
+            "username": _name(person),
+            "text": text,
+            "message_id": id_in(message, "message_id"),
+            "update_type": kind,
+            "should_process": bool(text),
+        }
+        # Replies in a group without topics have a thread id as well.
+        if message.get("is_topic_message") is True:
+            fields["message_thread_id"] = id_in(message, "message_thread_id")
+        return fields
+
+    def _text(self, message: Mapping[str, Json]) -> str | None:
+        """Return the text or caption without the bot's name; None if a group message is not for the bot."""
+        in_group = text_in(object_in(message, "chat"), "type") in ("group", "supergroup")
+        name = "text" if text_in(message, "text") else "caption"
+        entities = list_in(message, "entities" if name == "text" else "caption_entities")
+        units = text_in(message, name).encode("utf-16-le", "surrogatepass")
+        asked_by_name = False
+        for start, end in sorted(self._own_names(entities, units, in_group=in_group), reverse=True):
+            asked_by_name = True
+            units = units[:start] + units[end:]
+        text = units.decode("utf-16-le", "surrogatepass").strip()
+        if not in_group:
+            return text
+        command = text.startswith("/")
+        if command and self.options.username and "@" in text.split(maxsplit=1)[0]:
+            return None  # a command for another bot
+        takes_all = self.options.group_messages == "all" or not self.options.username
+        return text if takes_all or asked_by_name or command or self._answers_bot(message) else None
+
+    def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of the bot's name in UTF-16 bytes: mentions with the following blank, and /command@bot."""
+        own_name = f"@{self.options.username}".lower() if self.options.username else None
+        for entity in entities:
+            fields = object_in(entity)
+            offset, length = number_in(fields, "offset"), number_in(fields, "length")
+            if offset is None or length is None or offset < 0 or length < 1 or 2 * (offset + length) > len(units):
+                continue
+            start, end = 2 * offset, 2 * (offset + length)
+            named = units[start:end].decode("utf-16-le", "replace")
+            kind = text_in(fields, "type")
+            if kind == "bot_command" and own_name and named.lower().endswith(own_name):
+                yield end - 2 * len(own_name), end
+            elif in_group and (
+                (kind == "mention" and named.lower() == own_name)
+                or (kind == "text_mention" and id_in(object_in(fields, "user"), "id") == self.options.bot_id)
+            ):
+                yield start, end + 2 if units[end : end + 2] == b" \0" else end
+
+    def _answers_bot(self, message: Mapping[str, Json]) -> bool:
+        return id_in(object_in(message, "reply_to_message", "from"), "id") == self.options.bot_id
+
+
+def in_chat(message: IncomingMessage, chat_id: str) -> IncomingMessage:
+    """Return a message with the id that its conversation began with; the answer still goes to the chat's current id."""
+    return replace(message, results={PARSER: {**object_in(message.results, PARSER), "chat_id": chat_id}})
+
+
+def _migration(message: Mapping[str, Json]) -> ChatMigrated | None:
+    """Return the change of a chat's id, which is announced in both the old and the new chat."""
+    here = id_in(object_in(message, "chat"), "id")
+    new, old = id_in(message, "migrate_to_chat_id"), id_in(message, "migrate_from_chat_id")
+    if here and new:
+        return ChatMigrated(here, new)
+    return ChatMigrated(old, here) if here and old else None
+
+
+def _sender(fields: Mapping[str, Json]) -> Sender | None:
+    user_id = id_in(fields, "id")
+    return Sender(f"telegram:{user_id}", _name(fields)) if user_id else None
+
+
+def _name(fields: Mapping[str, Json]) -> str:
+    return text_in(fields, "first_name") or text_in(fields, "username")
+
+
+def _quoted(message: Mapping[str, Json]) -> str:
+    """Return the text that a message replies to: the part that the person selected, else the whole."""
+    answered = object_in(message, "reply_to_message")
+    return text_in(object_in(message, "quote"), "text") or text_in(answered, "text") or text_in(answered, "caption")

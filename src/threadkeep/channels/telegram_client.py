@@ -1,0 +1,141 @@
+"""Calls to Telegram's Bot API."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import httpx2
+
+from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in
+from threadkeep.channels.sending import Account, Address, Later, Moved, Outcome, Part, Refused, Sent
+from threadkeep.channels.telegram_markdown import markdown_v2
+from threadkeep.records import Json
+
+API = "https://api.telegram.org"
+
+_CALL_SECONDS = 20.0
+_MARGIN_SECONDS = 10.0
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_NUMBERS = ("chat_id", "message_id", "message_thread_id")
+
+
+@dataclass(frozen=True)
+class TelegramAnswer:
+    """A response of the Bot API. `status` is 0 without a response; then `error` names a kind.
+
+    `uncertain` means that the call may have been executed.
+    """
+
+    status: int
+    result: Json = field(default=None, repr=False)
+    parameters: Mapping[str, Json] = field(default_factory=dict)
+    description: str = field(default="", repr=False)
+    error: str = ""
+    uncertain: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True if the call succeeded."""
+        return self.status == 200
+
+
+class TelegramClient:
+    """The API calls of one bot. Every URL contains the token, so no URL is ever logged or shown."""
+
+    def __init__(self, token: str, http: httpx2.AsyncClient, *, api: str = API) -> None:
+        self._root = f"{api.rstrip('/')}/bot{token}"
+        self._http = http
+
+    def __repr__(self) -> str:
+        """Hide the secrets."""
+        return "TelegramClient()"
+
+    async def call(
+        self, method: str, values: Mapping[str, Json] | None = None, *, seconds: float = _CALL_SECONDS
+    ) -> TelegramAnswer:
+        """Call a method of the Bot API; leave out values that are None."""
+        given = {name: value for name, value in (values or {}).items() if value is not None}
+        try:
+            response = await self._http.post(f"{self._root}/{method}", json=given, timeout=seconds)
+        except httpx2.HTTPError as error:
+            return TelegramAnswer(0, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
+        fields = object_in(read_json(response.content))
+        if response.status_code == 200 and fields.get("ok") is not True:
+            return TelegramAnswer(0, error="UnreadableAnswer", uncertain=True)
+        return TelegramAnswer(
+            response.status_code,
+            fields.get("result"),
+            object_in(fields, "parameters"),
+            text_in(fields, "description"),
+        )
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """Send a formatted part; send plain text if Telegram rejects the format."""
+        answer = await self._send_message(address, part, formatted=True)
+        if answer.status == 400 and "parse entities" in answer.description:
+            answer = await self._send_message(address, part, formatted=False)
+        return _outcome(answer, address)
+
+    async def show_working(self, address: Address) -> None:
+        """Show that the bot is typing, for about five seconds."""
+        await self.call("sendChatAction", {"action": "typing", **_place(address)})
+
+    async def account(self) -> Account | str:
+        """Return the name of the bot and the state of its webhook, or the kind of an error."""
+        found: dict[str, Json] = {}
+        for method in ("getMe", "getWebhookInfo"):
+            answer = await self.call(method)
+            if not answer.ok:
+                return answer.error or {401: "Unauthorized", 404: "Unauthorized"}.get(answer.status, str(answer.status))
+            fields = object_in(answer.result)
+            found |= {key: text_in(fields, key) for key in ("username", "url", "last_error_message") if key in fields}
+            if (waiting := number_in(fields, "pending_update_count")) is not None:
+                found["pending_update_count"] = waiting
+        return found
+
+    async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
+        """Wait for updates, starting at an offset."""
+        wanted: dict[str, Json] = {"offset": offset, "timeout": seconds, "limit": 100, "allowed_updates": list(kinds)}
+        return await self.call("getUpdates", wanted, seconds=seconds + _MARGIN_SECONDS)
+
+    async def _send_message(self, address: Address, part: Part, *, formatted: bool) -> TelegramAnswer:
+        answered = number_in(_numbers(address), "message_id") if part.first else None
+        reply: Json = {"message_id": answered, "allow_sending_without_reply": True}
+        message: dict[str, Json] = {
+            "text": markdown_v2(part.text) if formatted else part.text,
+            "parse_mode": "MarkdownV2" if formatted else None,
+            "reply_parameters": None if answered is None else reply,
+        }
+        return await self.call("sendMessage", {**_place(address), **message})
+
+
+def updates_in(answer: TelegramAnswer) -> list[Mapping[str, Json]]:
+    """Return the updates in a response to `getUpdates`."""
+    return [object_in(update) for update in list_in({"result": answer.result}, "result")]
+
+
+def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
+    if answer.ok:
+        return Sent()
+    if chat := id_in(answer.parameters, "migrate_to_chat_id"):
+        return Moved({**address, "chat_id": chat})
+    after = number_in(answer.parameters, "retry_after")
+    if answer.status == 429:
+        return Later("TooManyRequests", float(after or 1))
+    if answer.status in (400, 403):
+        return Refused({400: "BadRequest", 403: "Forbidden"}[answer.status])
+    # 401 and 404 mean a wrong token; the operator must correct it.
+    error = answer.error or f"Status{answer.status}"
+    return Later(error, None if after is None else float(after), uncertain=answer.uncertain)
+
+
+def _place(address: Address) -> dict[str, Json]:
+    numbers = _numbers(address)
+    return {name: numbers[name] for name in ("chat_id", "message_thread_id") if name in numbers}
+
+
+def _numbers(address: Address) -> dict[str, Json]:
+    """Return the ids of an address as numbers."""
+    texts = {name: text_in(address, name) for name in _NUMBERS}
+    return {name: int(text) for name, text in texts.items() if text.removeprefix("-").isdecimal()}

@@ -1,0 +1,198 @@
+"""WeCom AI bots: JSON callbacks, and answers that WeCom polls until they are finished."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+from urllib.parse import urlsplit
+
+from threadkeep.channels.answers import split_markdown, utf8_length
+from threadkeep.channels.contract import (
+    Callback,
+    CallbackResponse,
+    ChatEntered,
+    Ignored,
+    IncomingMessage,
+    Received,
+    Sender,
+    StreamRefresh,
+    Update,
+    check_name,
+    complete,
+)
+from threadkeep.channels.payloads import id_in, list_in, object_in, read_json, text_in, time_in
+from threadkeep.channels.wecom import WeComCrypto
+from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
+from threadkeep.records import Json
+
+MAX_MESSAGE_BYTES = 20_480
+PARSER = "wecom_ai_bot_events_parser"
+
+_HOSTS = (".weixin.qq.com", ".work.weixin.qq.com")
+_MENTION = re.compile(r"@\S+(?:\s+|$)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeComAIBotOptions:
+    """Options of an AI bot.
+
+    Groups mention the bot as `bot_name`; without it, the first mention of a group message is taken for the bot's.
+    With a `bot_id`, callbacks for other bots are ignored. `receive_id` is empty for a company's own bot.
+    `own_api` is the address of an API in place of WeCom's, to which answers may go as well.
+    """
+
+    name: str
+    token: str = field(repr=False)
+    encoding_aes_key: str = field(repr=False)
+    bot_id: str = ""
+    bot_name: str = ""
+    receive_id: str | None = ""
+    own_api: str = ""
+
+    def __post_init__(self) -> None:
+        """Reject a name that cannot be part of a path.
+
+        Raises:
+            InvalidInput: the sentence names the option.
+        """
+        check_name(self.name)
+
+
+class WeComAIBotChannel:
+    """A WeCom AI bot."""
+
+    kind: Literal["wecom_aibot"] = "wecom_aibot"
+
+    def __init__(self, options: WeComAIBotOptions) -> None:
+        self.name = options.name
+        self.options = options
+        self._crypto = WeComCrypto(options.token, options.encoding_aes_key, options.receive_id)
+
+    @property
+    def scope(self) -> str:
+        """The bot's id, or its configured name."""
+        return f"wecom_aibot:{self.options.bot_id or self.name}"
+
+    def receive(self, callback: Callback) -> Received:
+        """Verify a callback, decrypt it and parse it. The response is empty; `stream_response` creates another one."""
+        opened = self._crypto.receive(callback, _envelope)
+        if isinstance(opened, Received):
+            return opened
+        return Received(updates=(self._update(object_in(read_json(opened))),))
+
+    def stream_response(
+        self, stream_id: str, text: str, *, finished: bool, timestamp: str, nonce: str
+    ) -> CallbackResponse:
+        """Return the whole text of an answer so far, encrypted, as the response to a message or a refresh."""
+        stream: Json = {"id": stream_id, "finish": finished, "content": text}
+        return self._response({"msgtype": "stream", "stream": stream}, timestamp=timestamp, nonce=nonce)
+
+    def welcome_response(self, text: str, *, timestamp: str, nonce: str) -> CallbackResponse:
+        """Return a welcome text, encrypted, as the response to `ChatEntered`."""
+        return self._response({"msgtype": "text", "text": {"content": text}}, timestamp=timestamp, nonce=nonce)
+
+    def split(self, text: str) -> tuple[str, ...]:
+        """Split an answer at paragraphs, by bytes; a code block that is cut is closed and reopened."""
+        return split_markdown(text, MAX_MESSAGE_BYTES, size=utf8_length)
+
+    def _response(self, message: Json, *, timestamp: str, nonce: str) -> CallbackResponse:
+        sealed = self._crypto.seal(json.dumps(message, ensure_ascii=False), timestamp=timestamp, nonce=nonce)
+        body = {
+            "encrypt": sealed.encrypted,
+            "msgsignature": sealed.signature,
+            "timestamp": int(timestamp),
+            "nonce": nonce,
+        }
+        return CallbackResponse(json.dumps(body).encode(), "application/json")
+
+    def _update(self, fields: Mapping[str, Json]) -> Update:
+        bot, kind = id_in(fields, "aibotid"), text_in(fields, "msgtype")
+        if self.options.bot_id and bot != self.options.bot_id:
+            return Ignored("not_for_us" if fields else "malformed")
+        if kind == "stream":
+            stream_id = id_in(object_in(fields, "stream"), "id")
+            return StreamRefresh(stream_id) if stream_id else Ignored("incomplete")
+        chat_type = text_in(fields, "chattype")
+        if chat_type not in ("single", "group"):
+            return Ignored("chat_type" if fields else "malformed")
+        user, chat = id_in(object_in(fields, "from"), "userid"), id_in(fields, "chatid")
+        if not user or (chat_type == "group" and not chat):
+            return Ignored("incomplete")  # a group without its id would get the key of the person
+        found: dict[str, Json] = {"bot_id": bot, "chat_type": chat_type, "user": user, "msg_type": kind}
+        if chat_type == "group":
+            found["chat_id"] = chat
+        if kind == "event":
+            return _event(fields, found)
+        return self._message(fields, found, user=user, group=chat_type == "group")
+
+    def _message(
+        self, fields: Mapping[str, Json], found: Mapping[str, Json], *, user: str, group: bool
+    ) -> IncomingMessage | Ignored:
+        number = id_in(fields, "msgid")
+        if not number:
+            return Ignored("incomplete")
+        text = self._without_mention(_text(fields)) if group else _text(fields)
+        sender = Sender(f"wecom_aibot:{found['bot_id']}:{user}")
+        address = text_in(fields, "response_url")
+        return complete(
+            IncomingMessage(
+                message_id=number,
+                text=text,
+                results={PARSER: {**found, "content": text}},
+                reply_to={"response_url": address} if is_response_url(address, self.options.own_api) else {},
+                sender=sender,
+                sent_at=time_in(fields, "create_time"),
+                metadata={"channel": self.name, "platform_message_id": number, "sender_id": sender.id},
+                quoted_text=_text(object_in(fields, "quote")),
+                private=not group,
+            )
+        )
+
+    def _without_mention(self, text: str) -> str:
+        name = f"@{self.options.bot_name}"
+        if not self.options.bot_name:
+            return _MENTION.sub("", text, count=1) if text.startswith("@") else text
+        after = text[len(name) :]
+        return after.lstrip() if text.startswith(name) and (not after or after[0].isspace()) else text
+
+
+def is_response_url(url: str, own_api: str = "") -> bool:
+    """Return True for a WeCom URL with https and the standard port; answers are sent nowhere else.
+
+    An operator's `own_api` stands for WeCom, in tests or behind a proxy.
+    """
+    if own_api and url.startswith(f"{own_api.rstrip('/')}/"):
+        return True
+    try:
+        parts = urlsplit(url)
+        return (
+            parts.scheme == "https"
+            and parts.port in (None, 443)
+            and parts.username is None
+            and (parts.hostname or "").endswith(_HOSTS)
+        )
+    except ValueError:
+        return False
+
+
+def _envelope(body: bytes) -> str:
+    return text_in(object_in(read_json(body)), "encrypt")
+
+
+def _text(fields: Mapping[str, Json]) -> str:
+    """Return the words of a message; empty if its kind has none."""
+    kind = text_in(fields, "msgtype")
+    if kind in ("text", "voice"):  # a voice message includes the recognized words
+        return text_in(object_in(fields, kind), "content").strip()
+    items = list_in(object_in(fields, "mixed"), "msg_item") if kind == "mixed" else ()
+    return "\n".join(text for item in items if (text := text_in(object_in(item, "text"), "content"))).strip()
+
+
+def _event(fields: Mapping[str, Json], found: Mapping[str, Json]) -> Update:
+    if text_in(object_in(fields, "event"), "eventtype") != "enter_chat":
+        return Ignored("kind")
+    session_id = resolve_key(KEY_CANDIDATES, {"results": {PARSER: found}}).key
+    return ChatEntered(session_id) if session_id else Ignored("incomplete")

@@ -1,0 +1,228 @@
+"""Calls to WeCom's API. The access token of an application is shared by all processes, in the database."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import httpx2
+
+from threadkeep.channels.payloads import number_in, object_in, read_json, text_in
+from threadkeep.channels.sending import Account, Address, Later, Outcome, Part, Refused, Sent
+from threadkeep.channels.wecom_aibot import is_response_url
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json
+
+API = "https://qyapi.weixin.qq.com"
+
+_CALL_SECONDS = 20.0
+_TOKEN_MARGIN_SECONDS = 300
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_TOKEN_CODES = (40001, 40014, 42001)
+_REFUSED: Mapping[int, str] = {
+    40003: "InvalidUser",
+    44004: "Empty",
+    45002: "TooLong",
+    60111: "InvalidUser",
+    81013: "InvalidUser",
+    95001: "ReplyLimit",  # five messages since the customer wrote last
+    95002: "ReplyTimeOver",  # 48 hours since the customer wrote last
+    95018: "SessionState",  # a servicer has the conversation
+}
+
+
+@dataclass(frozen=True)
+class WeComAnswer:
+    """A response of the API; `code` 0 is success. Without a readable response `code` is None and `error` names a kind.
+
+    `uncertain` means that the call may have been executed.
+    """
+
+    code: int | None
+    fields: Mapping[str, Json] = field(default_factory=dict, repr=False)
+    error: str = ""
+    uncertain: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """True if the call succeeded."""
+        return self.code == 0
+
+    @property
+    def problem(self) -> str:
+        """The kind of a failure."""
+        return self.error or f"Code{self.code}"
+
+
+class WeComApi:
+    """The API calls of one application. URLs contain secrets, so no URL is ever logged or shown."""
+
+    def __init__(
+        self, memory: Memory, http: httpx2.AsyncClient, *, scope: str, corp_id: str, secret: str, api: str = API
+    ) -> None:
+        self._clock = memory.clock
+        self._state = memory.channels.state
+        self._http = http
+        self._scope = scope
+        self._corp_id = corp_id
+        self._secret = secret
+        self._root = f"{api.rstrip('/')}/cgi-bin"
+        self._asking = asyncio.Lock()
+
+    def __repr__(self) -> str:
+        """Hide the secrets."""
+        return "WeComApi()"
+
+    async def call(self, method: str, values: Mapping[str, Json]) -> WeComAnswer:
+        """Call a method with the access token; get another token if WeCom no longer accepts it."""
+        answer = WeComAnswer(None, error="NoToken")
+        for _ in range(2):
+            token = await self.token()
+            if isinstance(token, WeComAnswer):
+                return token
+            answer = await self._ask("POST", method, {"access_token": token}, values)
+            if answer.code not in _TOKEN_CODES:
+                break
+            # Another process may have stored a new token already, which stays.
+            await self._state.forget(self._scope, "access_token", token)
+        return answer
+
+    async def token(self) -> str | WeComAnswer:
+        """Return the access token, or the failed answer of WeCom."""
+        async with self._asking:
+            if known := await self._state.value(self._scope, "access_token"):
+                return known
+            query = {"corpid": self._corp_id, "corpsecret": self._secret}
+            answer = await self._ask("GET", "gettoken", query)
+            token = text_in(answer.fields, "access_token")
+            if not answer.ok or not token:
+                return answer if not answer.ok else WeComAnswer(None, error="UnreadableAnswer")
+            seconds = max((number_in(answer.fields, "expires_in") or 0) - _TOKEN_MARGIN_SECONDS, 60)
+            expires_at = self._clock() + timedelta(seconds=seconds)
+            await self._state.keep(self._scope, "access_token", token, expires_at=expires_at)
+            return token
+
+    async def _ask(
+        self, verb: str, method: str, query: Mapping[str, str], values: Mapping[str, Json] | None = None
+    ) -> WeComAnswer:
+        body = None if values is None else dict(values)
+        return await ask(self._http, verb, f"{self._root}/{method}", query=query, values=body)
+
+
+async def ask(
+    http: httpx2.AsyncClient,
+    verb: str,
+    url: str,
+    *,
+    query: Mapping[str, str] | None = None,
+    values: Mapping[str, Json] | None = None,
+) -> WeComAnswer:
+    """Send a request to WeCom; failures of the network are returned."""
+    try:
+        response = await http.request(verb, url, params=query, json=values, timeout=_CALL_SECONDS)
+    except httpx2.HTTPError as error:
+        return WeComAnswer(None, error=type(error).__name__, uncertain=not isinstance(error, _NOT_SENT))
+    if response.status_code != 200:
+        return WeComAnswer(None, error=f"Status{response.status_code}", uncertain=response.status_code >= 500)
+    fields = object_in(read_json(response.content))
+    code = number_in(fields, "errcode")
+    if code is None:
+        return WeComAnswer(None, error="UnreadableAnswer", uncertain=True)
+    return WeComAnswer(code, fields)
+
+
+def outcome_of(answer: WeComAnswer) -> Outcome:
+    """Return the outcome of a message; failures that an operator can mend are retried."""
+    if answer.ok:
+        return Refused("InvalidUser") if text_in(answer.fields, "invaliduser") else Sent()
+    if answer.code is not None and (refusal := _REFUSED.get(answer.code)):
+        return Refused(refusal)
+    return Later(answer.problem, uncertain=answer.uncertain)
+
+
+class WeComClient:
+    """The parts of a client that all of an application's channels share."""
+
+    def __init__(self, api: WeComApi) -> None:
+        self.api = api
+
+    async def show_working(self, address: Address) -> None:
+        """Do nothing: WeCom has no sign of working."""
+
+    async def account(self) -> Account | str:
+        """Get an access token; return the corporation, or the kind of an error."""
+        token = await self.api.token()
+        return token.problem if isinstance(token, WeComAnswer) else {"access_token": "valid"}
+
+
+class WeComDirectClient(WeComClient):
+    """The messages of an application to members."""
+
+    def __init__(self, api: WeComApi, agent_id: str) -> None:
+        super().__init__(api)
+        self._agent_id = int(agent_id)
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """Send a part; only a repeat of a part asks WeCom to drop it if its text was sent already.
+
+        WeCom compares texts, so that an honest second "Yes." would be dropped as well.
+        """
+        message: dict[str, Json] = {
+            "touser": text_in(address, "touser"),
+            "msgtype": "text",
+            "agentid": self._agent_id,
+            "text": {"content": part.text},
+            "safe": 0,
+            "enable_duplicate_check": int(part.again),
+        }
+        return outcome_of(await self.api.call("message/send", message))
+
+
+class WeComServiceClient(WeComClient):
+    """The messages of desks to customers, and the pages of messages from them."""
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """Send a part once; WeCom knows its id."""
+        message: dict[str, Json] = {
+            "touser": text_in(address, "touser"),
+            "open_kfid": text_in(address, "open_kfid"),
+            "msgid": hashlib.sha256(part.key.encode()).hexdigest()[:32],
+            "msgtype": "text",
+            "text": {"content": part.text},
+        }
+        return outcome_of(await self.api.call("kf/send_msg", message))
+
+    async def page(self, desk: str, *, cursor: str | None, token: str | None) -> WeComAnswer:
+        """Fetch a page of a desk's messages after a cursor."""
+        values: dict[str, Json] = {"open_kfid": desk, "limit": 1000}
+        return await self.api.call(
+            "kf/sync_msg", values | ({"cursor": cursor} if cursor else {}) | ({"token": token} if token else {})
+        )
+
+
+class WeComAIBotClient:
+    """The answers of an AI bot that its stream did not take: each message has one address, for one answer."""
+
+    def __init__(self, http: httpx2.AsyncClient, *, api: str = API) -> None:
+        self._http = http
+        self._own_api = "" if api == API else api
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """Send a part to the address of the message; a second part is refused, as a second answer is."""
+        url = text_in(address, "response_url")
+        if not is_response_url(url, self._own_api):
+            return Refused("NoResponseAddress")
+        answer = await ask(self._http, "POST", url, values={"msgtype": "markdown", "markdown": {"content": part.text}})
+        if answer.code in (None, -1, 45009):
+            return Later(answer.problem, uncertain=answer.uncertain)
+        return Sent() if answer.ok else Refused(answer.problem)
+
+    async def show_working(self, address: Address) -> None:
+        """Do nothing: the stream shows it."""
+
+    async def account(self) -> Account | str:
+        """Return nothing: WeCom calls the bot, and has no call that tells about it."""
+        return {}

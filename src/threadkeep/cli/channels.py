@@ -1,0 +1,358 @@
+"""`threadkeep channels`: bots, webhooks, and the delivery of answers."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from threadkeep.cli.opening import command_settings, opened_memory, run
+from threadkeep.cli.options import Confirmed
+from threadkeep.cli.problems import NotDone, WrongUse
+from threadkeep.cli.terminal import relative, terminal
+from threadkeep.records import Json
+from threadkeep.records.channels import OUTBOX_STATUSES, OutboxStatus
+
+if TYPE_CHECKING:
+    from threadkeep.channels.configuration import AnyBot, ChannelsFile
+    from threadkeep.channels.sending import ChannelClient
+    from threadkeep.store.outbox import Outgoing
+
+_OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
+_PAGE = 1000
+_NUMBERS = ("max_characters", "messages_per_minute")
+
+commands = typer.Typer(help="Bots and their answers to people.", no_args_is_help=True, rich_markup_mode=None)
+
+type Name = Annotated[str, typer.Argument(metavar="NAME", help="The bot, as the file of the channels names it.")]
+outbox_commands = typer.Typer(
+    help="Answers on their way to people.", invoke_without_command=True, rich_markup_mode=None
+)
+commands.add_typer(outbox_commands, name="outbox")
+
+type Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The answer, as the outbox numbers it.")]
+
+
+@commands.command("list")
+def list_channels() -> None:
+    """List the bots with their numbers of waiting and failed answers."""
+    file = _file()
+    counts = run(_counts())
+    rows = [
+        {
+            "name": bot.name,
+            "kind": bot.kind,
+            "receive": bot.receive,
+            "workflow": bot.workflow,
+            **{status: counts.get((bot.name, status), 0) for status in _OPEN},
+        }
+        for bot in file.channels
+    ]
+    if terminal.as_json:
+        terminal.json({"channels": rows})
+    else:
+        head = ["name", "kind", "receive", "workflow", *_OPEN]
+        terminal.table(head, [tuple(str(row[name]) for name in head) for row in rows], right=[*_OPEN])
+
+
+@commands.command("status")
+def show_status() -> None:
+    """Show for each bot when a person wrote last, and how long the oldest open answer has waited."""
+    file = _file()
+    rows = run(_statuses(file))
+    if terminal.as_json:
+        terminal.json({"channels": rows})
+        return
+    head = ["name", "kind", *_OPEN, "oldest open", "last heard"]
+    shown = [
+        (
+            *(str(row[name]) for name in ("name", "kind", *_OPEN)),
+            *(_since(row[name]) for name in ("oldest_open", "last_heard")),
+        )
+        for row in rows
+    ]
+    terminal.table(head, shown, right=[*_OPEN])
+
+
+@commands.command("add")
+def add_channel(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="telegram, wecom_dm, wecom_cs or wecom_aibot.")],
+    name: Annotated[str, typer.Option("--name", help="The name of the bot, a part of its callback's address.")],
+    token: Annotated[str, typer.Option("--token", help="The bot's token, or ${NAME} for a variable.")] = "",
+    fields: Annotated[
+        list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Another field of the bot; repeatable.")
+    ] = None,
+) -> None:
+    """Add a bot to the file of the channels; a service that starts with this file runs it."""
+    from threadkeep.channels.adding import add_bot
+    from threadkeep.settings import default_channels
+
+    path = command_settings().channels or default_channels()
+    given: dict[str, Json] = {"kind": kind, "name": name, **({"token": token} if token else {}), **_fields(fields)}
+    add_bot(path, given, os.environ)
+    if terminal.as_json:
+        terminal.json({"channel": name, "file": str(path)})
+    else:
+        terminal.say(f"{name} is in {path}; start the service: threadkeep serve")
+
+
+@commands.command("test")
+def check_channel(name: Name) -> None:
+    """Show the bot's account and webhook as the platform reports them."""
+    answer = run(_asked(_bot(name)))
+    if terminal.as_json:
+        terminal.json(answer)
+    else:
+        terminal.say("\n".join(f"{key}: {value}" for key, value in answer.items() if value not in (None, "")))
+
+
+@commands.command("webhook")
+def set_webhook(
+    name: Name,
+    url: Annotated[str, typer.Argument(metavar="URL", help="The public address of /channels/NAME.")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Take the webhook away; updates stay.")] = False,
+) -> None:
+    """Set the webhook URL of a Telegram bot, or remove it so that the bot can be polled."""
+    if bool(url) == delete:
+        raise WrongUse("Give the public https address of the bot, or --delete.")
+    bot = _bot(name)
+    run(_set_webhook(bot, url))
+    if terminal.as_json:
+        terminal.json({"channel": name, "url": url})
+    else:
+        terminal.say(f"{name} has no webhook any more." if delete else f"{name} gets its messages at {url}.")
+
+
+@commands.command("send")
+def send_text(
+    name: Name,
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="The conversation of the person.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the person is sent.")],
+    message_id: Annotated[str, typer.Option("--id", help="The id of the message: the same again is sent once.")] = "",
+) -> None:
+    """Send a person a message that is not a reply; it becomes part of the transcript."""
+    sent_id = run(_send(name, session, text, message_id))
+    if terminal.as_json:
+        terminal.json({"session_id": session, "message_id": sent_id})
+    else:
+        terminal.say("The message is in the outbox; a service that has the bot sends it.")
+
+
+@outbox_commands.callback()
+def list_outbox(
+    context: typer.Context,
+    status: Annotated[str, typer.Option("--status", help=f"Only those that are {', '.join(OUTBOX_STATUSES)}.")] = "",
+) -> None:
+    """List answers on their way to people; finished ones only if requested."""
+    if context.invoked_subcommand is not None:
+        return
+    if status and status not in OUTBOX_STATUSES:
+        raise WrongUse(f"--status is one of {', '.join(OUTBOX_STATUSES)}.")
+    entries = run(_entries([known for known in OUTBOX_STATUSES if status == known or (not status and known in _OPEN)]))
+    if terminal.as_json:
+        terminal.json({"entries": [_values(entry) for entry in entries]})
+    elif not entries:
+        terminal.note("No answer waits.")
+    else:
+        rows = [
+            (
+                str(entry.number),
+                entry.channel,
+                entry.session_id,
+                entry.status,
+                relative(entry.created_at),
+                str(entry.tries),
+                entry.error or "",
+            )
+            for entry in entries
+        ]
+        terminal.table(["number", "channel", "session", "status", "since", "tries", "error"], rows, right=["tries"])
+
+
+@outbox_commands.command("retry")
+def retry_answer(number: Number) -> None:
+    """Retry an answer that has failed."""
+    if not run(_retry(number)):
+        raise NotDone("No such answer has failed; see which have with: threadkeep channels outbox --status failed")
+    if terminal.as_json:
+        terminal.json({"retried": number})
+    else:
+        terminal.say(f"Answer {number} is tried again.")
+
+
+@outbox_commands.command("drop")
+def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
+    """Drop an undelivered answer; it stays in the transcript."""
+    refusal = "The person never gets a dropped answer: say --yes to drop it without being asked."
+    terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
+    if not run(_drop(number)):
+        raise NotDone("No such answer is on its way; see what is with: threadkeep channels outbox")
+    if terminal.as_json:
+        terminal.json({"dropped": number})
+    else:
+        terminal.say(f"Answer {number} is dropped.")
+
+
+def _file() -> ChannelsFile:
+    from threadkeep.channels.configuration import read_channels
+
+    settings = command_settings()
+    if settings.channels is None:
+        raise NotDone("There is no file of channels; name one in THREADKEEP_CHANNELS.")
+    return read_channels(settings.channels, os.environ)
+
+
+def _bot(name: str) -> AnyBot:
+    bots = {bot.name: bot for bot in _file().channels}
+    if name not in bots:
+        raise NotDone(f"There is no channel {name!r}; there are: {', '.join(bots) or 'none'}.")
+    return bots[name]
+
+
+@asynccontextmanager
+async def _client(bot: AnyBot) -> AsyncIterator[ChannelClient]:
+    import httpx2
+
+    from threadkeep.channels.opening import client_of
+
+    async with opened_memory() as memory, httpx2.AsyncClient() as http:
+        yield client_of(bot, bot.channel(), memory, http)
+
+
+async def _asked(bot: AnyBot) -> dict[str, object]:
+    async with _client(bot) as client:
+        account = await client.account()
+    if isinstance(account, str):
+        raise NotDone(_refusal(account))
+    return {"channel": bot.name, "kind": bot.kind, **account}
+
+
+async def _set_webhook(bot: AnyBot, url: str) -> None:
+    from threadkeep.channels.configuration import TelegramSettings
+    from threadkeep.channels.telegram_client import TelegramClient
+
+    if not isinstance(bot, TelegramSettings):
+        raise NotDone("Only Telegram is told by a command; WeCom's callback address is set on the page of the bot.")
+    if url and not bot.secret.get_secret_value():
+        raise NotDone("The bot has no secret in the file of the channels; choose one there first.")
+    async with _client(bot) as client:
+        assert isinstance(client, TelegramClient)  # noqa: S101 - by the kind of the bot
+        if url:
+            secret = bot.secret.get_secret_value()
+            answer = await client.call(
+                "setWebhook", {"url": url, "secret_token": secret, "allowed_updates": list(bot.allowed_updates)}
+            )
+        else:
+            answer = await client.call("deleteWebhook")
+    if not answer.ok:
+        raise NotDone(_refusal("Unauthorized" if answer.status in (401, 404) else answer.error or str(answer.status)))
+
+
+def _refusal(error: str) -> str:
+    if error == "Unauthorized":
+        return "Telegram does not know the token; copy it from @BotFather into the file of the channels."
+    if error in ("Code40001", "Code40013"):
+        return "WeCom does not know the corporation or its secret; copy both into the file of the channels."
+    return f"The platform does not do that ({error}); try again, or check the address."
+
+
+def _fields(given: Sequence[str] | None) -> dict[str, Json]:
+    """Return the fields of `--set`; a value is YAML, so that numbers, lists and true are understood."""
+    import yaml
+
+    found: dict[str, Json] = {}
+    for each in given or ():
+        field, equals, value = each.partition("=")
+        if not field or not equals:
+            raise WrongUse("Write --set FIELD=VALUE.")
+        try:
+            parsed = yaml.safe_load(value)
+        except yaml.YAMLError:
+            parsed = value
+        # Ids and secrets of digits are texts.
+        known = isinstance(parsed, list | dict | bool) or (isinstance(parsed, int) and field in _NUMBERS)
+        found[field] = parsed if known else value
+    return found
+
+
+async def _statuses(file: ChannelsFile) -> list[dict[str, object]]:
+    async with opened_memory() as memory:
+        counts = await memory.channels.outbox.counts()
+        times = await memory.channels.outbox.times()
+        rows: list[dict[str, object]] = []
+        for bot in file.channels:
+            oldest, heard = times.get(bot.name, (None, None))
+            open_answers: dict[str, object] = {str(status): counts.get((bot.name, status), 0) for status in _OPEN}
+            seen = {"oldest_open": oldest, "last_heard": heard}
+            rows.append({"name": bot.name, "kind": bot.kind, **open_answers, **seen})
+        return rows
+
+
+def _since(moment: object) -> str:
+    return relative(moment) if isinstance(moment, datetime) else "-"
+
+
+async def _counts() -> dict[tuple[str, OutboxStatus], int]:
+    async with opened_memory() as memory:
+        return await memory.channels.outbox.counts()
+
+
+async def _entries(statuses: Sequence[OutboxStatus]) -> list[Outgoing]:
+    async with opened_memory() as memory:
+        found: list[Outgoing] = []
+        for status in statuses:
+            after = 0
+            while page := await memory.channels.outbox.entries(status=status, after=after, limit=_PAGE):
+                found += page
+                after = page[-1].number
+        return sorted(found, key=lambda entry: entry.number)
+
+
+async def _retry(number: int) -> bool:
+    async with opened_memory() as memory:
+        return await memory.channels.outbox.retry(number)
+
+
+async def _drop(number: int) -> bool:
+    async with opened_memory() as memory:
+        return await memory.channels.outbox.drop(number)
+
+
+async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
+    from langchain_core.utils.uuid import uuid7
+
+    from threadkeep.records import Message
+
+    async with opened_memory() as memory:
+        outbox = memory.channels.outbox
+        place = await outbox.place(session_id)
+        if place is None:
+            raise NotDone("No channel has heard of this conversation; the person writes to the bot first.")
+        if place.channel != name:
+            raise NotDone(f"The person of this conversation writes to {place.channel!r}; send it through that bot.")
+        sent_id = message_id or str(uuid7())
+        session = memory.session(session_id)
+        # Store the message first: if it were only sent, the agent would not know of it.
+        await session.append([Message(role="assistant", content=text, id=sent_id)])
+        await outbox.send(session_id, sent_id, text)
+        return sent_id
+
+
+def _values(entry: Outgoing) -> dict[str, object]:
+    return {
+        "number": entry.number,
+        "channel": entry.channel,
+        "session_id": entry.session_id,
+        "message_id": entry.message_id,
+        "status": entry.status,
+        "parts_sent": entry.parts_sent,
+        "tries": entry.tries,
+        "uncertain": entry.uncertain,
+        "error": entry.error,
+        "created_at": entry.created_at,
+        "next_try_at": entry.next_try_at,
+    }

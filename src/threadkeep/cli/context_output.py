@@ -1,0 +1,293 @@
+"""Drawing of a context: a bar for each section of the budget, and the included and excluded messages."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from rich.text import Text
+
+from threadkeep.agent.context_view import ContextView, SeenMessage
+from threadkeep.cli.terminal import counted, first_words, terminal
+from threadkeep.context.manifest import (
+    ContextManifest,
+    Entry,
+    Exclusion,
+    ExclusionReason,
+    GraphOutcome,
+    LeftOut,
+    ScopeRecall,
+)
+from threadkeep.context.tokens import TokenFactor
+
+type Row = tuple[str, ...]
+
+_REASONS: Mapping[ExclusionReason, str] = {
+    "over_limit": "over the limit of {messages} messages",
+    "over_budget": "over the budget of {tokens:,} tokens",
+    "before_anchor": "before the place where the window begins",
+    "reset": "before the reset",
+    "summarised": "a summary stands for it",
+    "failed": "an answer that failed",
+    "duplicate": "in already",
+    "role": "a note, which no model is sent",
+    "orphan_tool": "a tool's result without its call, or a call without its result",
+    "archived": "archived",
+    "folded": "said before in the same words, and counted there",
+    "superseded": "taken back, or replaced by a later version",
+    "empty": "nothing is in it that could be sent",
+}
+_OUTCOMES: Mapping[GraphOutcome, str] = {
+    "ok": "asked",
+    "deadline": "did not answer in time",
+    "failed": "failed",
+    "breaker_open": "not asked, since it failed a moment ago",
+    "off": "off",
+    "no_consent": "not asked: no consent was given",
+    "untrusted": "not asked: the workspace is not trusted",
+}
+_COUNTS = {
+    "superseded": "do not hold any more",
+    "duplicate": "are shown for another scope",
+    "over_quota": "are beyond the limit",
+    "no_room": "had no room",
+    "queued": "messages are not sent yet",
+    "unconfirmed": "messages were sent and not seen there yet",
+}
+_COLORS = {
+    "system": "magenta",
+    "summary": "yellow",
+    "window": "cyan",
+    "earlier_steps": "red",
+    "input": "green",
+    "facts": "blue",
+    "snippets": "blue",
+    "selected": "blue",
+    "steps": "red",
+    "free": "dim",
+}
+_BAR = 40
+_BESIDE_THE_BAR = 34
+_LABEL = 9
+_COLUMNS = ("seq", "section", "role", "tokens", "text")
+_RIGHT = ("seq", "tokens")
+_GAP = "  "
+_SUMMARY_TAGS = re.compile(r"</?summary\b[^>]*> ?")
+
+
+def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
+    """Draw the whole context; `factor` is the current calibration of the model's token estimates."""
+    _show_bars(view)
+    for label, fact in _facts(view.manifest, factor):
+        terminal.labelled(f"{label:<{_LABEL}}", fact)
+    terminal.say()
+    show_rows([("", "", [row_of(message, view.manifest) for message in view.messages])])
+    if view.manifest.session_id and not any(message.entry.seq is not None for message in view.messages):
+        terminal.say("Nothing of the session is in.")
+    show_excluded(view.manifest)
+
+
+def show_excluded(manifest: ContextManifest) -> None:
+    """Show a line for each excluded range of the transcript and of the run."""
+    for gap in _joined(manifest.excluded):
+        terminal.labelled(
+            "out: ",
+            f"{ranges([gap.first_seq, gap.last_seq], joined=True)}, {in_words(gap.reason, manifest)}",
+            style="dim",
+        )
+    for one in manifest.left_out:
+        terminal.labelled("out: ", f"{_range_of_run(one)}, {in_words(one.reason, manifest)}", style="dim")
+
+
+def show_next(view: ContextView) -> None:
+    """Show the chat's next call without its input, in a few lines; a separate command shows all of it."""
+    seqs = [message.entry.seq for message in view.messages if message.entry.seq is not None]
+    terminal.say()
+    seen = f"messages {seqs[0]} to {seqs[-1]}" if seqs else "nothing of the session"
+    tokens = f"{view.manifest.tokens:,} of {counted(view.budget, 'token')}"
+    terminal.labelled("", f"The built-in chat's next call would see {seen} beside its input: {tokens}.")
+    session = shlex.quote(view.manifest.session_id or "")
+    terminal.say(f"All of it: threadkeep context show --session {session} --next", style="dim")
+    show_excluded(view.manifest)
+
+
+def show_whole_next(view: ContextView) -> None:
+    """Show the chat's next call without its input."""
+    terminal.labelled("", "The built-in chat's next call, beside its input")
+    terminal.labelled("in ", _location(view.manifest))
+    show_view(view)
+
+
+def show_title(manifest: ContextManifest, label: str = "") -> None:
+    """Show the title of a recorded call, in two lines."""
+    at = f", {manifest.created_at:%Y-%m-%d %H:%M:%S %Z}" if manifest.created_at else ""
+    node = f", node {manifest.node}" if manifest.node else ""
+    terminal.labelled(label, f"Call {manifest.call} of run {manifest.run_id}{node}")
+    terminal.labelled(" " * len(label), f"in {_location(manifest)}{at}")
+
+
+def show_rows(groups: Iterable[tuple[str, str, Sequence[Row]]], *, marked: bool = False) -> None:
+    """Print groups of rows: the mark of the group's rows, an optional heading, and the rows.
+
+    The columns are aligned across all groups; each row is cut to the width. With `marked` there is a column for the
+    marks.
+    """
+    filled = [(mark, heading, rows) for mark, heading, rows in groups if rows]
+    every = [_COLUMNS, *(row for _, _, rows in filled for row in rows)]
+    widths = [max(len(row[column]) for row in every) for column in range(len(_COLUMNS) - 1)]
+    if filled:
+        _show_row(_COLUMNS, widths, " " if marked else "", style="bold")
+    for mark, heading, rows in filled:
+        if heading:
+            terminal.say(heading, style="dim")
+        for row in rows:
+            _show_row(row, widths, mark)
+
+
+def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
+    """Return the row of a message, with as much of its text as a line may have."""
+    entry = message.entry
+    words = _SUMMARY_TAGS.sub("", message.words) if entry.section == "summary" else message.words
+    cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
+    text = first_words(" ".join(filter(None, (cut, _content(entry, manifest), words))), terminal.width)
+    return "" if entry.seq is None else str(entry.seq), entry.section, message.role or "", f"{entry.tokens:,}", text
+
+
+def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
+    """Return a reason in words, with the limits that applied."""
+    return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
+
+
+def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
+    """Return positions as ranges, such as 1–4, 17; with `joined` one range from the first to the last."""
+    found: list[list[int]] = []
+    for seq in sorted(seqs):
+        if found and (joined or seq <= found[-1][1] + 1):
+            found[-1][1] = seq
+        else:
+            found.append([seq, seq])
+    return ", ".join(str(first) if first == last else f"{first}–{last}" for first, last in found)
+
+
+def _show_bars(view: ContextView) -> None:
+    """Draw a bar for each section and for the free tokens, then the budget."""
+    total = max(view.budget, view.manifest.tokens, 1)
+    widest = min(max(terminal.width - _BESIDE_THE_BAR, 0), _BAR)
+    parts = [(str(name), tokens) for name, tokens, _ in view.sections]
+    label = max(_LABEL, *(len(name) + 1 for name, _ in parts))
+    for name, tokens in [*parts, ("free", view.free)]:
+        bar = "█" * -(-widest * tokens // total)
+        share = f" {tokens:>9,} tokens {100 * tokens / total:>4.0f} %"
+        terminal.say(f"{name:<{label}}", (f"{bar:<{widest}}", _COLORS[name]), share)
+    terminal.say(f"{'budget':<{label}}{'':<{widest}} {view.budget:>9,} tokens")
+
+
+def _show_row(row: Row, widths: Sequence[int], mark: str, *, style: str = "") -> None:
+    *cells, text = row
+    columns = zip(_COLUMNS, cells, widths, strict=False)  # the text takes the rest of the line
+    aligned = [cell.rjust(width) if name in _RIGHT else cell.ljust(width) for name, cell, width in columns]
+    line = Text(_GAP.join(filter(None, (mark, *aligned, text))))
+    line.truncate(terminal.width, overflow="ellipsis")
+    terminal.say(line.plain, style=style)
+
+
+def _location(manifest: ContextManifest) -> str:
+    """Return the location of a call's earlier turns."""
+    if manifest.conversation is not None:
+        return f"{manifest.conversation.key} of {'.'.join(manifest.conversation.namespace)}"
+    return manifest.session_id or "no session"
+
+
+def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tuple[str, str]]:
+    """Yield further labelled facts of the record: limits, counter, and start of the window."""
+    learned = ""
+    if factor is not None and factor.samples:
+        learned = f"; learned by now: ×{factor.value:.2f} from {counted(factor.samples, 'call')}"
+    yield "model", f"{manifest.model or 'not named'}, counted by {manifest.counter}{learned}"
+    if manifest.tools:
+        yield "tools", f"{counted(manifest.tools, 'token')} on top, for their descriptions"
+    if (reported := manifest.reported) is not None:
+        share = 100 * reported.cached_tokens / max(reported.input_tokens, 1)
+        cached = (
+            f", {reported.cached_tokens:,} of them from its cache ({share:.0f} %)" if reported.cached_tokens else ""
+        )
+        estimated = f"{manifest.tokens + manifest.tools:,} tokens were estimated"
+        counts = f"{estimated}, the provider counted {reported.input_tokens:,}{cached}"
+        yield "reported", f"{counts}; the reply had {reported.output_tokens:,}"
+    most = "" if manifest.max_messages is None else f", at most {counted(manifest.max_messages, 'earlier message')}"
+    begins = f", begins at message {manifest.anchor_seq}" if manifest.anchor_seq else ""
+    yield "window", f"{manifest.window}{most}{begins}"
+    if (prefix := manifest.prefix) is not None:
+        leading = f"the first {counted(prefix.messages, 'message')}, {counted(prefix.tokens, 'token')}"
+        yield "stable", f"{leading}: they do not depend on the input"
+    for one in manifest.graph:
+        yield "graphiti", _recall_in_words(one)
+    if manifest.notes:
+        yield "notes", ", ".join(manifest.notes).replace("_", " ")
+
+
+def _recall_in_words(one: ScopeRecall) -> str:
+    """Return the outcome of a Graphiti query for a scope, and the reasons for missing facts."""
+    outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
+    counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
+    return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
+
+
+def _joined(gaps: Sequence[Exclusion]) -> list[Exclusion]:
+    """Join consecutive ranges that are excluded for the same reason."""
+    joined: list[Exclusion] = []
+    for gap in gaps:
+        last = joined[-1] if joined else None
+        if last is not None and last.reason == gap.reason != "summarised" and last.last_seq + 1 == gap.first_seq:
+            joined[-1] = replace(last, last_seq=gap.last_seq)
+        else:
+            joined.append(gap)
+    return joined
+
+
+def _range_of_run(one: LeftOut) -> str:
+    if one.last_id is not None:
+        return f"{one.count:,} messages of the run, {one.id} to {one.last_id}"
+    if one.id is None:
+        return counted(one.count, "message") + " of the run"
+    return f"the run's message {one.id}"
+
+
+def _content(entry: Entry, manifest: ContextManifest) -> str:
+    """Return the content of a block: the messages that it quotes or replaces, or its passages."""
+    if entry.turns:
+        home = manifest.session_id or ""
+        quoted = _by_session((home, None), *((turn.session_id, turn.seq) for turn in entry.turns))
+        return f"quotes {'; '.join(_of_sessions(quoted, home))}:"
+    if entry.summaries:
+        gaps = [gap for gap in manifest.excluded if gap.reason == "summarised"]
+        seqs = (seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1))
+        return f"{'summary' if len(entry.summaries) == 1 else 'summaries'} of {ranges(seqs)}:"
+    if entry.facts:
+        return f"{counted(len(entry.facts), 'fact')} ({'; '.join(_origins(entry))}):"
+    return f"passages {', '.join(entry.snippets)}:" if entry.snippets else ""
+
+
+def _origins(entry: Entry) -> Iterator[str]:
+    """Yield the number of facts of each scope, and the messages that state them."""
+    for scope in dict.fromkeys(fact.scope for fact in entry.facts):
+        facts = [fact for fact in entry.facts if fact.scope == scope]
+        said = _by_session(*((turn.session_id, turn.seq) for fact in facts for turn in fact.evidence))
+        messages = ", ".join(_of_sessions(said, None))
+        yield f"{len(facts)} of the {scope}" + (f" from {messages}" if messages else "")
+
+
+def _by_session(*messages: tuple[str, int | None]) -> dict[str, list[int]]:
+    """Return positions by their session, in the order of the sessions' first mention."""
+    found: dict[str, list[int]] = {}
+    for session_id, seq in messages:
+        found.setdefault(session_id, []).extend([] if seq is None else [seq])
+    return found
+
+
+def _of_sessions(seqs: Mapping[str, Sequence[int]], home: str | None) -> Iterator[str]:
+    for session_id, found in seqs.items():
+        if found:
+            yield ranges(found) if session_id == home else f"{ranges(found)} of {session_id}"

@@ -1,0 +1,213 @@
+"""`threadkeep facts`: lists, shows, adds and deletes facts that outlive a session."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from threadkeep.cli.opening import opened_memory
+from threadkeep.cli.options import (
+    Confirmed,
+    CursorOption,
+    Limit,
+    json_or_text,
+    one_of,
+    read_cursor,
+    session_ids,
+    write_cursor,
+)
+from threadkeep.cli.problems import NotDone, WrongUse
+from threadkeep.cli.terminal import counted, first_words, relative, terminal
+from threadkeep.records.knowledge import FACT_KINDS, Fact, FactKind, Scope
+
+commands = typer.Typer(
+    help="List, show, add, forget, export or import what is known beyond one session.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_WORDS = 60
+
+OfSession = Annotated[
+    str | None, typer.Option("--session", metavar="ID", help="Of this session.", autocompletion=session_ids)
+]
+OfWorkspace = Annotated[str | None, typer.Option("--workspace", metavar="NAME", help="Of this workspace.")]
+OfUser = Annotated[str | None, typer.Option("--user", metavar="ID", help="Of this person, under any id.")]
+_Key = Annotated[str, typer.Argument(metavar="KEY", help="What the fact is about, such as home_city.")]
+_Kind = Annotated[str | None, typer.Option("--kind", help=f"One of {', '.join(FACT_KINDS)}.")]
+
+
+def scope_named(session: str | None, workspace: str | None, user: str | None) -> Scope | None:
+    """Return the scope that a command names, or None.
+
+    Raises:
+        WrongUse: it names more than one.
+    """
+    named = [("session", session), ("workspace", workspace), ("user", user)]
+    scopes = [Scope(kind, owner) for kind, owner in named if owner is not None]  # type: ignore[arg-type]
+    if len(scopes) > 1:
+        raise WrongUse("Name one of --session, --workspace and --user.")
+    return scopes[0] if scopes else None
+
+
+@commands.command("list")
+async def list_facts(
+    *,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    kind: _Kind = None,
+    text: Annotated[str | None, typer.Option(help="Only facts with this text in key or value.")] = None,
+    past: Annotated[bool, typer.Option("--past", help="Also values that are not valid any more.")] = False,
+    limit: Limit = 50,
+    cursor: CursorOption = None,
+) -> None:
+    """List facts, the last changed first."""
+    from threadkeep.knowledge.views import FactView
+    from threadkeep.records.knowledge import FactQuery
+
+    scope = scope_named(session, workspace, user)
+    query = FactQuery(scope, None, _kind(kind), None, text, past, limit=limit, cursor=read_cursor(cursor))
+
+    async with opened_memory() as memory:
+        facts, following = await memory.knowledge.facts_page(query)
+    next_cursor = write_cursor(following)
+    if terminal.as_json:
+        values = [FactView.of(fact) for fact in facts]
+        terminal.json({"facts": values, "next_cursor": next_cursor})
+    elif not facts:
+        terminal.note("No such fact is known.")
+    else:
+        _show_facts(facts)
+        terminal.more("threadkeep facts list --cursor", next_cursor)
+
+
+@commands.command("show")
+async def show_fact(
+    key: _Key,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+) -> None:
+    """Show a fact with its earlier values, and the messages that it comes from."""
+    from threadkeep.knowledge.views import FactView
+
+    scope = _scope(session, workspace, user)
+
+    async with opened_memory() as memory:
+        facts = await memory.knowledge.facts(scope, key=key, past=True, limit=1000)
+    if not facts:
+        raise NotDone("There is no such fact; list those there are with: threadkeep facts list")
+    if terminal.as_json:
+        terminal.json({"facts": [FactView.of(fact) for fact in facts]})
+        return
+    for fact in facts:
+        _show_fact(fact)
+
+
+@commands.command("add")
+async def add_fact(
+    key: _Key,
+    value: Annotated[str, typer.Argument(metavar="VALUE", help="The value: JSON, or a text as it is.")],
+    *,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    kind: _Kind = None,
+    confidence: Annotated[float, typer.Option(min=0, max=1, help="How sure it is.")] = 1.0,
+) -> None:
+    """Remember a value of a key. The same value confirms the fact; another value replaces it."""
+    from threadkeep.knowledge.views import FactView
+
+    scope = _scope(session, workspace, user)
+    fact_kind = _kind(kind)
+
+    async with opened_memory() as memory:
+        fact = await memory.knowledge.remember(scope, key, json_or_text(value), kind=fact_kind, confidence=confidence)
+    if terminal.as_json:
+        terminal.json(FactView.of(fact))
+    elif fact.confirmed > 1:
+        terminal.say(f"{key} was known, and is confirmed: {counted(fact.confirmed, 'time')} now.")
+    else:
+        terminal.say(f"{key} of {_owner(fact)} is remembered.")
+
+
+@commands.command("forget")
+async def forget_facts(
+    keys: Annotated[list[str] | None, typer.Argument(metavar="[KEY…]", help="What the facts are about.")] = None,
+    *,
+    everything: Annotated[bool, typer.Option("--all", help="All facts of the scope.")] = False,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    confirmed: Confirmed = False,
+) -> None:
+    """Delete facts with all their earlier values, permanently."""
+    scope = _scope(session, workspace, user)
+    if bool(keys) == everything:
+        raise WrongUse("Name the keys to forget, or say --all for all of them.")
+    what = "everything" if everything else ", ".join(keys or ())
+    terminal.confirm(
+        f"Forget {what} of {scope.kind} {scope.owner}, for good?",
+        "Forgetting is for good: say --yes to do it without being asked.",
+        confirmed=confirmed,
+    )
+    async with opened_memory() as memory:
+        if everything:
+            counts = {"": await memory.knowledge.forget_all(scope)}
+        else:
+            counts = {key: await memory.knowledge.forget(scope, key) for key in keys or ()}
+    missing = [key for key, count in counts.items() if key and not count]
+    if terminal.as_json:
+        terminal.json({"forgotten": sum(counts.values()), "not_found": missing})
+    else:
+        terminal.say(f"{counted(sum(counts.values()), 'value')} forgotten.")
+        for key in missing:
+            terminal.error(f"Nothing is known under {key}; list what is with: threadkeep facts list")
+    if missing:
+        raise typer.Exit(1)
+
+
+def _scope(session: str | None, workspace: str | None, user: str | None) -> Scope:
+    scope = scope_named(session, workspace, user)
+    if scope is None:
+        raise WrongUse("Say whose fact it is: --session ID, --workspace NAME or --user ID.")
+    return scope
+
+
+def _kind(kind: str | None) -> FactKind | None:
+    return one_of("--kind", kind, FACT_KINDS)
+
+
+def _owner(fact: Fact) -> str:
+    return f"{fact.scope.kind} {fact.scope.owner}"
+
+
+def _show_facts(facts: Sequence[Fact]) -> None:
+    rows = [
+        (
+            _owner(fact),
+            fact.key,
+            first_words(fact.text.removeprefix(f"{fact.key}: "), _WORDS),
+            fact.kind,
+            str(fact.confirmed),
+            relative(fact.updated_at) + ("" if fact.valid_to is None else ", past"),
+        )
+        for fact in facts
+    ]
+    terminal.table(["of", "key", "value", "kind", "confirmed", "changed"], rows, right=["confirmed"])
+
+
+def _show_fact(fact: Fact) -> None:
+    until = "now" if fact.valid_to is None else f"{fact.valid_to:%Y-%m-%d %H:%M}"
+    terminal.say(fact.text, style="bold" if fact.valid_to is None else "")
+    terminal.say(f"  of {_owner(fact)}, {fact.kind}, id {fact.id}")
+    terminal.say(f"  valid {fact.valid_from:%Y-%m-%d %H:%M} to {until} (UTC), confidence {fact.confidence:g}")
+    terminal.say(f"  confirmed {counted(fact.confirmed, 'time')}, contradicted {counted(fact.contradicted, 'time')}")
+    for origin in fact.evidence:
+        message = "" if origin.seq is None else f"message {origin.seq} of "
+        session = "" if origin.session_id is None else f"{message}{origin.session_id}"
+        run_id = "" if origin.run_id is None else f"run {origin.run_id}"
+        terminal.say(f"  from {', '.join(filter(None, (session, run_id)))}")

@@ -1,0 +1,181 @@
+"""Detection of files and databases of other systems, and the protocol of their importers."""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections import Counter
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+from threadkeep.cli.problems import WrongUse
+from threadkeep.history.archive_lines import SessionLine
+from threadkeep.records import Message
+from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.foreign import ForeignDatabase, open_foreign
+from threadkeep.store.times import time_of
+
+type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
+type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]
+"""The kinds of entries that are not utterances of a person or an assistant."""
+
+_NAMES: Mapping[Kind, str] = {
+    "langgraph": "a LangGraph checkpoint database",
+    "openai-agents": "a session database of the OpenAI Agents SDK",
+    "graph-store": "a database of a LangGraph store",
+    "chatgpt": "an export of ChatGPT",
+    "jsonl": "an export of Threadkeep",
+    "threadkeep": "a database of Threadkeep",
+}
+# The columns that identify the tables of a kind. A database may hold several kinds.
+_COLUMNS: Mapping[Kind, Mapping[str, frozenset[str]]] = {
+    "langgraph": {"checkpoints": frozenset({"thread_id", "checkpoint_ns", "checkpoint"})},
+    "openai-agents": {"agent_messages": frozenset({"id", "session_id", "message_data"})},
+    "graph-store": {"store": frozenset({"prefix", "key", "value"})},
+    "threadkeep": {"chat_sessions": frozenset({"session_id"}), "chat_messages": frozenset({"session_id", "seq"})},
+}
+_SQLITE = b"SQLite format 3\0"
+_HEAD_BYTES = 65_536
+_CHATGPT = re.compile(rb'^\s*\[\s*(\]|\{.*"mapping"\s*:)', re.DOTALL)
+_JSONL = re.compile(rb'^\s*\{[^\n]*"type"\s*:\s*"(session|message|summary)"')
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A conversation of another system, in the form of an export's lines."""
+
+    line: SessionLine
+    messages: Sequence[Message]
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A conversation that cannot be read; the sentence says why."""
+
+    name: str
+    sentence: str
+
+
+class Source(Protocol):
+    """The conversations of another system. `done` of `total` is the progress; `left_out` counts excluded entries."""
+
+    total: int
+    done: int
+    left_out: Counter[LeftOut]
+
+    def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
+        """Yield the conversations in a stable order, including those without utterances."""
+        ...
+
+
+def address_of(source: str) -> DatabaseAddress | None:
+    """Return the database of a URL argument; None for a path.
+
+    Raises:
+        InvalidSettings: the URL is not a database URL.
+    """
+    return parse_address(source, variable="The database to import") if "://" in source else None
+
+
+@asynccontextmanager
+async def open_source_database(source: str, wanted: Kind) -> AsyncIterator[tuple[DatabaseAddress, ForeignDatabase]]:
+    """Open a database of the wanted kind for reading.
+
+    Raises:
+        WrongUse: the argument names something else.
+        OSError: the file cannot be read.
+    """
+    address = address_of(source)
+    if address is None:
+        path = Path(source)
+        if not _head(path).startswith(_SQLITE):
+            check_kind(source, wanted, kinds_of_file(path))
+        address = _address_of_file(path)
+    async with open_foreign(address) as database:
+        check_kind(source, wanted, _kinds_of_tables(database))
+        yield address, database
+
+
+async def check_file(source: str, wanted: Kind) -> None:
+    """Reject a file of another kind. Handwritten lines are not recognised, and are read as JSONL.
+
+    Raises:
+        WrongUse: the sentence names the kind and its command.
+        OSError: the file cannot be read.
+    """
+    path = Path(source)
+    if _head(path).startswith(_SQLITE):
+        async with open_foreign(_address_of_file(path)) as database:
+            check_kind(source, wanted, _kinds_of_tables(database))
+    elif (kinds := kinds_of_file(path)) or wanted != "jsonl":
+        check_kind(source, wanted, kinds)
+
+
+def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
+    """Reject a source of another kind.
+
+    Raises:
+        WrongUse: the sentence names the kind and its command.
+    """
+    if wanted in kinds:
+        return
+    if not kinds:
+        raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
+    kind = next(iter(kinds))
+    # A URL may contain a password.
+    shown = source if (address := address_of(source)) is None else str(address)
+    if kind == "threadkeep":
+        command = f"threadkeep sessions export --all --database {shown}"
+    else:
+        command = f"threadkeep import {kind} {shown}"
+    raise WrongUse(f"This is {_NAMES[kind]}; use `{command}`.")
+
+
+def kinds_of_file(path: Path) -> list[Kind]:
+    """Return the kind of a file that is not a database; empty if it is unknown."""
+    head = _head(path)
+    if head.startswith(b"PK") and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            members = chatgpt_members(archive)
+            head = archive.open(members[0]).read(_HEAD_BYTES) if members else b""
+    head = head.removeprefix(b"\xef\xbb\xbf")
+    if _CHATGPT.match(head):
+        return ["chatgpt"]
+    return ["jsonl"] if _JSONL.match(head) else []
+
+
+def chatgpt_members(archive: zipfile.ZipFile) -> list[str]:
+    """Return the files of an export's zip that hold conversations, in order: one file, or numbered files."""
+    return sorted(name for name in archive.namelist() if re.fullmatch(r"(.*/)?conversations(-\d+)?\.json", name))
+
+
+def utc_time(value: object) -> datetime | None:
+    """Return a timestamp of another system's table, in UTC if it has no zone; None for anything else."""
+    try:
+        moment = time_of(value) if isinstance(value, str) else value
+    except ValueError:
+        return None
+    if not isinstance(moment, datetime):
+        return None
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _kinds_of_tables(database: ForeignDatabase) -> list[Kind]:
+    return [
+        kind
+        for kind, tables in _COLUMNS.items()
+        if all(columns <= database.columns.get(table, frozenset()) for table, columns in tables.items())
+    ]
+
+
+def _address_of_file(path: Path) -> DatabaseAddress:
+    return DatabaseAddress("sqlite", path=path.absolute())
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(_HEAD_BYTES)

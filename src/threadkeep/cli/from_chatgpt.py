@@ -1,0 +1,208 @@
+"""ChatGPT exports: `conversations.json`, alone or in the zip. Each conversation has the branch that was shown last."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import zipfile
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import ExitStack, asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import IO, Any
+
+from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, chatgpt_members, check_file
+from threadkeep.errors import InvalidInput
+from threadkeep.history.archive_lines import SessionLine
+from threadkeep.records import Message, Role, Status
+
+_STEP = 1 << 20
+_ROLES: Mapping[str, Role] = {"user": "user", "assistant": "assistant"}
+_REASONING = ("thoughts", "reasoning_recap")
+_INTERRUPTED = ("in_progress", "finished_partial_completion")
+_MARKS = {
+    "image_asset_pointer": "[image]",
+    "audio_asset_pointer": "[recording]",
+    "video_container_asset_pointer": "[video]",
+    "real_time_user_audio_video_asset_pointer": "[recording]",
+}
+
+
+@asynccontextmanager
+async def open_export(source: str, *, user_id: str | None) -> AsyncIterator[ChatGptExport]:
+    """Open an export: its zip, or the JSON file in it.
+
+    Raises:
+        WrongUse: the file is of another kind.
+    """
+    await check_file(source, "chatgpt")
+    with ExitStack() as stack:
+        files, total = _open_files(source, stack)
+        yield ChatGptExport(files, total, user_id=user_id)
+
+
+def _open_files(source: str, stack: ExitStack) -> tuple[list[IO[bytes]], int]:
+    """Open the files that hold conversations; return them with their size in bytes."""
+    if zipfile.is_zipfile(source):
+        archive = stack.enter_context(zipfile.ZipFile(source))
+        names = chatgpt_members(archive)
+        return [stack.enter_context(archive.open(name)) for name in names], sum(
+            archive.getinfo(name).file_size for name in names
+        )
+    file = stack.enter_context(Path(source).open("rb"))  # noqa: SIM115 - the stack closes it
+    return [file], os.fstat(file.fileno()).st_size
+
+
+class ChatGptExport:
+    """The conversations of an export, in its order; `done` and `total` are bytes."""
+
+    def __init__(self, files: list[IO[bytes]], total: int, *, user_id: str | None) -> None:
+        self.total = total
+        self.done = 0
+        self.left_out: Counter[LeftOut] = Counter()
+        self._files = files
+        self._user_id = user_id
+
+    async def conversations(self) -> AsyncIterator[Conversation | Unreadable]:
+        """Yield the conversations in the order of the files."""
+        number, before = 0, 0
+        for file in self._files:
+            try:
+                with io.TextIOWrapper(file, encoding="utf-8-sig") as text:
+                    for item in _array_items(text):
+                        number += 1
+                        yield self._conversation(item, f"Conversation {number}")
+                        self.done = before + file.tell()
+            except ValueError:
+                yield Unreadable(
+                    f"After conversation {number}",
+                    "What follows is not JSON, or ends in the middle; unpack the export again.",
+                )
+            before = self.done
+
+    def _conversation(self, item: object, name: str) -> Conversation | Unreadable:
+        try:
+            values = _mapping(item)
+            session_id = values.get("conversation_id") or values.get("id")
+            if not isinstance(session_id, str):
+                raise InvalidInput("It has no id.")
+            title = values.get("title")
+            line = SessionLine(
+                f"chatgpt:{session_id}",
+                self._user_id,
+                title=title if isinstance(title, str) and title else None,
+                created_at=_moment(values.get("create_time")),
+                updated_at=_moment(values.get("update_time")),
+            )
+            nodes = _active_branch(_mapping(values.get("mapping")), values.get("current_node"))
+            return Conversation(line, [message for node in nodes if (message := self._message(node))])
+        except InvalidInput as error:
+            return Unreadable(name, str(error))
+
+    def _message(self, values: Mapping[str, Any]) -> Message | None:
+        """Return the message of a node; count other nodes and return None for them."""
+        text = _text(values)
+        if (reason := _left_out(values, text)) is not None:
+            self.left_out[reason] += 1
+            return None
+        moment = _moment(values.get("create_time"))
+        status: Status = "interrupted" if values.get("status") in _INTERRUPTED else "complete"
+        role = _ROLES[_mapping(values["author"])["role"]]
+        return Message(role, text, id=values.get("id"), sent_at=moment, created_at=moment, status=status)
+
+
+def _array_items(stream: IO[str]) -> Iterator[object]:
+    """Yield the items of a JSON array one by one, so that a large file is never in memory as a whole.
+
+    Raises:
+        ValueError: the text is not an array, or its end is missing.
+    """
+    decoder = json.JSONDecoder()
+    text = stream.read(_STEP).lstrip()
+    if not text.startswith("["):
+        raise ValueError("no array")
+    position, step = 1, _STEP
+    while True:
+        while text[position : position + 1].isspace() or text[position : position + 1] == ",":
+            position += 1
+        if text[position : position + 1] == "]":
+            return
+        try:
+            item, position = decoder.raw_decode(text, position)
+        except ValueError:
+            more = stream.read(step)
+            if not more:
+                raise
+            # Double the size each time, so that a long item is parsed again only a few times.
+            text, position, step = text[position:] + more, 0, step * 2
+        else:
+            step = _STEP
+            yield item
+
+
+def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[str, Any]]:
+    """Return the messages from the root to the node that was shown last."""
+    messages: list[Mapping[str, Any]] = []
+    seen: set[str] = set()
+    if current is None and mapping:
+        current = max((key for key, node in mapping.items() if not _mapping(node).get("children")), default=None)
+    while isinstance(current, str) and current not in seen:
+        seen.add(current)
+        if current not in mapping:
+            raise InvalidInput("Its tree of messages has a gap.")
+        node = _mapping(mapping[current])
+        if isinstance(node.get("message"), dict):
+            messages.append({"id": current, **node["message"]})
+        current = node.get("parent")
+    return messages[::-1]
+
+
+def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
+    """Return the reason why a message is not an utterance; None if it is one."""
+    role = _mapping(values.get("author")).get("role")
+    kind = _mapping(values.get("content")).get("content_type")
+    reasons: tuple[tuple[LeftOut, bool], ...] = (
+        ("system", role == "system"),
+        ("tool_result", role == "tool"),
+        ("tool_call", values.get("recipient") not in (None, "all")),
+        ("reasoning", kind in _REASONING),
+        ("hidden", bool(_mapping(values.get("metadata") or {}).get("is_visually_hidden_from_conversation"))),
+        ("other", role not in _ROLES or kind not in ("text", "multimodal_text")),
+        ("empty", not text.strip()),
+    )
+    return next((reason for reason, holds in reasons if holds), None)
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    """Return the text of a message, with marks for images and for recordings without a transcription."""
+    parts = _mapping(values.get("content") or {}).get("parts")
+    pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
+    spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
+    return "\n".join(piece for piece in pieces if piece and not (spoken and piece == "[recording]"))
+
+
+def _piece(part: object) -> str:
+    if isinstance(part, str):
+        return part
+    if not isinstance(part, dict):
+        return ""
+    text = part.get("text")
+    return text if isinstance(text, str) else _MARKS.get(str(part.get("content_type")), "[part]")
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise InvalidInput("It is not of the shape that exports have.")
+    return value
+
+
+def _moment(value: object) -> datetime | None:
+    """Return a time from seconds since 1970."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return datetime.fromtimestamp(value, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None

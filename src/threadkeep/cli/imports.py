@@ -1,0 +1,281 @@
+"""`threadkeep import`: conversations of other systems and exports of Threadkeep, stored as sessions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from threadkeep.cli.opening import opened_memory
+from threadkeep.cli.terminal import counted, terminal
+from threadkeep.errors import StoreError
+
+if TYPE_CHECKING:
+    from threadkeep.cli.foreign import Source
+    from threadkeep.history.importing import Imported, Importer, Position
+
+commands = typer.Typer(
+    help="Store conversations of other systems. What is there already is not stored again.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+_MOST_SHOWN = 1_000
+_LINES_BETWEEN = 500
+_LEFT_OUT = {
+    "tool_call": "tool call",
+    "tool_result": "tool result",
+    "system": "system message",
+    "summary": "summary",
+    "reasoning": "piece of reasoning",
+    "hidden": "hidden message",
+    "empty": "empty message",
+    "other": "other item",
+}
+_PLURALS = {"summary": "summaries", "reasoning": "pieces of reasoning"}
+
+Database = Annotated[
+    str,
+    typer.Argument(metavar="DB", help="The SQLite file, or the URL of a database: postgresql://user@host/database."),
+]
+Owner = Annotated[str | None, typer.Option("--user", metavar="ID", help="Whose sessions they become.")]
+
+
+@commands.command("langgraph")
+async def import_langgraph(
+    source: Database,
+    channel: Annotated[str, typer.Option(help="The channel of the state that holds the messages.")] = "messages",
+    user: Owner = None,
+) -> None:
+    """Store the threads of a LangGraph checkpointer, each with the messages of its newest state.
+
+    A thread becomes the session with its id; the messages keep their ids. The checkpoints are only read.
+    """
+    from threadkeep.cli.from_langgraph import LangGraphThreads, open_threads
+
+    read = await _import_source(open_threads(source, channel=channel, user_id=user))
+    if isinstance(read, LangGraphThreads) and read.total and not read.has_channel:
+        terminal.note(f"No state has the channel {channel!r}; name another with --channel.")
+
+
+@commands.command("openai-agents")
+async def import_openai_agents(
+    source: Database,
+    branch: Annotated[str, typer.Option(help="The branch of sessions that have branches.")] = "main",
+    user: Owner = None,
+) -> None:
+    """Store the sessions of the OpenAI Agents SDK (SQLiteSession, AdvancedSQLiteSession, SQLAlchemySession)."""
+    from threadkeep.cli.from_openai_agents import open_agent_sessions
+
+    await _import_source(open_agent_sessions(source, branch=branch, user_id=user))
+
+
+@commands.command("chatgpt")
+async def import_chatgpt(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The zip of the export, or conversations.json.")],
+    user: Owner = None,
+) -> None:
+    """Store the conversations of an export of ChatGPT, each as it was shown last."""
+    from threadkeep.cli.from_chatgpt import open_export
+
+    await _import_source(open_export(file, user_id=user))
+
+
+@commands.command("graph-store")
+async def import_graph_store(
+    source: Database,
+    namespace: Annotated[
+        str, typer.Option(help="The namespace of the histories; its labels are separated by full stops.")
+    ] = "agent_chat_history",
+    value_field: Annotated[str, typer.Option(help="The field of a message's text.")] = "content",
+    as_sessions: Annotated[
+        bool, typer.Option("--sessions", help="Make sessions of them; else they stay conversations in the graph store.")
+    ] = False,
+) -> None:
+    """Store histories that a LangGraph store keeps as one item each: {"version", "messages"}."""
+    from threadkeep.cli.from_graph_store import open_histories
+    from threadkeep.store.graph_transcripts.layout import GraphLayout
+
+    layout = GraphLayout(tuple(namespace.split(".")), value_field=value_field)
+    await _import_source(open_histories(source, layout, as_sessions=as_sessions))
+
+
+@commands.command("jsonl")
+async def import_sessions(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to read; - for stdin.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad line.")] = False,
+) -> None:
+    """Store sessions from JSONL, as they were.
+
+    What is there already is not stored again, so a second import changes nothing and an import that was broken off can
+    be begun again. Bad lines are named and left out; exits with 1 if there were any.
+    """
+    refusals = _Refusals("line", "Line {}")
+    done = await _import_lines(file, refusals, strict=strict)
+    if terminal.as_json:
+        terminal.json({**asdict(done), "errors": refusals.errors})
+    else:
+        _show_lines(done)
+    if done.bad_lines:
+        raise typer.Exit(1)
+
+
+class _Refusals:
+    """Rejected entries, which are shown at once and collected for the JSON result."""
+
+    def __init__(self, name: str, words: str) -> None:
+        self.errors: list[dict[str, int | str]] = []
+        self._name = name
+        self._words = words
+
+    def add(self, position: Position, sentence: str) -> None:
+        """Report a rejected entry."""
+        if len(self.errors) < _MOST_SHOWN:
+            self.errors.append({self._name: position, "detail": sentence})
+        if not terminal.as_json:
+            terminal.error(f"{self._words.format(position)}: {sentence}")
+
+
+async def _import_source[S: Source](opening: AbstractAsyncContextManager[S]) -> S:
+    """Store the conversations of another system and show the result; exit with 1 if some were rejected."""
+    refusals = _Refusals("conversation", "{}")
+    source, done, empty = await _store_source(opening, refusals)
+    if terminal.as_json:
+        terminal.json(
+            {
+                "sessions": done.sessions,
+                "stored": done.stored,
+                "known": done.known,
+                "cleaned": done.cleaned,
+                "left_out": dict(sorted(source.left_out.items())),
+                "empty": empty,
+                "refused": done.bad_lines,
+                "errors": refusals.errors,
+            }
+        )
+    else:
+        _show_source(source, done, empty)
+    if done.bad_lines:
+        raise typer.Exit(1)
+    return source
+
+
+async def _store_source[S: Source](
+    opening: AbstractAsyncContextManager[S], refusals: _Refusals
+) -> tuple[S, Imported, int]:
+    """Return the source after reading, the result of the import, and the number of conversations without utterances."""
+    from threadkeep.cli.foreign import Unreadable
+    from threadkeep.history.archive_lines import MessageLine
+    from threadkeep.history.importing import Importer
+
+    empty = 0
+    async with opening as source, opened_memory() as memory:
+        importer = Importer(memory, refusals.add)
+        with _reporting(importer, source.total) as reach:
+            async for found in source.conversations():
+                if isinstance(found, Unreadable):
+                    importer.refuse(found.name, found.sentence)
+                elif found.messages:
+                    name = found.line.session_id
+                    await importer.accept(name, found.line)
+                    for message in found.messages:
+                        await importer.accept(name, MessageLine(name, message))
+                else:
+                    empty += 1
+                reach(source.done)
+            await importer.store()
+            reach(source.total)
+        return source, importer.done, empty
+
+
+async def _import_lines(file: str, refusals: _Refusals, *, strict: bool) -> Imported:
+    from threadkeep.cli.foreign import check_file
+    from threadkeep.history.importing import Importer
+
+    if file != "-":
+        await check_file(file, "jsonl")
+    with _input(file) as stream:
+        size = os.fstat(stream.fileno()).st_size if stream is not sys.stdin.buffer else 0
+        read = 0
+        async with opened_memory() as memory:
+            importer = Importer(memory, refusals.add, strict=strict)
+            with _reporting(importer, size or None) as reach:
+                for number, line in enumerate(stream, start=1):
+                    read += len(line)
+                    if not await importer.take(number, line):
+                        break
+                    if number % _LINES_BETWEEN == 0:
+                        reach(read)
+                await importer.store()
+                reach(read)
+            return importer.done
+
+
+@contextmanager
+def _reporting(importer: Importer, total: int | None) -> Iterator[Callable[[int], None]]:
+    """Show the progress of the import in the block, and once more if the block is interrupted."""
+    import asyncio
+
+    try:
+        with terminal.progress("Importing", total) as reach:
+            yield lambda done: reach(done, _words(importer.done))
+    except (StoreError, asyncio.CancelledError):
+        terminal.note(f"Broken off: {_words(importer.done)}. Import the same again to go on; nothing is doubled.")
+        raise
+
+
+def _words(done: Imported) -> str:
+    return f"{counted(done.stored, 'message')} stored, {done.known:,} there already"
+
+
+def _show_source(source: Source, done: Imported, empty: int) -> None:
+    terminal.say(
+        f"Stored {counted(done.stored, 'message')} of {counted(done.sessions, 'session')}; "
+        f"there already: {done.known:,}."
+    )
+    if source.left_out:
+        kinds = source.left_out.most_common()
+        items = (counted(count, _LEFT_OUT[kind], _PLURALS.get(kind)) for kind, count in kinds)
+        terminal.say(f"Left out, since nobody said it: {', '.join(items)}.")
+    if empty:
+        terminal.say(f"Conversations without an utterance: {empty:,}.")
+    _show_changes(done)
+    if done.bad_lines:
+        terminal.say(f"Conversations that were not read or not stored: {done.bad_lines:,}.")
+
+
+def _show_lines(done: Imported) -> None:
+    terminal.say(f"Stored {counted(done.stored, 'message')}; there already: {done.known:,}.")
+    if done.moved:
+        terminal.say(f"At other places than they had, since their sessions had messages before: {done.moved:,}.")
+    _show_changes(done)
+    if done.summaries:
+        terminal.say(f"With {counted(done.summaries, 'summary', 'summaries')} of them.")
+    if done.summaries_left_out:
+        terminal.say(
+            f"Summaries left out, since their messages are not here as they were: {done.summaries_left_out:,}."
+        )
+    if done.skipped:
+        terminal.say(f"Left out because of their session: {done.skipped:,}.")
+    if done.bad_lines:
+        terminal.say(f"Bad lines: {done.bad_lines:,}. Mend them and import the file again: nothing is doubled.")
+
+
+def _show_changes(done: Imported) -> None:
+    if done.cleaned:
+        terminal.say(f"With U+FFFD for characters that no database keeps: {done.cleaned:,}.")
+
+
+@contextmanager
+def _input(file: str) -> Iterator[BinaryIO]:
+    if file == "-":
+        yield sys.stdin.buffer
+        return
+    with Path(file).open("rb") as stream:
+        yield stream

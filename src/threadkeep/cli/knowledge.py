@@ -1,0 +1,355 @@
+"""`threadkeep knowledge`: Graphiti consents, deliveries, and requests of a person."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from threadkeep.cli.facts import OfSession, OfUser, OfWorkspace, scope_named
+from threadkeep.cli.opening import opened_memory
+from threadkeep.cli.options import Confirmed, Limit, one_of
+from threadkeep.cli.problems import WrongUse
+from threadkeep.cli.terminal import counted, terminal
+from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
+
+if TYPE_CHECKING:
+    from threadkeep.knowledge.graphiti.checks import Check
+    from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
+    from threadkeep.knowledge.graphiti.upkeep import Backfilled
+    from threadkeep.records.graphiti import Consent
+
+commands = typer.Typer(
+    help="Graphiti: consent, messages on their way, tests of the server.", no_args_is_help=True, rich_markup_mode=None
+)
+
+_PAUSE_SECONDS = 1.0
+_SAY_YES = "Say --yes to do it without being asked."
+
+_By = Annotated[str | None, typer.Option("--by", metavar="NAME", help="Who decides; by default the user's login.")]
+
+
+@commands.command("status")
+async def show_status() -> None:
+    """Show the data that may go to Graphiti, and the progress of deliveries."""
+    from threadkeep.knowledge.graphiti.views import GraphitiStatusView
+
+    status = await _with_graphiti(lambda graphiti: graphiti.status())
+    if terminal.as_json:
+        terminal.json(GraphitiStatusView.of(status))
+        return
+    for label, words in _status_lines(status):
+        terminal.labelled(f"{label:<10}", words)
+
+
+@commands.command("consent")
+async def decide_consent(
+    *,
+    grant: Annotated[bool, typer.Option("--grant", help="Allow the data to go to the endpoint.")] = False,
+    decline: Annotated[bool, typer.Option("--decline", help="Allow nothing any more; what waits is given up.")] = False,
+    data: Annotated[
+        list[str] | None, typer.Option("--data", help=f"What may go: {', '.join(DATA_CLASSES)}; by default all in use.")
+    ] = None,
+    by: _By = None,
+    confirmed: Confirmed = False,
+) -> None:
+    """Allow data to go to the Graphiti endpoint, or decline; without options show the decisions."""
+    from threadkeep.knowledge.graphiti.views import ConsentView
+
+    if grant and decline:
+        raise WrongUse("Say --grant or --decline, not both.")
+    if grant:
+        classes = _classes(data)
+        terminal.confirm(
+            "Everything of these kinds that is said from now on goes there. Allow it?", _SAY_YES, confirmed=confirmed
+        )
+        consents = [await _with_graphiti(lambda graphiti: _grant(graphiti, classes, _name(by)))]
+    elif decline:
+        consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=_name(by)))]
+    else:
+        consents = await _with_graphiti(lambda graphiti: graphiti.gate.decisions())
+    if terminal.as_json:
+        terminal.json({"consents": [ConsentView.of(one) for one in consents]})
+        return
+    if not consents:
+        terminal.note("Nobody has decided yet; allow it with: threadkeep knowledge consent --grant")
+    rows = [
+        (one.endpoint, one.decision, ", ".join(one.data_classes), one.decided_by, f"{one.decided_at:%Y-%m-%d %H:%M}")
+        for one in consents
+    ]
+    if rows:
+        terminal.table(["endpoint", "decision", "data", "by", "at"], rows)
+
+
+@commands.command("trust")
+async def trust_workspace(
+    workspace: Annotated[
+        str | None, typer.Argument(metavar="[WORKSPACE]", help="Its name; without one that of runs that name none.")
+    ] = None,
+    *,
+    withdraw: Annotated[bool, typer.Option("--withdraw", help="Trust it no more.")] = False,
+    by: _By = None,
+) -> None:
+    """Trust a workspace: messages of other workspaces never go to Graphiti."""
+
+    async def trusting(graphiti: Graphiti) -> list[str | None]:
+        name = workspace or graphiti.workspace
+        await (graphiti.gate.distrust(name) if withdraw else graphiti.gate.trust(name, by=_name(by)))
+        return await graphiti.gate.trusted()
+
+    trusted = await _with_graphiti(trusting)
+    if terminal.as_json:
+        terminal.json({"trusted": trusted})
+    else:
+        terminal.say(f"Trusted: {_workspaces(trusted)}.")
+
+
+@commands.command("test")
+async def check_server(
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="Also write a message of our own, wait for it, and delete it again.")
+    ] = False,
+) -> None:
+    """Test the Graphiti server without sending people's words."""
+    from threadkeep.knowledge.graphiti.checks import all_ok
+    from threadkeep.knowledge.graphiti.views import CheckView
+
+    with terminal.waiting("Asking the server"):
+        checks: list[Check] = await _with_graphiti(lambda graphiti: graphiti.test(smoke=smoke))
+    if terminal.as_json:
+        terminal.json({"ok": all_ok(checks), "checks": [CheckView.of(one) for one in checks]})
+    else:
+        for one in checks:
+            terminal.labelled(f"{'ok' if one.ok else 'FAILED':<8}{one.milliseconds:>8.0f} ms  ", one.name)
+            if one.problem:
+                terminal.labelled(" " * 8, one.problem)
+    if not all_ok(checks):
+        raise typer.Exit(1)
+
+
+@commands.command("promote")
+async def promote_fact(
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="What it is, such as decision or preference.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The fact in a sentence.")],
+    *,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    key: Annotated[
+        str | None, typer.Option(help="The key under which it is kept; by default made of its words.")
+    ] = None,
+) -> None:
+    """Store a fact here, and send it to the graph if that is allowed."""
+    from threadkeep.knowledge.graphiti.promotion import Promotion
+    from threadkeep.knowledge.graphiti.views import PromotedView
+
+    scope = scope_named(session, workspace, user)
+    if scope is None:
+        raise WrongUse("Say whose fact it is: --session ID, --workspace NAME or --user ID.")
+    promotion = Promotion(kind, text, scope.kind, key)  # type: ignore[arg-type]  # it is checked there
+    promoted = await _with_graphiti(lambda graphiti: graphiti.promote(promotion, scope.owner))
+    if terminal.as_json:
+        terminal.json(PromotedView.of(promoted))
+        return
+    outcome = "the graph is told" if promoted.queued else "the graph knows it"
+    if promoted.closed:
+        outcome = f"the graph is not told ({promoted.closed})"
+    terminal.say(f"Kept as {promoted.fact.key}; {outcome}.")
+
+
+@commands.command("undo")
+async def undo_promotion(
+    fact_id: Annotated[str, typer.Argument(metavar="FACT", help="The id of the fact, as `facts show` names it.")],
+) -> None:
+    """Take a promoted fact back, here and in the graph."""
+    from threadkeep.knowledge.graphiti.views import RetractedView
+
+    retracted = await _with_graphiti(lambda graphiti: graphiti.undo_promotion(fact_id))
+    if terminal.as_json:
+        terminal.json(RetractedView.of(retracted))
+    elif retracted.remains:
+        terminal.error(f"Taken back here; the graph still has {retracted.remains}.")
+    else:
+        terminal.say("Taken back, here and in the graph.")
+    if retracted.remains:
+        raise typer.Exit(1)
+
+
+@commands.command("backfill")
+async def backfill_turns(
+    *,
+    session: Annotated[list[str] | None, typer.Option("--session", metavar="ID", help="Only of this session.")] = None,
+    user: Annotated[str | None, typer.Option(metavar="ID", help="Only of this user's sessions.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="How many turns in one go.")] = 1_000,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Go on until nothing is left; Ctrl-C loses nothing.")
+    ] = False,
+) -> None:
+    """Queue earlier turns after current ones; repeat the command to continue."""
+
+    async def queueing(graphiti: Graphiti) -> Backfilled:
+        from threadkeep.knowledge.graphiti.upkeep import Backfilled
+
+        total, left = 0, 1
+        while left:
+            one = await graphiti.backfill(session, user_id=user, limit=limit)
+            total, left = total + one.queued, one.left
+            if not everything:
+                break
+            if left:
+                terminal.note(f"{counted(total, 'turn')} queued, more are left.")
+                await asyncio.sleep(_PAUSE_SECONDS)
+        return Backfilled(total, left)
+
+    queued = await _with_graphiti(queueing)
+    if terminal.as_json:
+        terminal.json({"queued": queued.queued, "left": queued.left})
+    else:
+        more = "; more are left, say it again" if queued.left else ""
+        terminal.say(f"{counted(queued.queued, 'earlier turn')} queued{more}.")
+
+
+@commands.command("deliveries")
+async def list_deliveries(
+    action: Annotated[
+        str, typer.Argument(metavar="[list|retry|drop]", help="List messages, send dead ones again, or give some up.")
+    ] = "list",
+    number: Annotated[
+        int | None, typer.Argument(metavar="[NUMBER]", help="The message, as the list numbers it.")
+    ] = None,
+    *,
+    status: Annotated[str | None, typer.Option(help=f"Only those that are {', '.join(DELIVERY_STATUSES)}.")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="Retry or drop all of them.")] = False,
+    after: Annotated[int, typer.Option(min=0, help="Go on behind this number.")] = 0,
+    limit: Limit = 50,
+) -> None:
+    """List messages on their way to Graphiti, send dead ones again, or give some up for good."""
+    wanted = one_of("--status", status, DELIVERY_STATUSES)
+    if action not in ("list", "retry", "drop"):
+        raise WrongUse("Say list, retry or drop.")
+    if action == "list":
+        await _list(wanted, after, limit)
+        return
+    if (number is None) != everything:
+        raise WrongUse(f"Say which one to {action} by its number, or --all for all of them.")
+    if action == "retry":
+        changed = await _with_graphiti(lambda graphiti: graphiti.retry(number))
+    else:
+        changed = await _with_graphiti(lambda graphiti: graphiti.drop(number, status=wanted))
+    if terminal.as_json:
+        terminal.json({"changed": changed})
+    else:
+        terminal.say(f"{counted(changed, 'message')} {'will be sent again' if action == 'retry' else 'given up'}.")
+
+
+@commands.command("purge")
+async def purge_group(
+    *,
+    session: OfSession = None,
+    workspace: OfWorkspace = None,
+    user: OfUser = None,
+    confirmed: Confirmed = False,
+) -> None:
+    """Delete the Graphiti server's data of a scope, and check that it is gone."""
+    from threadkeep.knowledge.graphiti.views import PurgedView
+
+    scope = scope_named(session, workspace, user)
+    if scope is None:
+        raise WrongUse("Say whose group it is: --session ID, --workspace NAME or --user ID.")
+    terminal.confirm(
+        f"Delete what Graphiti has of {scope.kind} {scope.owner}, for good?", _SAY_YES, confirmed=confirmed
+    )
+    with terminal.waiting("Deleting"):
+        purged = await _with_graphiti(lambda graphiti: graphiti.purge(scope))
+    if terminal.as_json:
+        terminal.json(PurgedView.of(purged))
+    elif purged.remains:
+        terminal.error(
+            f"The server says that it deleted {purged.group_id}, and still has {purged.remains}. On FalkorDB its REST "
+            "server deletes nothing: use THREADKEEP_GRAPHITI_TRANSPORT=mcp."
+        )
+    else:
+        terminal.say(f"{purged.group_id} is gone; {counted(purged.dropped, 'message')} on the way given up.")
+    if purged.remains:
+        raise typer.Exit(1)
+
+
+async def _with_graphiti[T](work: Callable[[Graphiti], Awaitable[T]]) -> T:
+    async with opened_memory() as memory:
+        return await work(memory.graphiti)
+
+
+async def _grant(graphiti: Graphiti, classes: Sequence[DataClass] | None, by: str) -> Consent:
+    options = graphiti.options
+    chosen = classes if classes is not None or options is None else options.needed_classes()
+    return await graphiti.grant(chosen or (), by=by)
+
+
+async def _list(status: DeliveryStatus | None, after: int, limit: int) -> None:
+    from threadkeep.knowledge.graphiti.views import DeliveryView
+
+    found = await _with_graphiti(lambda graphiti: graphiti.deliveries(status=status, after=after, limit=limit))
+    following = found[-1].number if len(found) == limit else None
+    if terminal.as_json:
+        values = [DeliveryView.of(one) for one in found]
+        terminal.json({"deliveries": values, "next_after": following})
+        return
+    if not found:
+        terminal.note("There are no such messages.")
+        return
+    rows = [
+        (
+            str(one.number),
+            one.scope,
+            one.session_id or "-",
+            one.role,
+            one.status + (f": {one.reason}" if one.reason else ""),
+            str(one.attempts),
+            str(one.repeats),
+            f"{one.created_at:%Y-%m-%d %H:%M}",
+        )
+        for one in found
+    ]
+    head = ["number", "scope", "session", "role", "status", "sent", "again", "queued at"]
+    terminal.table(head, rows, right=["number", "sent", "again"])
+    if following is not None:
+        terminal.note(f"More: threadkeep knowledge deliveries --after {following}")
+
+
+def _status_lines(status: GraphitiStatus) -> list[tuple[str, str]]:
+    if not status.enabled:
+        return [("graphiti", "off; turn it on with THREADKEEP_GRAPHITI_ENABLED=true")]
+    missing = sorted(set(status.wanted) - set(status.granted))
+    allowed = ", ".join(status.granted) or "nothing"
+    counts = {name: count for name, count in status.counts.items() if count}
+    lines = [
+        ("endpoint", f"{status.endpoint} ({status.transport})"),
+        ("allowed", allowed + (f"; not allowed: {', '.join(missing)}" if missing else "")),
+        ("trusted", _workspaces(status.trusted)),
+        ("messages", ", ".join(f"{count} {name}" for name, count in counts.items()) or "none"),
+        ("again", f"{status.repeats} were sent again, since the server did not store them"),
+    ]
+    if status.dead:
+        lines.append(("dead", ", ".join(f"{count} {reason}" for reason, count in status.dead.items())))
+    if status.troubles:
+        lines.append(("trouble", ", ".join(f"{count} groups: {what}" for what, count in status.troubles.items())))
+    return lines
+
+
+def _workspaces(trusted: Sequence[str | None]) -> str:
+    return ", ".join(name or "runs that name no workspace" for name in trusted) or "no workspace"
+
+
+def _classes(data: Sequence[str] | None) -> list[DataClass] | None:
+    if not data:
+        return None
+    if unknown := set(data) - set(DATA_CLASSES):
+        raise WrongUse(f"{', '.join(sorted(unknown))}: data is one of {', '.join(DATA_CLASSES)}.")
+    return [name for name in DATA_CLASSES if name in data]
+
+
+def _name(by: str | None) -> str:
+    return by or getpass.getuser()

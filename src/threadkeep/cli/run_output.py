@@ -1,0 +1,275 @@
+"""Output of runs: a table, the details of a run, a tree, a trace, and the answer of a run as it arrives."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from threadkeep.cli.answers import Answer
+from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, terminal
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage
+from threadkeep.runs.failures import RUN_ERRORS
+from threadkeep.runs.views import RunBody, RunSummary
+
+if TYPE_CHECKING:
+    from rich.text import Text
+    from rich.tree import Tree
+
+    from threadkeep.runs.service import RunService
+
+_STYLES: Mapping[RunStatus, str] = {
+    "queued": "dim",
+    "running": "cyan",
+    "waiting": "yellow",
+    "done": "green",
+    "failed": "red",
+    "cancelled": "magenta",
+    "interrupted": "magenta",
+}
+_ROLES = {"human": "user", "ai": "assistant", "AIMessageChunk": "assistant"}
+_CALLS = ("tool_use", "tool_call", "function_call")
+_LABEL = 11
+_KIND = 14
+_ROLE = 9
+_LEAST_WORDS = 20
+
+
+def show_runs(runs: Sequence[Run]) -> None:
+    """Show a row for each run; a failed run has the kind of its error after the status."""
+    rows = [
+        (
+            run.run_id,
+            run.workflow,
+            (run.status + (f" ({run.error})" if run.error else ""), _STYLES[run.status]),
+            run.session_id or "",
+            run.user_id or "",
+            relative(run.created_at),
+            _duration(run),
+        )
+        for run in runs
+    ]
+    terminal.table(["run", "workflow", "status", "session", "user", "asked for", "took"], rows, right=["took"])
+
+
+def show_run(run: Run, usages: Sequence[TokenUsage]) -> None:
+    """Show a run: its status, its usage including children, and its answer or questions."""
+    if terminal.as_json:
+        terminal.json(RunBody.whole(run, usages).model_dump())
+        return
+    terminal.say(f"{run.workflow}, run {run.run_id}", style="bold")
+    for label, fact in _facts(run, usages):
+        terminal.labelled(f"{label:<{_LABEL}}", fact)
+    if text := RunResult.of(run).text:
+        terminal.say()
+        terminal.say(text)
+    _show_questions(run)
+
+
+def show_tree(runs: Sequence[Run], usages: Mapping[str, Sequence[TokenUsage]], *, chosen: str) -> None:
+    """Show the runs of a tree, each below its parent; `usages` are those of each run without its children."""
+    if terminal.as_json:
+        rows = []
+        for run in runs:
+            estimated = {"estimated": True} if any(usage.estimated for usage in usages[run.run_id]) else {}
+            tokens = sum(usage.tokens for usage in usages[run.run_id])
+            rows.append({**RunSummary.of(run).model_dump(), "tokens": tokens, **estimated})
+        terminal.json({"root_run_id": runs[0].root_run_id, "runs": rows})
+        return
+    from rich.tree import Tree
+
+    drawn: dict[str, Tree] = {}
+    for run in runs:
+        label = _branch(run, _tokens(usages.get(run.run_id, ())), chosen=run.run_id == chosen)
+        above = drawn.get(run.parent_run_id or "") or drawn.get(run.root_run_id)
+        drawn[run.run_id] = Tree(label) if above is None else above.add(label)
+    terminal.out.print(drawn[runs[0].run_id])
+    total = _tokens([usage for each in usages.values() for usage in each]) or counted(0, "token")
+    terminal.say(f"{counted(len(runs), 'run')}, {total}")
+
+
+def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
+    """Show a line for each event: number, seconds since the creation of the run, kind, node and text.
+
+    The messages and tool calls of an agent follow below its event, a line each.
+    """
+    digits = len(str(events[-1].number)) if events else 1
+    node = max((len(event.node or "") for event in events), default=0)
+    for event in events:
+        seconds = (event.created_at - run.created_at).total_seconds()
+        head = f"{event.number:>{digits}} {seconds:>9.3f} s  {event.kind:<{_KIND}}  {event.node or '':<{node}}  "
+        width = max(terminal.width - len(head) - 1, _LEAST_WORDS)
+        messages = _messages(event.data) if event.kind == "agent_messages" else []
+        words = counted(len(messages), "line") + " of its loop" if messages else _short(event)
+        terminal.say((head + first_words(words, width)).rstrip())
+        for role, text in messages:
+            line = f"{'':<{len(head)}}{role:<{_ROLE}}  "
+            terminal.say((line + first_words(text, max(width - _ROLE - 2, _LEAST_WORDS))).rstrip())
+
+
+async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
+    """Show the output of a run until it is over or waits; return True on success. An interrupt stops the run."""
+    from threadkeep.runs.live import RunPiece
+
+    answer = Answer()
+    try:
+        async for event in service.follow(run_id, user_id=user_id):
+            if isinstance(event, RunPiece):
+                answer.piece(event.text, event.message_id)
+            elif isinstance(event, Run):
+                break
+    except asyncio.CancelledError:
+        await service.cancel(run_id, user_id=user_id)
+        raise
+    run = await service.run(run_id, user_id=user_id)
+    usages = await service.usage(run_id, user_id=user_id)
+    if terminal.as_json:
+        show_run(run, usages)
+    else:
+        answer.end(RunResult.of(run).text)
+        _show_end(run, usages)
+    return run.status in ("done", "waiting")
+
+
+async def show_queued(service: RunService, run_id: str, user_id: str | None) -> None:
+    """Show the id of a run that another process executes."""
+    run = await service.run(run_id, user_id=user_id)
+    if terminal.as_json:
+        show_run(run, await service.usage(run_id, user_id=user_id))
+        return
+    terminal.say(run_id)
+    if not run.over:
+        # A child waits until its parent passes it the answer.
+        state = "It has its answer" if run.status == "waiting" else f"It is {run.status}"
+        terminal.note(f"{state}: `threadkeep serve` or `threadkeep worker` on this database carries it out.")
+    terminal.note(f"How it stands: threadkeep runs show {run_id}")
+
+
+def _show_end(run: Run, usages: Sequence[TokenUsage]) -> None:
+    _show_questions(run)
+    if run.status == "waiting":
+        return
+    if run.status == "done":
+        # For a run that was created long ago, neither is known any more.
+        tokens = _tokens(usages) or counted(0, "token")
+        facts = f": {_duration(run)}, {tokens}" if run.started_at is not None else ""
+        terminal.note(f"Run {run.run_id} is done{facts}.")
+        return
+    why = f" ({run.error})" if run.error else ""
+    terminal.error(
+        f"Run {run.run_id} is {run.status}{why}. See why: threadkeep runs trace {run.run_id}; "
+        f"try it again: threadkeep runs retry {run.run_id} --wait"
+    )
+
+
+def _show_questions(run: Run) -> None:
+    """Show a run's questions to a person, and the commands to answer them."""
+    questions = RunResult.of(run).interrupts
+    for question in questions:
+        terminal.labelled(f"{question.get('id')}  ", _words(question.get("value")), style="yellow")
+    if questions:
+        answer = "VALUE" if len(questions) == 1 else "'{\"…\": VALUE, …}'"
+        each = "" if len(questions) == 1 else ", with a VALUE for each id"
+        terminal.note(f"It waits; answer with: threadkeep runs resume {run.run_id} {answer} --wait{each}")
+
+
+def _tokens(usages: Sequence[TokenUsage]) -> str:
+    """Return the tokens of some calls, marked if they are an estimate; empty without calls."""
+    tokens = sum(usage.tokens for usage in usages)
+    estimated = " (estimated)" if any(usage.estimated for usage in usages) else ""
+    return f"{counted(tokens, 'token')}{estimated}" if tokens else ""
+
+
+def _duration(run: Run) -> str:
+    """Return the duration of a run, until now if it has not ended; empty if it has not started."""
+    if run.started_at is None:
+        return ""
+    seconds = max(((run.ended_at or datetime.now(UTC)) - run.started_at).total_seconds(), 0.0)
+    return f"{seconds:.1f} s" if seconds < 60 else duration(seconds)
+
+
+def _facts(run: Run, usages: Sequence[TokenUsage]) -> Iterator[tuple[str, str]]:
+    tried = f", tried {counted(run.attempts, 'time')}" if run.attempts > 1 else ""
+    yield "status", f"{run.status}{tried}" + (f", took {_duration(run)}" if run.started_at else "")
+    if run.error is not None:
+        yield "error", run.error
+        if run.error in RUN_ERRORS:
+            yield "", RUN_ERRORS[run.error]
+    if run.set_aside:
+        yield "", f"It is not tried again by itself: threadkeep runs retry {run.run_id}"
+    if run.cancel_requested_at is not None and not run.over:
+        yield "", f"It is to be stopped ({run.cancel_reason})."
+    yield "session", run.session_id or "none"
+    if run.user_id is not None:
+        yield "user", run.user_id
+    yield "asked for", f"{relative(run.created_at)}, by {run.trigger}"
+    if run.parent_run_id is not None:
+        yield "child of", f"{run.parent_run_id}, node {run.node_id or 'unknown'}"
+    yield "version", run.version or "unknown"
+    if limits := [f"{name.removeprefix('max_')} {limit}" for name, limit in run.budget.to_dict().items()]:
+        yield "budget", ", ".join(limits)
+    for usage in usages:
+        cost = "" if usage.cost is None else f", cost {usage.cost:.6g}"
+        tokens = f"{usage.input_tokens:,} tokens in, {usage.output_tokens:,} out"
+        estimated = " (estimated)" if usage.estimated else ""
+        yield "used", f"{usage.model}: {counted(usage.calls, 'call')}, {tokens}{estimated}{cost}"
+
+
+def _branch(run: Run, tokens: str, *, chosen: bool) -> Text:
+    node = f" at {run.node_id}" if run.node_id else ""
+    facts = ", ".join(filter(None, (_duration(run), tokens, run.error, run.run_id)))
+    parts: list[Styled] = [(run.status, _STYLES[run.status]), " ", (run.workflow + node, "bold" if chosen else "")]
+    return terminal.text(*parts, "  ", (facts, "dim"))
+
+
+def _short(event: RunEvent) -> str:
+    """Return the content of an event in a few words; ids for programs are left out."""
+    if event.kind == "message":
+        return _words(event.data.get("text"))
+    values = {name: value for name, value in event.data.items() if name not in ("call", "message_id")}
+    only = next(iter(values.values())) if len(values) == 1 else None
+    if only is not None and not isinstance(only, bool):
+        return _words(only)
+    return " ".join(f"{name}={_words(value)}" for name, value in values.items())
+
+
+def _words(value: Json) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _messages(data: Mapping[str, Json]) -> list[tuple[str, str]]:
+    """Return the role and the text of each message, and a line for each tool call; empty if there are none."""
+    messages = data.get("messages")
+    if not isinstance(messages, Sequence) or isinstance(messages, str):
+        return []
+    return [line for message in messages if isinstance(message, Mapping) for line in _lines(message)]
+
+
+def _lines(message: Mapping[str, Json]) -> Iterator[tuple[str, str]]:
+    kind, found = str(message.get("type", "")), message.get("data")
+    data = found if isinstance(found, Mapping) else {}
+    calls = data.get("tool_calls")
+    called = [call for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    content = data.get("content")
+    text = " ".join(filter(None, map(_block, content if isinstance(content, list) else [content])))
+    if kind == "tool" and data.get("name"):
+        text = f"{data['name']}: {text}"
+    role = _ROLES.get(kind, kind)
+    if text or not called:
+        yield role, text
+    for call in called:
+        args = call.get("args")
+        yield role, f"calls {call.get('name')} {'' if args is None else _words(args)}".rstrip()
+
+
+def _block(block: Json) -> str:
+    """Return the text of a part of a message; for other content, its kind. Tool calls have their own lines."""
+    if not isinstance(block, Mapping):
+        return "" if block is None else _words(block)
+    text = block.get("text")
+    if isinstance(text, str):
+        return text
+    return "" if block.get("type") in _CALLS else f"[{block.get('type')}]"

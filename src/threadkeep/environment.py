@@ -1,0 +1,34 @@
+"""The database that the environment names, read without pydantic: its import takes longer than a short command."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from threadkeep.store.address import DatabaseAddress, parse_address
+
+PREFIX = "THREADKEEP_"
+
+_URL = f"{PREFIX}DATABASE_URL"
+# Settings that change how or where sessions are read.
+_OTHERS = ("SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
+
+
+def default_database() -> Path:
+    """Return the SQLite file that is used if no database is named."""
+    from platformdirs import user_data_path
+
+    return user_data_path("threadkeep") / "threadkeep.db"
+
+
+def plain_database(url: str | None = None) -> DatabaseAddress | None:
+    """Return the database at a URL, or the one that the environment names; None if other settings apply to it.
+
+    Raises:
+        InvalidSettings: the URL is not a database URL.
+    """
+    given = {name.upper(): value for name, value in os.environ.items() if name.upper().startswith(PREFIX)}
+    others = tuple(PREFIX + name for name in _OTHERS)
+    if any(name.startswith(others) for name in given) or Path(".env").exists():
+        return None
+    return parse_address(url or given.get(_URL) or f"sqlite:///{default_database()}")

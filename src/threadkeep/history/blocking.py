@@ -1,0 +1,257 @@
+"""Calls of a memory from other threads and event loops, and wrappers with blocking methods."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import os
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import CancelledError, Future
+from functools import cached_property, update_wrapper
+from typing import Any, Concatenate, Self, overload
+
+from threadkeep.errors import InvalidInput, StoreClosed
+
+_LOOK_SECONDS = 1.0
+"""Seconds between two checks that the loop still runs while a caller waits."""
+
+_CLOSED = "The memory was closed during this call; close it when all calls are done."
+
+
+class LoopBlocked(Exception):
+    """The event loop of a memory is blocked; the work was dropped before it began."""
+
+
+class MemoryLoop:
+    """The running event loop of the current thread, for callers in other threads and on other loops.
+
+    `dedicated` is true if the thread belongs to the memory and runs nothing else, so that no caller can block it.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread_id = threading.get_ident()
+        self._process_id = os.getpid()
+        self.dedicated = False
+
+    def run[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work on the loop with the caller's context variables, and return its result.
+
+        An exception that ends the waiting, such as KeyboardInterrupt, cancels the work.
+
+        Raises:
+            StoreClosed: the loop does not run, or the memory was opened in another process.
+            InvalidInput: the caller runs on the loop itself and would deadlock.
+        """
+        return self._wait_for(self._submit(work))
+
+    def run_unless_blocked[T](self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """Run work like `run`, if the loop starts it soon.
+
+        Raises:
+            LoopBlocked: the caller or other code has blocked the loop for so many seconds.
+        """
+        if self.is_own_thread:
+            work.close()
+            raise LoopBlocked
+        taken, begun = threading.Lock(), threading.Event()
+
+        async def begin() -> T:
+            if not taken.acquire(blocking=False):
+                raise LoopBlocked
+            begun.set()
+            return await work
+
+        try:
+            future = self._submit(begin())
+            if not begun.wait(seconds) and not future.done() and taken.acquire(blocking=False):
+                raise LoopBlocked
+        except BaseException:
+            work.close()
+            raise
+        return self._wait_for(future)
+
+    async def run_from_any_loop[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Run work on the loop and await its result; the caller may run on this loop or another one.
+
+        Raises:
+            StoreClosed: the loop does not run, or the memory was opened in another process.
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await work
+        future = asyncio.wrap_future(self._submit(work))
+        try:
+            return await future
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StoreClosed(_CLOSED) from None
+
+    def post(self, call: Callable[[], object]) -> None:
+        """Call a function on the loop: at once if the caller runs on it, else soon; never if the loop has ended."""
+        if self.is_own_thread:
+            call()
+        elif self.of_this_process:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(call)
+
+    @property
+    def of_this_process(self) -> bool:
+        """True if the memory was opened in this process. A forked child has the objects, but not the thread."""
+        return os.getpid() == self._process_id
+
+    @property
+    def is_own_thread(self) -> bool:
+        """Return True if the caller runs in the thread of the running event loop."""
+        return threading.get_ident() == self._thread_id and self._loop.is_running()
+
+    def _submit[T](self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        try:
+            self._check()
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except BaseException:
+            work.close()
+            raise
+
+    def _wait_for[T](self, future: Future[T]) -> T:
+        try:
+            while True:
+                try:
+                    return future.result(_LOOK_SECONDS)
+                except TimeoutError:
+                    if future.done():
+                        return future.result()
+                    self._check()
+        except CancelledError:
+            raise StoreClosed(_CLOSED) from None
+        finally:
+            future.cancel()
+
+    def _check(self) -> None:
+        if not self.of_this_process:
+            raise StoreClosed(
+                "This memory was opened in another process; open one in each process after the fork, such as in "
+                "Celery's worker_process_init or gunicorn's post_fork."
+            )
+        if self.is_own_thread:
+            raise InvalidInput(
+                "A blocking call on the memory's own event loop would wait for itself; await the asynchronous one."
+            )
+        if not self._loop.is_running():
+            raise StoreClosed(
+                "The event loop of this memory does not run; use the memory before it is closed, and open it with "
+                "open_memory_sync where no event loop runs."
+            )
+
+
+class Wrapper[W]:
+    """An object with blocking methods around an asynchronous one."""
+
+    def __init__(self, asynchronous: W, loop: MemoryLoop) -> None:
+        self._asynchronous = asynchronous
+        self.loop = loop
+
+    @property
+    def asynchronous(self) -> W:
+        """The wrapped object, for code that awaits it on the memory's own loop."""
+        return self._asynchronous
+
+    def wait_for[T](self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the memory's event loop and return its result."""
+        return self.loop.run(work)
+
+
+class _Verb[W, **P, T]:
+    """A method of a wrapper, made from a method of the wrapped class, with its signature and documentation."""
+
+    def __init__(self, method: Callable[Concatenate[W, P], T]) -> None:
+        self._method = method
+        self.__doc__ = method.__doc__
+
+    def _bound(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        update_wrapper(call, self._method)
+        del call.__wrapped__  # type: ignore[attr-defined]  # its first parameter is self, which is bound here
+        call.__signature__ = self._signature  # type: ignore[attr-defined]
+        return call
+
+    @cached_property
+    def _signature(self) -> inspect.Signature:
+        signature = inspect.signature(self._method)
+        return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+class Blocking[W, **P, T](_Verb[W, P, Coroutine[Any, Any, T]]):
+    """A method that waits for the result of an asynchronous one."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, T]: ...
+
+    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, T]:
+        """Bind the method."""
+        if instance is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            return instance.wait_for(self._method(instance.asynchronous, *args, **kwargs))
+
+        return self._bound(call)
+
+
+class Called[W, **P, T](_Verb[W, P, T]):
+    """A method that calls a plain one on the memory's event loop, so that nothing changes concurrently."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, T]: ...
+
+    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, T]:
+        """Bind the method."""
+        if instance is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> T:
+            async def work() -> T:
+                return self._method(instance.asynchronous, *args, **kwargs)
+
+            return instance.wait_for(work())
+
+        return self._bound(call)
+
+
+class Iterated[W, **P, T](_Verb[W, P, AsyncIterator[T]]):
+    """A generator over the items of an asynchronous iterator."""
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+
+    @overload
+    def __get__(self, instance: Wrapper[W], owner: type) -> Callable[P, Iterator[T]]: ...
+
+    def __get__(self, instance: Wrapper[W] | None, owner: type) -> Self | Callable[P, Iterator[T]]:
+        """Bind the method."""
+        if instance is None:
+            return self
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
+            items = self._method(instance.asynchronous, *args, **kwargs)
+            # The event loop closes an iterator that was not read to its end, when it is garbage-collected.
+            while found := instance.wait_for(_next(items)):
+                yield found[0]
+
+        return self._bound(call)
+
+
+async def _next[T](items: AsyncIterator[T]) -> tuple[T] | None:
+    """Return the next item, None at the end."""
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None

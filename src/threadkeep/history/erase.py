@@ -1,0 +1,202 @@
+"""Erasing of a person or a session from every store of a memory, with a receipt."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from threadkeep.errors import InvalidInput, StoreUnavailable
+from threadkeep.history.memory import Memory
+from threadkeep.history.waiting import discard_waiting, waiting_files
+from threadkeep.records import Turn
+from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
+from threadkeep.store.erasing import Erasable, TableErasing
+
+if TYPE_CHECKING:
+    from langgraph.store.base import BaseStore, SearchItem
+
+type Verification = Literal["gone", "there", "unsigned"]
+
+_PAGE = 500
+_PENDING, _CONVERSATIONS, _ITEMS = "pending turns", "conversations of agents", "graph store items"
+_ROUNDS = 3
+_SCOPE = "erase"
+_ALWAYS = ("backups", "logs of model providers")
+_DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"
+
+
+class Eraser:
+    """Erases persons and sessions. An interrupted call is repeated: it goes on with the rest."""
+
+    def __init__(self, memory: Memory, rows: TableErasing) -> None:
+        self._memory = memory
+        self._rows = rows
+
+    async def wanted(self, session_id: str | None, user_id: str | None) -> Erasable:
+        """Return the person with all ids, or the session.
+
+        Raises:
+            InvalidInput: not exactly one of them is given.
+        """
+        if (session_id is None) == (user_id is None):
+            raise InvalidInput("Name a session or a user to erase: either session_id or user_id.")
+        if user_id is None:
+            return Erasable(session_id=session_id)
+        self._memory.session("erase", user_id=user_id)  # checks the id
+        return Erasable(ids=await self._rows.same_person(user_id))
+
+    async def sessions(self, wanted: Erasable) -> list[str]:
+        """Return the sessions that are deleted whole."""
+        return await self._rows.sessions(wanted)
+
+    async def erase(
+        self, wanted: Erasable, *, dry_run: bool, vacuum: bool, remains: Sequence[str] = ()
+    ) -> EraseReceipt:
+        """Erase everything, and return the receipt; `remains` are copies that the caller could not reach."""
+        digest = await self._digest()
+        kind: ErasedKind = "user" if wanted.ids else "session"
+        subject = digest(f"{kind}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
+        found = await self._find(wanted)
+        begun_at = self._memory.clock()
+        before, shared = found, await self._rows.shared(wanted)
+        not_reached = [*remains, *_ALWAYS]
+        after = before
+        if not dry_run:
+            # The first attempt's counts, if this one continues it.
+            state = self._memory.channels.state
+            await state.keep_first(_SCOPE, subject, json.dumps(found))
+            known = json.loads(await state.value(_SCOPE, subject) or "{}")
+            before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
+            after = await self._erase_all(wanted)
+            if not await self._rows.overwrite(vacuum=vacuum):
+                not_reached.append("the WAL file of SQLite, which a reader keeps: stop other processes, and repeat")
+        if self._rows.backend == "postgres":
+            not_reached.append(_DEAD_ROWS)
+        not_reached += await self._unreadable()
+        receipt = EraseReceipt(
+            kind=kind,
+            subject=subject,
+            begun_at=begun_at,
+            ended_at=self._memory.clock(),
+            dry_run=dry_run,
+            sessions=before["chat_sessions"],
+            shared_sessions=len(shared),
+            shared_messages=before["shared messages"],
+            stores=tuple(
+                ErasedStore(name, before[name], after[name]) for name in before if before[name] or after[name]
+            ),
+            not_reached=tuple(not_reached),
+        )
+        if receipt.complete and (told := await self._memory.channels.state.value(_SCOPE, subject)) is not None:
+            await self._memory.channels.state.forget(_SCOPE, subject, told)
+        return replace(receipt, signature=digest(receipt.signed_text()))
+
+    async def verify(self, receipt: EraseReceipt) -> Verification:
+        """Return whether the signature is this database's, and whether the person or session is still gone."""
+        digest = await self._digest()
+        if not hmac.compare_digest(digest(replace(receipt, signature="").signed_text()), receipt.signature):
+            return "unsigned"
+        known = await self._rows.known(sessions=receipt.kind == "session")
+        there = any(digest(f"{receipt.kind}:{name}") == receipt.subject for name in known)
+        return "there" if there or not receipt.complete else "gone"
+
+    async def _erase_all(self, wanted: Erasable) -> dict[str, int]:
+        """Erase until nothing is read back; a person who keeps writing is left with what came last."""
+        after: dict[str, int] = {}
+        for _ in range(_ROUNDS):
+            sessions = await self._rows.sessions(wanted)
+            if wanted.session_id is not None:
+                sessions = list(dict.fromkeys([wanted.session_id, *sessions]))
+            await self._drop_pending(wanted, sessions)
+            for session_id in sessions:
+                await self._memory.session(session_id).delete()
+            for session_id, seqs in (await self._rows.shared(wanted)).items():
+                for start in range(0, len(seqs), _PAGE):
+                    await self._rows.empty(session_id, seqs[start : start + _PAGE])
+                self._memory.older_turns.forget(session_id)
+            await self._rows.delete_person(wanted.ids)
+            await self._rows.forget_evidence(sessions)
+            await self._erase_graph_store(wanted, sessions)
+            await self._rows.delete_checkpoints(sessions)
+            after = await self._find(wanted)
+            if not any(after.values()):
+                break
+        return after
+
+    async def _find(self, wanted: Erasable) -> dict[str, int]:
+        """Return the number of rows, pending turns and items by store."""
+        sessions = await self._rows.sessions(wanted)
+        counts = await self._rows.counts(wanted)
+        waiting = {entry.entry_id: entry.turn for entry in self._memory.pending.entries}
+        if (folder := self._memory.pending.options.folder) is not None:
+            files = await asyncio.to_thread(waiting_files, folder)
+            waiting |= {entry.entry_id: entry.turn for file in files for entry in file.entries}
+        counts[_PENDING] = sum(_belongs(turn, wanted, sessions) for turn in waiting.values())
+        counts[_CONVERSATIONS] = len(await self._conversations(wanted, sessions))
+        counts[_ITEMS] = len(await self._items(wanted))
+        return counts
+
+    async def _drop_pending(self, wanted: Erasable, sessions: Sequence[str]) -> None:
+        await self._memory.pending.discard(lambda turn: _belongs(turn, wanted, sessions))
+        if (folder := self._memory.pending.options.folder) is not None:
+            await asyncio.to_thread(discard_waiting, folder, lambda turn: _belongs(turn, wanted, sessions))
+
+    async def _unreadable(self) -> list[str]:
+        damaged = await self._memory.pending.damaged()
+        return [f"{len(damaged)} unreadable lines of pending files: threadkeep pending list"] if damaged else []
+
+    async def _conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
+        """Return the conversations in graph stores: those of the person, and those with the keys of the sessions."""
+        found: list[tuple[Memory, str]] = []
+        for _, _, other in await self._memory.besides():
+            keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
+            named = [wanted.session_id] if wanted.session_id is not None else sessions
+            keys += [key for key in named if await other.session(key).count(view="history")]
+            found += [(other, key) for key in dict.fromkeys(keys)]
+        return found
+
+    async def _erase_graph_store(self, wanted: Erasable, sessions: Sequence[str]) -> None:
+        for other, key in await self._conversations(wanted, sessions):
+            await other.session(key).delete()
+        for store, namespace, key in await self._items(wanted):
+            await store.adelete(namespace, key)
+
+    async def _items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
+        """Return the items of the graph store in namespaces that name the person."""
+        if not wanted.ids or not await self._memory.has_graph_store():
+            return []
+        store = await self._memory.graph_store()
+        found: dict[tuple[tuple[str, ...], str], None] = {}
+        offset = 0
+        while names := await store.alist_namespaces(limit=_PAGE, offset=offset):
+            offset += len(names)
+            for namespace in [name for name in names if set(name) & set(wanted.ids)]:
+                found |= {(item.namespace, item.key): None for item in await _all_items(store, namespace)}
+        return [(store, namespace, key) for namespace, key in found]
+
+    async def _digest(self) -> Callable[[str], str]:
+        digest = await self._memory.text_digests.digest()
+        if digest is None:
+            raise StoreUnavailable("The database does not answer in time, so no receipt can be signed; try again.")
+        return digest
+
+
+async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:
+    found: list[SearchItem] = []
+    offset = 0
+    while page := await store.asearch(namespace, limit=_PAGE, offset=offset):
+        offset += len(page)
+        found += page
+    return found
+
+
+def _belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
+    """Return whether a pending turn is of the person, or of a session that is deleted."""
+    if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
+        return True
+    senders = {name for message in turn.messages for name in (message.author, message.metadata.get("sender_id"))}
+    return not senders.isdisjoint(wanted.ids)

@@ -1,0 +1,211 @@
+"""Export of sessions as lines, a page at a time."""
+
+from __future__ import annotations
+
+import contextlib
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import BinaryIO, NamedTuple
+
+from threadkeep.errors import SessionDamaged, SessionNotFound
+from threadkeep.history.all_sessions import AllSessions
+from threadkeep.history.archive_lines import message_line, session_line, summary_line
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
+from threadkeep.records import Json, Message, SessionInfo, View
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.store.summaries import ArchivedSummary
+
+PAGE_MESSAGES = 500
+
+
+class Exportable(NamedTuple):
+    """A session, its memory, and the layout of a conversation that an agent stores itself."""
+
+    info: SessionInfo
+    memory: Memory
+    layout: GraphLayout | None
+
+
+@dataclass
+class Exported:
+    """The progress of an export."""
+
+    sessions: int = 0
+    messages: int = 0
+    summaries: int = 0
+    damaged: dict[tuple[str, str], SessionDamaged] = field(default_factory=dict)
+
+    def note_damage(self, error: SessionDamaged) -> None:
+        """Record an item that could not be read."""
+        self.damaged[error.session_id, error.item] = error
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the counts as JSON values, with the damaged sessions if there are any."""
+        numbers: dict[str, Json] = {name: getattr(self, name) for name in ("sessions", "messages", "summaries")}
+        damaged = sorted({session_id for session_id, _ in self.damaged})
+        return {**numbers, **({"damaged": damaged} if damaged else {})}
+
+
+class _Numbering:
+    """The numbers of messages in an export.
+
+    Without superseded messages, the positions are renumbered without gaps, in the same way as an import numbers
+    them.
+    """
+
+    def __init__(self, superseded: Sequence[tuple[int, int]]) -> None:
+        self._superseded = superseded
+        self._starts = [first for first, _ in superseded]
+        self._earlier = [0, *accumulate(last - first + 1 for first, last in superseded)]
+
+    @classmethod
+    async def of(cls, session: Session, info: SessionInfo, view: View) -> _Numbering:
+        """Return the positions of a session's messages in a view."""
+        return cls(await session.superseded() if info.revision and view == "active" else ())
+
+    def has(self, message: Message) -> bool:
+        """Return True if a message is exported."""
+        seq = message.seq or 0
+        return self.of_seq(seq) > self.of_seq(seq - 1)
+
+    def of_seq(self, seq: int) -> int:
+        """Return the exported position of a message, or of the last exported message before it."""
+        number = bisect_right(self._starts, seq)
+        if number == 0:
+            return seq
+        first, last = self._superseded[number - 1]
+        return seq - self._earlier[number - 1] - (min(seq, last) - first + 1)
+
+    def of_info(self, info: SessionInfo) -> SessionInfo:
+        """Return the exported metadata of the session."""
+        return replace(info, reset_seq=self.of_seq(info.reset_seq), archived_seq=self.of_seq(info.archived_seq))
+
+    def of_message(self, message: Message) -> Message:
+        """Return the exported form of a message; in the active view it is active, even if it was superseded since."""
+        if not self._superseded:
+            return message
+        return message.with_fields(seq=self.of_seq(message.seq or 0), superseded_at=None, superseded_by=None)
+
+    def of_summary(self, archived: ArchivedSummary) -> ArchivedSummary:
+        """Return a summary with the exported positions of its messages."""
+        summary = archived.summary
+        first, last = self.of_seq(summary.first_seq - 1) + 1, self.of_seq(summary.last_seq)
+        return replace(archived, summary=replace(summary, first_seq=first, last_seq=last))
+
+
+async def export(
+    sessions: AsyncIterator[Exportable],
+    stream: BinaryIO,
+    report: Callable[[Exported], None],
+    *,
+    view: View = "active",
+) -> Exported:
+    """Write sessions to a stream; messages that arrive during the export are left out."""
+    done = Exported()
+    async for info, memory, layout in sessions:
+        done.sessions += 1
+        begun = False
+        session = memory.session(info.session_id)
+        numbering = await _Numbering.of(session, info, view)
+        async for messages in _pages(session, info, done):
+            if not begun:
+                stream.write(session_line(numbering.of_info(_as_read(info, messages)), layout).encode())
+                begun = True
+            exported = [numbering.of_message(message) for message in messages if numbering.has(message)]
+            stream.write("".join([message_line(info.session_id, message) for message in exported]).encode())
+            done.messages += len(exported)
+            report(done)
+        if not begun:
+            stream.write(session_line(numbering.of_info(_as_read(info, ())), layout).encode())
+        # Conversations have no summaries; summaries with this key belong to a session of that id.
+        for archived in await memory.summaries.for_export(info.session_id, view=view) if layout is None else ():
+            # A newer summary may cover messages that arrived during the export.
+            if archived.summary.last_seq <= info.last_seq:
+                stream.write(summary_line(numbering.of_summary(archived)).encode())
+                done.summaries += 1
+    stream.flush()
+    return done
+
+
+async def named_sessions(memory: Memory, session_ids: Sequence[str], user_id: str | None) -> AsyncIterator[Exportable]:
+    """Yield everything stored under some ids.
+
+    Raises:
+        SessionNotFound: an id has nothing; then nothing is yielded.
+    """
+    locations = await AllSessions(memory).places()
+    found = [each for session_id in dict.fromkeys(session_ids) for each in await _named(locations, session_id, user_id)]
+    for each in found:
+        yield each
+
+
+async def every_session(memory: Memory, user_id: str | None) -> AsyncIterator[Exportable]:
+    """Yield all current sessions of each location, newest activity first, each once.
+
+    A session that gets a message during the listing moves to the front and may be missed; therefore the list is read
+    again until it has nothing new.
+    """
+    started = memory.clock()
+    for layout, home in await AllSessions(memory).places():
+        given: set[str] = set()
+        missed = True
+        while missed:
+            missed = False
+            first_pass = not given
+            async for info in home.sessions(user_id):
+                if info.session_id in given or (not first_pass and info.created_at > started):
+                    continue
+                given.add(info.session_id)
+                missed = True
+                yield Exportable(info, home, layout)
+
+
+async def count_messages(
+    memory: Memory, session_ids: Sequence[str], user_id: str | None, *, view: View = "active"
+) -> int:
+    """Return the number of messages to export."""
+    locations = await AllSessions(memory).places()
+    if session_ids:
+        sessions = [home.session(one, user_id=user_id) for _, home in locations for one in set(session_ids)]
+        return sum([await session.count(view=view) for session in sessions])
+    infos = [info for _, home in locations async for info in home.sessions(user_id)]
+    if view == "active":
+        return sum(info.message_count for info in infos)
+    return sum(info.last_seq - info.deleted_seq for info in infos)
+
+
+async def _named(
+    locations: Sequence[tuple[GraphLayout | None, Memory]], session_id: str, user_id: str | None
+) -> list[Exportable]:
+    found: list[Exportable] = []
+    for layout, home in locations:
+        with contextlib.suppress(SessionNotFound):
+            found.append(Exportable(await home.session(session_id, user_id=user_id).info(), home, layout))
+    if not found:
+        raise SessionNotFound(session_id)
+    return found
+
+
+async def _pages(session: Session, info: SessionInfo, done: Exported) -> AsyncIterator[tuple[Message, ...]]:
+    """Yield all messages in order: `seq` has no gaps, so each page is at its position or was deleted meanwhile.
+
+    A page that cannot be read is left out and recorded, to save the other pages.
+    """
+    for first in range(info.deleted_seq + 1, info.last_seq + 1, PAGE_MESSAGES):
+        after = min(first + PAGE_MESSAGES, info.last_seq + 1)
+        try:
+            messages = (await session.page(before=after, limit=after - first, view="history")).messages
+        except SessionDamaged as error:
+            done.note_damage(error)
+            continue
+        if messages:
+            yield messages
+
+
+def _as_read(info: SessionInfo, messages: Sequence[Message]) -> SessionInfo:
+    """Return the session's metadata as of its first messages: retention may have deleted some since the lookup."""
+    deleted_seq = (messages[0].seq or 1) - 1 if messages else info.last_seq
+    return replace(info, deleted_seq=deleted_seq, archived_seq=max(info.archived_seq, deleted_seq))

@@ -1,0 +1,1 @@
+"""Facts, procedures and persons: what agents learn, beyond the session in which they learned it."""

@@ -1,0 +1,155 @@
+"""Episodes: questions of a person with their answers, and how the runs behind them ended. A view: nothing is stored."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
+from typing import NamedTuple
+
+from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.errors import InvalidInput
+from threadkeep.knowledge.owners import MAX_PAGE
+from threadkeep.records.json_values import Json
+from threadkeep.records.knowledge import Episode, Scope
+from threadkeep.records.runs import RUN_ENDS
+from threadkeep.store.compact_json import expanded
+from threadkeep.store.driver import Driver, Row
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_of
+
+_MOST_SESSIONS = 50
+_REACH = 40
+_OPEN_SESSIONS = 5
+_MESSAGES_EACH = 8
+
+
+class _Said(NamedTuple):
+    """A message, with the run that it belongs to and the steps after it."""
+
+    session_id: str
+    seq: int
+    role: str
+    content: str
+    status: str
+    metadata: str
+    run_id: str | None
+    created_at: datetime
+    workflow: str | None
+    run_status: str | None
+    error: str | None
+    steps: bytes | None
+
+
+class Episodes:
+    """The episodes of a session, or of a person under all ids, from the transcripts of a database."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("episodes.sql")
+
+    async def latest(self, scope: Scope, *, limit: int = 5) -> list[Episode]:
+        """Return the newest episodes, the newest first.
+
+        Args:
+            scope: a session or a person.
+            limit: at most so many, up to 1,000.
+
+        Raises:
+            InvalidInput: the scope is a workspace, or the limit is out of range.
+            StoreUnavailable: the database does not answer.
+        """
+        if not 1 <= limit <= MAX_PAGE:
+            raise InvalidInput(f"limit of episodes is a number from 1 to {MAX_PAGE}.")
+        found = await self._read(
+            scope, sessions=min(limit + _OPEN_SESSIONS, _MOST_SESSIONS), reach=max(_MESSAGES_EACH * limit, _REACH)
+        )
+        return found[:limit]
+
+    async def recall(self, query: str, scopes: Sequence[Scope], *, limit: int = 5) -> list[Episode]:
+        """Return the episodes that bear on a query, the best first; of each session its last messages are searched.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        known: dict[str, Episode] = {}
+        for scope in scopes:
+            if scope.kind != "workspace":
+                found = await self._read(scope, sessions=_MOST_SESSIONS, reach=_REACH)
+                known |= {f"{one.session_id}:{one.seq}": one for one in found}
+        index = RecallIndex()
+        for name, one in sorted(known.items(), key=lambda item: item[1].at):
+            text = "\n".join(filter(None, (one.asked, one.answered)))
+            index.add(IndexedTurn(name, text, time=one.at, session=one.session_id))
+        ranked = index.rank(query, now=self._clock(), limit=limit)
+        return [known[entry.id] for entry in ranked if entry.why]
+
+    async def _read(self, scope: Scope, *, sessions: int, reach: int) -> list[Episode]:
+        if scope.kind == "workspace":
+            raise InvalidInput("Episodes are those of a session or of a user; name one.")
+        asked = {"scope": scope.kind, "owner": scope.owner, "sessions": sessions, "reach": reach}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["newest_messages"], asked)
+        return sorted(_episodes(map(_said, rows)), key=lambda one: (one.at, one.seq), reverse=True)
+
+
+def _episodes(messages: Iterable[_Said]) -> Iterator[Episode]:
+    """Pair questions with the answers after them; a question without one counts if its run is over."""
+    questions: list[_Said] = []
+    answer: _Said | None = None
+    for message in messages:
+        another = bool(questions) and message.session_id != questions[-1].session_id
+        if (
+            questions
+            and (another or message.role == "user")
+            and (answer is not None or another or _is_over(questions[-1]))
+        ):
+            yield from _episode(questions, answer)
+            questions, answer = [], None
+        if message.role == "user":
+            questions.append(message)
+        elif questions:
+            answer = message
+    if questions:
+        yield from _episode(questions, answer)
+
+
+def _episode(questions: Sequence[_Said], answer: _Said | None) -> Iterator[Episode]:
+    first, last = questions[0], answer or questions[-1]
+    if answer is None and not _is_over(last):
+        return
+    yield Episode(
+        session_id=first.session_id,
+        seq=first.seq,
+        asked="\n".join(one.content for one in questions),
+        answered=None if answer is None else answer.content,
+        ended=last.run_status if last.run_status in RUN_ENDS else last.status,
+        tools=tuple(dict.fromkeys(name for one in questions for name in _tools_in(one.steps))),
+        workflow=last.workflow,
+        error=last.error,
+        run_id=last.run_id,
+        feedback=next((told for one in (last, *questions) if (told := _feedback(one.metadata)) is not None), None),
+        at=first.created_at,
+    )
+
+
+def _is_over(message: _Said) -> bool:
+    return message.run_status in RUN_ENDS
+
+
+def _said(row: Row) -> _Said:
+    said = _Said(*row)
+    return said._replace(created_at=time_of(said.created_at))
+
+
+def _feedback(metadata: str) -> Json:
+    told: Json = json.loads(metadata).get("feedback")
+    return told
+
+
+def _tools_in(body: bytes | None) -> list[str]:
+    """Return the names of the tools that a question's steps called."""
+    steps = [] if body is None else json.loads(expanded(body))
+    calls = [call for step in steps for call in step.get("data", {}).get("tool_calls") or ()]
+    return [str(call["name"]) for call in calls if isinstance(call.get("name"), str)]

@@ -1,0 +1,369 @@
+"""Facts: what is remembered of a session, a workspace or a person, with the history of its values."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import KnowledgeNotFound
+from threadkeep.knowledge.owners import (
+    MAX_PAGE,
+    check_sees,
+    known_owner,
+    owner_columns,
+    owner_statements,
+    page_parameters,
+    scope_of,
+)
+from threadkeep.knowledge.recall import FactRecall, without_shadowed
+from threadkeep.knowledge.rows import canonical, fact_of, fact_row
+from threadkeep.records.json_values import Json
+from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, Fact, FactKind, FactQuery, NewFact, Scope
+from threadkeep.store.codec import clean_text
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.statements import for_rows, row_parameters
+from threadkeep.store.tables import like_pattern
+from threadkeep.store.times import time_text
+
+MAX_EVIDENCE = 20
+"""Origins that are kept of a fact."""
+
+
+class Knowledge:
+    """The facts of a database.
+
+    A scope has one valid fact for a key, whoever writes it and in how many processes. Remembering the same value again
+    confirms it; another value closes it and begins a new one. Nothing is overwritten.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = owner_statements(driver.backend)
+        self._recall = FactRecall()
+
+    async def remember(
+        self,
+        scope: Scope,
+        key: str,
+        value: Json,
+        *,
+        kind: FactKind | None = None,
+        confidence: float = 1.0,
+        evidence: Evidence | None = None,
+        user_id: str | None = None,
+    ) -> Fact:
+        """Remember a value of a key, and return the fact that is valid now.
+
+        The same value is confirmed, and keeps the highest confidence; with `evidence` that the fact has already, the
+        call is a repeat and nothing is counted. Another value closes the one before and counts as its contradiction.
+
+        Args:
+            scope: the session, the workspace or the person that the fact is about.
+            key: a name that is unique in the scope, such as `diet` or `editor.theme`.
+            value: any JSON value but None.
+            kind: one of the kinds of facts; by default that of the fact before, or `world_knowledge`.
+            confidence: from 0 to 1.
+            evidence: the message or the run that the fact comes from.
+            user_id: only if the scope is this user's own.
+
+        Raises:
+            InvalidInput: names the field that cannot be stored.
+            SessionNotFound: the scope is a session that is not there.
+            KnowledgeNotFound: the scope is not the user's.
+            StoreUnavailable: the database did not take it.
+        """
+        fact = NewFact(key, value, kind, confidence, evidence)
+        now = self._clock()
+        async with self._driver.writing() as connection:
+            await check_sees(connection, self._sql, scope, user_id)
+            owner = await known_owner(connection, self._sql, scope, now)
+            before = await self._hold(connection, owner, fact.key, now)
+            if before is not None and canonical(before.value) == canonical(fact.value):
+                fact_id = before.id
+                await self._confirm(connection, before, fact, now)
+            else:
+                fact_id = await self._begin(connection, owner, fact, before, now)
+            return await self._find(connection, fact_id, None)
+
+    async def fact(self, fact_id: str, *, user_id: str | None = None) -> Fact:
+        """Return the fact with an id, also one that is not valid any more.
+
+        Raises:
+            KnowledgeNotFound: there is no such fact, or not for this user.
+        """
+        async with self._driver.reading() as connection:
+            return await self._find(connection, fact_id, user_id)
+
+    async def facts(
+        self,
+        scope: Scope | None = None,
+        *,
+        kind: FactKind | None = None,
+        key: str | None = None,
+        text: str | None = None,
+        past: bool = False,
+        limit: int = 100,
+    ) -> list[Fact]:
+        """Return facts, the last changed first; of one scope or of all.
+
+        Args:
+            scope: a session, a workspace or a person, who has the facts of all merged ids.
+            kind: only facts of this kind.
+            key: only values of this key; with `past` that is its history.
+            text: only facts with this text in key or value.
+            past: also facts that are not valid any more.
+            limit: at most so many, up to 1,000; `facts_page` gives more.
+        """
+        return (await self.facts_page(FactQuery(scope, None, kind, key, text, past, limit=limit)))[0]
+
+    async def facts_page(self, query: FactQuery) -> tuple[list[Fact], tuple[datetime, str] | None]:
+        """Return one page of facts, and the cursor of the next (None at the end).
+
+        Raises:
+            InvalidInput: the page is empty or too large.
+            KnowledgeNotFound: the scope is not the user's.
+        """
+        parameters = {
+            **page_parameters(query.limit, query.cursor, "fact_id"),
+            "scope": query.scope_kind,
+            "kind": query.kind,
+            "key": query.key,
+            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+            "past": query.past,
+            "user_id": query.user_id,
+        }
+        async with self._driver.reading() as connection:
+            if query.scope is None:
+                rows = await connection.fetch(self._sql["facts"], parameters)
+            else:
+                await check_sees(connection, self._sql, query.scope, query.user_id)
+                owner = {"scope": query.scope.kind, "owner": query.scope.owner}
+                rows = await connection.fetch(self._sql["facts_of"], {**parameters, **owner})
+            found = await self._with_evidence(connection, [fact_of(row) for row in rows[: query.limit]])
+        more = len(rows) > query.limit
+        return found, (found[-1].updated_at, found[-1].id) if more else None
+
+    async def recall(
+        self, query: str, scopes: Sequence[Scope], *, recent: Sequence[str] = (), limit: int = 10
+    ) -> list[Fact]:
+        """Return the valid facts that bear on a query, of each scope its best, the most specific scope first.
+
+        Each scope gets its part of the limit before another gets more. A statement that two scopes have is returned
+        once, with the more specific one.
+
+        Args:
+            query: the new input, or what is looked for.
+            scopes: where to look; only these.
+            recent: the last messages before the query, oldest first, for inputs that point back with "it" and "that".
+            limit: at most so many facts.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        async with self._driver.reading() as connection:
+            known = await self._valid(connection, scopes)
+        found = await self._recall.rank(query, known, recent=recent, limit=limit, now=self._clock())
+        async with self._driver.reading() as connection:
+            return await self._with_evidence(connection, found)
+
+    async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE) -> list[Fact]:
+        """Return the valid facts of scopes, the most specific scope first, each key of its most specific scope only.
+
+        Of each scope there are up to `limit` (1,000 at most), the last changed first.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        async with self._driver.reading() as connection:
+            known = await self._valid(connection, scopes, limit)
+            return await self._with_evidence(connection, [fact for facts in known for fact in facts])
+
+    async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
+        """Delete all values of a key, the past ones too, and return how many there were.
+
+        Raises:
+            KnowledgeNotFound: the scope is not the user's.
+        """
+        place = {"scope": scope.kind, "owner": scope.owner, "key": key}
+        async with self._driver.writing() as connection:
+            await check_sees(connection, self._sql, scope, user_id)
+            return await connection.execute(self._sql["forget_key"], place)
+
+    async def forget_facts(self, fact_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
+        """Delete facts by their ids, each with all values of its key, in one transaction.
+
+        Returns how many values there were, and the ids that are not there, or not for this user.
+        """
+        keys: set[tuple[Scope, str]] = set()
+        missing: list[str] = []
+        async with self._driver.writing() as connection:
+            for fact_id in dict.fromkeys(fact_ids):
+                try:
+                    fact = await self._find(connection, fact_id, user_id)
+                    keys.add((fact.scope, fact.key))
+                except KnowledgeNotFound:
+                    missing.append(fact_id)
+            gone = 0
+            for scope, key in sorted(keys, key=lambda one: (one[0].kind, one[0].owner, one[1])):
+                place = {"scope": scope.kind, "owner": scope.owner, "key": key}
+                gone += await connection.execute(self._sql["forget_key"], place)
+        return gone, missing
+
+    async def take_back(self, fact_id: str, evidence: Evidence | None = None) -> bool:
+        """Undo what was remembered once, with some evidence or without; return False if that is gone already.
+
+        A value that came from this alone is deleted, and the value that it closed is valid again. A value that was
+        remembered otherwise too stays, with one confirmation less.
+
+        Raises:
+            StoreUnavailable: the database did not take it.
+        """
+        now = time_text(self._clock())
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})
+            if not rows:
+                return False
+            fact = fact_of(rows[0])
+            await self._hold(connection, fact.scope, fact.key, self._clock())
+            if evidence is not None:
+                row = {"fact_id": fact_id, **evidence._asdict()}
+                if not await connection.execute(self._sql["remove_evidence"], row):
+                    return False
+            if fact.confirmed > 1:
+                await connection.execute(self._sql["unconfirm"], {"fact_id": fact_id, "now": now})
+                return True
+            await connection.execute(self._sql["forget_value"], {"fact_id": fact_id})
+            place = {"scope": fact.scope.kind, "owner": fact.scope.owner, "key": fact.key, "now": now}
+            until = None if fact.valid_to is None else time_text(fact.valid_to)
+            border = {"valid_from": time_text(fact.valid_from), "valid_to": until}
+            await connection.execute(self._sql["reopen"], {**place, **border})
+            return True
+
+    async def forget_all(self, scope: Scope, *, user_id: str | None = None) -> int:
+        """Delete all facts of a scope, and return how many values there were.
+
+        Raises:
+            KnowledgeNotFound: the scope is not the user's.
+        """
+        async with self._driver.writing() as connection:
+            await check_sees(connection, self._sql, scope, user_id)
+            return await connection.execute(self._sql["forget_owner"], {"scope": scope.kind, "owner": scope.owner})
+
+    async def restore(self, facts: Sequence[Fact]) -> int:
+        """Store facts that were exported, with their ids, times and counts, and return how many are new.
+
+        A fact whose id is there already is left as it is. Of two values that are valid for one key, the one that began
+        later stays valid, and the other ends there; the same value is not stored twice.
+
+        Raises:
+            InvalidInput: names what cannot be stored; nothing was.
+            SessionNotFound: a fact is of a session that is not there; nothing was stored.
+            StoreUnavailable: the database did not take it; trying again is safe.
+        """
+        for fact in facts:
+            NewFact(fact.key, fact.value, fact.kind, fact.confidence)
+        # In one order, so that two calls never wait for each other; the values of a key as they followed each other.
+        ordered = sorted(facts, key=lambda one: (one.scope.kind, one.scope.owner, one.key, one.valid_from))
+        async with self._driver.writing() as connection:
+            return sum([await self._restore(connection, fact) for fact in ordered])
+
+    async def _restore(self, connection: Connection, fact: Fact) -> bool:
+        if await connection.fetch(self._sql["fact"], {"fact_id": fact.id}):
+            return False
+        fact = replace(fact, scope=await known_owner(connection, self._sql, fact.scope, self._clock()))
+        if fact.valid_to is None:
+            before = await self._hold(connection, fact.scope, fact.key, fact.updated_at)
+            if before is not None and canonical(before.value) == canonical(fact.value):
+                return False
+            if before is not None and before.valid_from > fact.valid_from:
+                fact = replace(fact, valid_to=before.valid_from)
+            elif before is not None:
+                closing = {"fact_id": before.id, "valid_to": time_text(fact.valid_from)}
+                await connection.execute(self._sql["close"], closing)
+        await self._insert(connection, fact)
+        return True
+
+    async def _valid(self, connection: Connection, scopes: Sequence[Scope], limit: int = MAX_PAGE) -> list[list[Fact]]:
+        """Return the valid facts of each scope, the most specific scope first, without their evidence."""
+        ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
+        page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
+        asked = {**page, "kind": None, "key": None, "pattern": None, "past": False}
+        statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
+        pages = await connection.fetch_each(statements)
+        return without_shadowed([[fact_of(row) for row in rows] for rows in pages])
+
+    async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
+        rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})
+        if not rows:
+            raise KnowledgeNotFound("fact", fact_id)
+        try:
+            await check_sees(connection, self._sql, scope_of(rows[0]), user_id)
+        except KnowledgeNotFound:
+            raise KnowledgeNotFound("fact", fact_id) from None
+        return (await self._with_evidence(connection, [fact_of(rows[0])]))[0]
+
+    async def _hold(self, connection: Connection, scope: Scope, key: str, now: datetime) -> Fact | None:
+        """Return the valid fact of a key, which nobody else writes before the transaction ends."""
+        place = {"scope": scope.kind, "owner": scope.owner, "key": key}
+        if "lock_key" in self._sql:
+            await connection.fetch(self._sql["lock_key"], place)
+        held = await connection.fetch(self._sql["hold_valid"], {**place, "now": time_text(now)})
+        return fact_of(held[0]) if held else None
+
+    async def _begin(
+        self, connection: Connection, scope: Scope, fact: NewFact, before: Fact | None, now: datetime
+    ) -> str:
+        """Store a fact that is valid from now on, in the place of the one before; return its id."""
+        valid_from = now if before is None else max(now, before.valid_from)
+        if before is not None:
+            closing = {"fact_id": before.id, "valid_to": time_text(valid_from)}
+            await connection.execute(self._sql["close"], closing)
+        begun = Fact(
+            id=str(uuid7()),
+            scope=scope,
+            key=fact.key,
+            value=fact.value,
+            kind=fact.kind or (before.kind if before is not None else "world_knowledge"),
+            confidence=fact.confidence,
+            confirmed=1,
+            contradicted=0,
+            valid_from=valid_from,
+            valid_to=None,
+            updated_at=now,
+            evidence=() if fact.evidence is None else (fact.evidence,),
+        )
+        await self._insert(connection, begun)
+        return begun.id
+
+    async def _insert(self, connection: Connection, fact: Fact) -> None:
+        await connection.execute(self._sql["insert_fact"], {**owner_columns(fact.scope), **fact_row(fact)})
+        for origin in fact.evidence:
+            await self._add_evidence(connection, fact.id, origin, fact.updated_at)
+
+    async def _confirm(self, connection: Connection, before: Fact, fact: NewFact, now: datetime) -> None:
+        if fact.evidence is not None:
+            named = {"fact_id": before.id, **fact.evidence._asdict()}
+            if await connection.fetch(self._sql["has_evidence"], named):
+                return
+            await self._add_evidence(connection, before.id, fact.evidence, now)
+        row = {"fact_id": before.id, "kind": fact.kind or before.kind, "confidence": float(fact.confidence)}
+        await connection.execute(self._sql["confirm"], row)
+
+    async def _add_evidence(self, connection: Connection, fact_id: str, evidence: Evidence, now: datetime) -> None:
+        row = {"fact_id": fact_id, **evidence._asdict(), "now": time_text(now), "most": MAX_EVIDENCE}
+        await connection.execute(self._sql["add_evidence"], row)
+
+    async def _with_evidence(self, connection: Connection, facts: Sequence[Fact]) -> list[Fact]:
+        if not facts:
+            return []
+        ids = [{"fact_id": fact.id} for fact in facts]
+        rows = await connection.fetch(for_rows(self._sql["evidence"], len(ids)), row_parameters(ids))
+        origins: defaultdict[str, list[Evidence]] = defaultdict(list)
+        for fact_id, *origin in rows:
+            origins[fact_id].append(Evidence(*origin))
+        return [replace(fact, evidence=tuple(origins[fact.id])) if fact.id in origins else fact for fact in facts]

@@ -1,0 +1,327 @@
+"""Messages on their way to groups: the rows, and who may touch them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from threadkeep.errors import KnowledgeNotFound
+from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, DeliveryStatus
+from threadkeep.store.driver import Driver, Parameters, Row
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_of, time_text
+
+
+class OnTheWay(NamedTuple):
+    """A message that the server has taken, and not shown yet."""
+
+    number: int
+    name: str
+    said_at: datetime
+    attempts: int
+    sent_at: datetime
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A message that waits for its group; without `content` it is not there any more."""
+
+    number: int
+    name: str
+    said_at: datetime
+    attempts: int
+    role: str
+    scope: str
+    content: str | None = field(repr=False)
+    author: str | None = None
+    session_id: str | None = None
+    backfill: bool = False
+    user_id: str | None = field(default=None, repr=False)
+
+    @property
+    def speaker(self) -> str:
+        """The speaker as the graph knows them: a name, or a stable pseudonym; never empty."""
+        if self.role == "user" and self.author is None and self.user_id is not None:
+            return f"user_{hashlib.sha256(self.user_id.encode()).hexdigest()[:8]}"
+        # What stands before the first colon is taken for who said it.
+        return " ".join((self.author or "").replace(":", " ").replace("(", " ").split()) or self.role
+
+
+class GroupState(NamedTuple):
+    """A group, and how much of it waits, and was taken by the server and not shown yet."""
+
+    group_id: str
+    queued: int
+    sent: int
+
+
+@dataclass(frozen=True)
+class Lease:
+    """A group that one process has until a time."""
+
+    group_id: str
+    owner: str
+    failures: int
+    seen_at: datetime | None
+
+
+class Deliveries:
+    """The tables `chat_graph_deliveries` and `chat_graph_groups`.
+
+    Guarantees: one process at a time has a group; a message is marked as sent by that process alone, before it is sent,
+    and only while that is allowed; a message is in a group once.
+    """
+
+    def __init__(self, driver: Driver, endpoint: str, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._endpoint = endpoint
+        self._clock = clock
+        locks = ("postgres/knowledge.sql",) if driver.backend == "postgres" else ()
+        self._sql = load_statements("graph_deliveries.sql", *locks)
+
+    async def due_groups(self, limit: int) -> list[str]:
+        """Return groups that have something open, and that no process has."""
+        return [row[0] for row in await self._fetch("due_groups", {"now": self._now(), "limit": limit})]
+
+    async def claim(self, group_id: str, owner: str, *, seconds: float) -> Lease | None:
+        """Take a group for a time; None if another process was first."""
+        until = time_text(self._clock() + timedelta(seconds=seconds))
+        row = {"group_id": group_id, "owner": owner, "until": until, "now": self._now()}
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["claim"], row)
+        return Lease(group_id, owner, rows[0][0], time_of(rows[0][1])) if rows else None
+
+    async def renew(self, lease: Lease, *, seconds: float) -> bool:
+        """Have a group for longer; False if another process has it by now."""
+        now = self._clock()
+        until = time_text(now + timedelta(seconds=seconds))
+        row = {"group_id": lease.group_id, "owner": lease.owner, "until": until, "now": time_text(now)}
+        return await self._execute("renew", row) > 0
+
+    async def release(self, lease: Lease, *, seconds: float, failures: int = 0, error: str | None = None) -> None:
+        """Give a group back, to be looked at again after some seconds."""
+        at = time_text(self._clock() + timedelta(seconds=seconds))
+        row = {"group_id": lease.group_id, "owner": lease.owner, "at": at, "failures": failures, "error": error}
+        await self._execute("release", row)
+
+    async def on_the_way(self, group_id: str) -> list[OnTheWay]:
+        """Return what the server has taken of a group and not shown yet, in order."""
+        rows = await self._fetch("on_the_way", {"group_id": group_id})
+        return [OnTheWay(row[0], row[1], time_of(row[2]), row[3], time_of(row[4])) for row in rows]
+
+    async def waiting(self, group_id: str, limit: int) -> list[Waiting]:
+        """Return the first messages that wait for a group, in order."""
+        rows = await self._fetch("waiting", {"group_id": group_id, "limit": limit})
+        return [_waiting(row) for row in rows]
+
+    async def mark_sent(
+        self, lease: Lease, messages: Mapping[int, DataClass], *, backfill_per_minute: int = 60
+    ) -> list[int]:
+        """Mark messages as sent, each if its kind of data may go now; return those that are marked.
+
+        Of earlier talk a workspace sends at most so many in a minute, in however many processes.
+        """
+        marked: list[int] = []
+        now = self._clock()
+        async with self._driver.writing() as connection:
+            if "lock_backfill" in self._sql and "backfill" in messages.values():
+                await connection.fetch(self._sql["lock_backfill"], {})
+            for number, data_class in messages.items():
+                row = {
+                    "most": backfill_per_minute,
+                    "since": time_text(now - timedelta(minutes=1)),
+                    "number": number,
+                    "owner": lease.owner,
+                    "endpoint": self._endpoint,
+                    "version": CONSENT_VERSION,
+                    "data_class": f"% {data_class} %",
+                    "now": time_text(now),
+                }
+                marked += [found[0] for found in await connection.fetch(self._sql["mark_sent"], row)]
+        return marked
+
+    async def confirm(self, group_id: str, numbers: Sequence[int]) -> None:
+        """Note that messages are episodes now."""
+        now = self._now()
+        async with self._driver.writing() as connection:
+            await connection.execute_many(self._sql["confirm"], [{"number": one, "now": now} for one in numbers])
+            await connection.execute(self._sql["note_seen"], {"group_id": group_id, "now": now})
+
+    async def take_back(self, numbers: Sequence[int]) -> None:
+        """Let messages wait again that the server did not take; that was no attempt."""
+        await self._execute_each("take_back", [{"number": number} for number in numbers])
+
+    async def repeat(self, numbers: Sequence[int]) -> None:
+        """Let messages wait again that the server took and did not store; each counts as repeated."""
+        await self._execute_each("repeat", [{"number": number} for number in numbers])
+
+    async def bury(self, numbers: Sequence[int], reason: str) -> None:
+        """Give messages up, for a reason that is kept with them."""
+        now = self._now()
+        await self._execute_each("bury", [{"number": one, "reason": reason, "now": now} for one in numbers])
+
+    async def bury_waiting(self, reason: str, group_id: str | None = None) -> int:
+        """Give up all that is not there yet, of one group or of all; return how much that was."""
+        return await self._execute("bury_waiting", {"group_id": group_id, "reason": reason, "now": self._now()})
+
+    async def bury_queued(self, reason: str, group_id: str) -> int:
+        """Give up what waits for a group; return how much that was."""
+        return await self._execute("bury_queued", {"group_id": group_id, "reason": reason, "now": self._now()})
+
+    async def group_with_key(self, key: str) -> str | None:
+        """Return the id of the group of a scope; None if nothing was sent to it."""
+        rows = await self._fetch("group_of_key", {"group_key": key})
+        return str(rows[0][0]) if rows else None
+
+    async def status_of(self, group_id: str, name: str) -> DeliveryStatus | None:
+        """Return the status of a message by its name; None if it was never queued."""
+        rows = await self._fetch("status_of", {"group_id": group_id, "name": name})
+        found: DeliveryStatus | None = rows[0][0] if rows else None
+        return found
+
+    async def bury_named(self, group_id: str, name: str, reason: str) -> int:
+        """Give a message up by its name, whatever its status."""
+        row = {"group_id": group_id, "name": name, "reason": reason, "now": self._now()}
+        return await self._execute("bury_named", row)
+
+    async def progress(self) -> tuple[int, datetime | None]:
+        """Return how much the server has taken and not shown yet, and when it last showed something."""
+        [(count, seen_at)] = await self._fetch("progress", {})
+        return int(count), time_of(seen_at)
+
+    async def newer_episodes(self, group_id: str, said_at: datetime) -> int:
+        """Return how many messages of this database a group may have that were said then or later."""
+        [(count,)] = await self._fetch("newer_episodes", {"group_id": group_id, "said_at": time_text(said_at)})
+        return int(count)
+
+    async def wake(self, group_id: str | None = None) -> None:
+        """Let a group, or all, be looked at now."""
+        await self._execute("wake", {"group_id": group_id, "now": self._now()})
+
+    async def entries(self, status: DeliveryStatus | None, *, after: int, limit: int) -> list[Delivery]:
+        """Return deliveries in the order in which they were queued."""
+        rows = await self._fetch("entries", {"status": status, "after": after, "limit": limit})
+        return [_delivery(row) for row in rows]
+
+    async def retry(self, number: int | None = None) -> int:
+        """Let a dead message wait again, or all that were not dropped; return how many do.
+
+        Raises:
+            KnowledgeNotFound: there is no such dead message.
+        """
+        return self._found(number, await self._execute("retry", {"number": number}))
+
+    async def drop(self, number: int | None = None, status: DeliveryStatus | None = None) -> int:
+        """Give up a message that waits or is dead, or all of them, for good; return how many.
+
+        Raises:
+            KnowledgeNotFound: there is no such message that waits or is dead.
+        """
+        row = {"number": number, "status": status, "now": self._now()}
+        return self._found(number, await self._execute("drop", row))
+
+    async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
+        """Return how many messages have each status, the dead ones by reason, and how many were sent again."""
+        by_status: dict[str, int] = {}
+        dead: dict[str, int] = {}
+        repeats = 0
+        for status, reason, count, again in await self._fetch("counts", {}):
+            by_status[status] = by_status.get(status, 0) + int(count)
+            repeats += int(again or 0)
+            if status == "dead":
+                dead[reason] = int(count)
+        [(unmade,)] = await self._fetch("unmade", {})
+        return {**by_status, "turns": int(unmade)}, dead, repeats
+
+    async def troubles(self) -> dict[str, int]:
+        """Return what keeps groups from being delivered, and how many."""
+        return {str(error): int(count) for error, count in await self._fetch("troubles", {})}
+
+    async def open_of(self, group_id: str) -> tuple[int, int]:
+        """Return how much of a group waits, and how much the server has taken and not shown yet."""
+        [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
+        return int(queued), int(sent)
+
+    async def groups(self, keys: Sequence[str]) -> dict[str, GroupState]:
+        """Return groups by their keys, those that something was sent to, with what is not there yet."""
+        statements = [(self._sql["group_of_key"], {"group_key": key}) for key in keys]
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch_each(statements)
+        return {
+            key: GroupState(found[0][0], int(found[0][1]), int(found[0][2]))
+            for key, found in zip(keys, rows, strict=True)
+            if found
+        }
+
+    async def is_taken(self, group_id: str) -> bool:
+        """Return whether an id is that of a group that something was sent to."""
+        return bool(await self._fetch("group_with_id", {"group_id": group_id}))
+
+    async def aliases(self, person_id: str) -> list[str]:
+        """Return all ids of a person; the given one alone if nobody is known by it."""
+        rows = await self._fetch("ids_of_person", {"person_id": person_id})
+        return [row[0] for row in rows] or [person_id]
+
+    @staticmethod
+    def _found(number: int | None, count: int) -> int:
+        if number is not None and not count:
+            raise KnowledgeNotFound("delivery", str(number))
+        return count
+
+    async def _fetch(self, statement: str, parameters: Parameters) -> list[Row]:
+        async with self._driver.reading() as connection:
+            return await connection.fetch(self._sql[statement], parameters)
+
+    async def _execute(self, statement: str, parameters: Parameters) -> int:
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql[statement], parameters)
+
+    async def _execute_each(self, statement: str, rows: Sequence[Parameters]) -> None:
+        if rows:
+            async with self._driver.writing() as connection:
+                await connection.execute_many(self._sql[statement], rows)
+
+    def _now(self) -> str:
+        return time_text(self._clock())
+
+
+def _waiting(row: Row) -> Waiting:
+    number, name, said_at, attempts, role, scope, own, text, author, superseded_at, session_id, backfill, user_id = row
+    content = own if own is not None else (text if superseded_at is None else None)
+    return Waiting(
+        number,
+        name,
+        time_of(said_at),
+        attempts,
+        role,
+        scope,
+        content,
+        author,
+        session_id,
+        backfill=bool(backfill),
+        user_id=user_id,
+    )
+
+
+def _delivery(row: Row) -> Delivery:
+    number, group_id, scope, session_id, message_id, name, role, status, reason, attempts, repeats, *times = row
+    created_at, sent_at, ended_at = (time_of(value) for value in times)
+    return Delivery(
+        number=number,
+        group_id=group_id,
+        scope=scope,
+        session_id=session_id,
+        message_id=message_id,
+        name=name,
+        role=role,
+        status=status,
+        reason=reason,
+        attempts=attempts,
+        repeats=repeats,
+        created_at=created_at,
+        sent_at=sent_at,
+        ended_at=ended_at,
+    )

@@ -1,0 +1,201 @@
+"""The MCP server of Graphiti: a worker for each group that survives failures, and deletions that delete.
+
+Its errors come inside successful answers, and quote what failed: no sentence of them is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextvars import Context
+
+import httpx2
+from mcp.client.client import Client
+from mcp.client.streamable_http import streamable_http_client
+
+from threadkeep.errors import GraphitiError
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.records import Json
+from threadkeep.records.graphiti import check_group_id
+
+_TOOLS = ("add_memory", "get_episodes", "search_memory_facts", "clear_graph", "get_status")
+_STOP_SECONDS = 5.0
+
+
+class McpClient:
+    """A Graphiti server over MCP; see `GraphitiClient`. It keeps one connection, and opens another after a failure."""
+
+    newest_first = False
+    """Its lists of episodes are in no order: to find one of them, all are read."""
+
+    def __init__(self, endpoint: str, *, api_key: str | None = None, timeout_seconds: float = 10.0) -> None:
+        self._url = endpoint if endpoint.endswith("/mcp") else f"{endpoint}/mcp"
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._seconds = timeout_seconds
+        self._connection: _Connection | None = None
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return f"McpClient({self._url!r})"
+
+    async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
+        """Hand messages over one by one; the answer says that they wait in the server's memory."""
+        check_group_id(group_id)
+        for place, one in enumerate(episodes):
+            arguments: dict[str, Json] = {
+                "name": one.name,
+                "episode_body": f"{one.speaker}({one.role}): {one.content}",
+                "group_id": group_id,
+                "source": "message",
+                "source_description": one.source,
+                "reference_time": one.said_at.isoformat(),
+            }
+            try:
+                await self._call("add_memory", arguments)
+            except GraphitiError as error:
+                # Those before it were taken.
+                error.uncertain = error.uncertain or place > 0
+                raise
+
+    async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
+        """Return so many messages of a group, in no order."""
+        arguments: dict[str, Json] = {"group_ids": [check_group_id(group_id)], "max_episodes": last}
+        values = (await self._call("get_episodes", arguments)).get("episodes")
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise GraphitiError("unreadable")
+        return [seen for value in values if (seen := episode_in(value)) is not None]
+
+    async def search(
+        self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
+    ) -> list[GraphFact]:
+        """Return facts of some groups."""
+        if not group_ids:
+            return []
+        groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]
+        arguments: dict[str, Json] = {"query": query, "group_ids": groups, "max_facts": max(limit, 1)}
+        values = (await self._call("search_memory_facts", arguments, seconds=seconds)).get("facts")
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            raise GraphitiError("unreadable")
+        return [fact for value in values if (fact := fact_in(value)) is not None][:limit]
+
+    async def delete_episode(self, group_id: str, uuid: str) -> None:
+        """Delete a message with the facts that it alone has told."""
+        await self._call("delete_episode", {"uuid": uuid, "group_id": check_group_id(group_id)})
+
+    async def delete_group(self, group_id: str) -> None:
+        """Clear the graph of a group."""
+        await self._call("clear_graph", {"group_ids": [check_group_id(group_id)]})
+
+    def checks(self) -> list[tuple[str, Look]]:
+        """Return looks at the server: it has the tools, and it can read its database."""
+        return [("tools", self._missing_tools), ("database", self._database_problem)]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+    async def _missing_tools(self) -> str | None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                listed = await (await self._connected()).list_tools()
+        except Exception as error:  # noqa: BLE001 - whatever the library raises, it is no connection
+            await self.close()
+            return str(_failure_of(error))
+        missing = [name for name in _TOOLS if name not in {tool.name for tool in listed.tools}]
+        return (
+            f"It has no {', '.join(missing)}; use Graphiti's MCP server of version 0.31 or later." if missing else None
+        )
+
+    async def _database_problem(self) -> str | None:
+        try:
+            status = (await self._call("get_status", {})).get("status")
+        except GraphitiError as error:
+            return str(error)
+        return None if status == "ok" else "It cannot read its database; see its log, and whether the database runs."
+
+    async def _call(self, tool: str, arguments: dict[str, Json], *, seconds: float | None = None) -> Mapping[str, Json]:
+        """Return the result of a tool.
+
+        Raises:
+            GraphitiError: for every answer that is no success.
+        """
+        try:
+            async with asyncio.timeout(self._seconds if seconds is None else seconds):
+                answer = await (await self._connected()).call_tool(tool, arguments)
+        except Exception as error:  # noqa: BLE001 - the library raises whatever its transport does, in groups too
+            await self.close()
+            raise _failure_of(error) from None
+        if answer.is_error:
+            raise GraphitiError("server")
+        content = answer.structured_content
+        result = content.get("result", content) if isinstance(content, Mapping) else None
+        if not isinstance(result, Mapping):
+            raise GraphitiError("unreadable", uncertain=True)
+        if "error" in result:
+            raise GraphitiError("server")
+        return result
+
+    async def _connected(self) -> Client:
+        if self._connection is None or self._connection.is_over:
+            self._connection = _Connection(self._url, self._headers)
+        return await self._connection.client()
+
+
+class _Connection:
+    """A connection, in a task of its own: the library wants it closed by the task that opened it."""
+
+    def __init__(self, url: str, headers: Mapping[str, str]) -> None:
+        self._stop = asyncio.Event()
+        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._hold(url, headers), context=Context(), name="threadkeep-graphiti-mcp")
+
+    @property
+    def is_over(self) -> bool:
+        """Return whether it ended."""
+        return self._task.done()
+
+    async def client(self) -> Client:
+        """Return the client when it is connected."""
+        return await asyncio.shield(self._opened)
+
+    async def close(self) -> None:
+        """End it."""
+        self._stop.set()
+        if not self._opened.done():
+            self._task.cancel()
+        _, late = await asyncio.wait([self._task], timeout=_STOP_SECONDS)
+        for task in late:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _hold(self, url: str, headers: Mapping[str, str]) -> None:
+        try:
+            async with (
+                httpx2.AsyncClient(headers=dict(headers), timeout=httpx2.Timeout(30.0, read=300.0)) as http,
+                Client(streamable_http_client(url, http_client=http)) as client,
+            ):
+                self._opened.set_result(client)
+                await self._stop.wait()
+        except BaseException as error:
+            if not self._opened.done():
+                self._opened.set_exception(error if isinstance(error, Exception) else GraphitiError("broken"))
+                self._opened.exception()  # the caller may be gone
+            if not isinstance(error, Exception):
+                raise
+
+
+def _failure_of(error: BaseException) -> GraphitiError:
+    """Return our error for one of the library; of a group that of its first part."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, GraphitiError):
+        return error
+    if isinstance(error, TimeoutError):
+        return GraphitiError("timeout", uncertain=True)
+    if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code in (401, 403):
+        return GraphitiError("denied", status=error.response.status_code)
+    if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout):
+        return GraphitiError("unreachable")
+    return GraphitiError("broken", uncertain=True)

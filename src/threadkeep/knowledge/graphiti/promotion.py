@@ -1,0 +1,160 @@
+"""Facts that a person or an agent's tool promotes: kept here, and told to the graph as an episode of their own."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, get_args
+
+from threadkeep.errors import InvalidInput
+from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, FactKind, ScopeKind
+
+type PromotedKind = Literal[
+    "decision", "lesson_learned", "preference", "procedure", "task_update", "terminology", "repo_state"
+]
+type Relation = Literal[
+    "DEPENDS_ON", "BLOCKED_BY", "DECIDED", "RISK", "MITIGATED_BY", "DONE", "TODO", "TOUCHES", "DEFINED_IN", "USES",
+    "FIXES", "CAUSES", "TESTED_BY", "RAN", "GENERATED", "FAILED_WITH", "VALIDATED_BY",
+]  # fmt: skip
+
+PROMOTED_KINDS: tuple[PromotedKind, ...] = get_args(PromotedKind.__value__)
+RELATIONS: tuple[Relation, ...] = get_args(Relation.__value__)
+
+REFUSAL = "This looks like a secret, such as a password or a key: it was not remembered. Say it without."
+
+_FACT_KINDS: dict[PromotedKind, FactKind] = {
+    "decision": "decision",
+    "lesson_learned": "lesson_learned",
+    "preference": "preference",
+    "terminology": "terminology",
+}
+_SYNONYMS: dict[str, PromotedKind] = {
+    **{kind: kind for kind in PROMOTED_KINDS if kind != "repo_state"},
+    "remember": "lesson_learned", "note": "lesson_learned", "lesson": "lesson_learned",
+    "pref": "preference", "prefs": "preference", "preferences": "preference",
+    "steps": "procedure", "howto": "procedure", "how-to": "procedure",
+    "todo": "task_update", "task": "task_update",
+    "term": "terminology", "naming": "terminology",
+    "lesson learned": "lesson_learned", "task update": "task_update",
+}  # fmt: skip
+_DIRECTIVE = re.compile(
+    rf"^[ \t]*({'|'.join(sorted(map(re.escape, _SYNONYMS), key=len, reverse=True))})"
+    r"[ \t]*(?:\((user|workspace|session)\))?[ \t]*[:：][ \t]*(.*)$",
+    re.IGNORECASE | re.MULTILINE,
+)
+_ONES_OWN = re.compile(r"^\s*(?:I (?:prefer|like|want|use|always|never)|my\b|我(?:喜欢|偏好|习惯|的))", re.IGNORECASE)
+
+
+class RelationOf(NamedTuple):
+    """A relation of two things, in the vocabulary of the graph."""
+
+    source: str
+    name: Relation
+    target: str
+
+
+@dataclass(frozen=True)
+class Promotion:
+    """Something that is to be kept: what kind it is, in whose scope, in which words."""
+
+    kind: PromotedKind
+    text: str
+    scope: ScopeKind = "workspace"
+    key: str | None = None
+    relations: tuple[RelationOf, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse what could not be kept.
+
+        Raises:
+            InvalidInput: names the field, never its text.
+        """
+        if self.kind not in PROMOTED_KINDS:
+            raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")
+        if not self.text.strip() or len(self.text) > MAX_VALUE_CHARACTERS:
+            raise InvalidInput(f"A promoted fact has 1 to {MAX_VALUE_CHARACTERS} characters.")
+        if any(one.name not in RELATIONS for one in self.relations):
+            raise InvalidInput(f"A relation is one of {', '.join(RELATIONS)}.")
+        if looks_like_secret(self.text):
+            raise InvalidInput(REFUSAL)
+
+    @property
+    def fact_key(self) -> str:
+        """The key under which it is kept here: a given one, or a name of its kind and its words."""
+        digest = hashlib.sha256(self.text.strip().encode()).hexdigest()[:8]
+        return self.key or (self.kind if self.kind == "repo_state" else f"{self.kind}_{digest}")
+
+    @property
+    def fact_kind(self) -> FactKind:
+        """The kind of fact that it is here."""
+        return _FACT_KINDS.get(self.kind, "world_knowledge")
+
+    def episode(self, owner: str) -> str:
+        """Return the episode that the graph is told: a line that says what it is, and one for each relation."""
+        what = self.kind.replace("_", " ").capitalize()
+        lines = [f"{what} of {self.scope} {owner}: {self.text.strip()}"]
+        return "\n".join([*lines, *(f"{one.source} {one.name} {one.target}." for one in self.relations)])
+
+
+def directives_in(text: str) -> list[Promotion]:
+    """Return the facts that a message asks to have remembered, as in `preference (user): Keep diffs small`.
+
+    The words stand on the line, or on the lines after it up to a blank one. Without a scope a preference of one's own
+    is the user's, and anything else the workspace's.
+
+    Raises:
+        InvalidInput: one of them looks like a secret, or is too long.
+    """
+    return [Promotion(kind, words, _scope(named, kind, words)) for kind, named, words in _directives(text)]
+
+
+def accepted_directives(text: str) -> tuple[list[Promotion], int]:
+    """Return the directives of a message that can be kept, and the number of the others."""
+    found: list[Promotion] = []
+    refused = 0
+    for kind, named, words in _directives(text):
+        try:
+            found.append(Promotion(kind, words, _scope(named, kind, words)))
+        except InvalidInput:
+            refused += 1
+    return found, refused
+
+
+def kind_of(name: str) -> PromotedKind:
+    """Return the kind with a name.
+
+    Raises:
+        InvalidInput: there is none.
+    """
+    for kind in PROMOTED_KINDS:
+        if kind == name:
+            return kind
+    raise InvalidInput(f"A promoted fact's kind is one of {', '.join(PROMOTED_KINDS)}.")
+
+
+def _directives(text: str) -> Iterator[tuple[PromotedKind, str | None, str]]:
+    """Yield the kind, the named scope and the words of each directive."""
+    for match in _DIRECTIVE.finditer(text):
+        if words := match[3].strip() or _following(text, match.end()):
+            yield _SYNONYMS[match[1].lower()], match[2], words
+
+
+def _following(text: str, end: int) -> str:
+    lines: list[str] = []
+    for line in text[end:].split("\n")[1:]:
+        if not line.strip() or _DIRECTIVE.match(line):
+            break
+        lines.append(line.strip())
+    return "\n".join(lines)
+
+
+def _scope(named: str | None, kind: PromotedKind, words: str) -> ScopeKind:
+    scopes: Sequence[ScopeKind] = get_args(ScopeKind.__value__)
+    if named is not None:
+        return next(scope for scope in scopes if scope == named.lower())
+    if kind in ("decision", "procedure", "task_update"):
+        return "workspace"
+    return "user" if _ONES_OWN.search(words) else "workspace"

@@ -1,0 +1,270 @@
+"""The REST server of Graphiti.
+
+Its answers say little: 202 is "in a queue in memory", and every error body may quote what was sent, so no body of an
+error is read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import partial
+from ssl import SSLContext
+from typing import NamedTuple
+from urllib.parse import quote
+
+import httpx2
+
+from threadkeep.errors import GraphitiError, GraphitiFailure
+from threadkeep.knowledge.graphiti.client import Episode, GraphFact, Look, SeenEpisode, episode_in, fact_in
+from threadkeep.records import Json
+from threadkeep.records.graphiti import check_group_id
+
+_MOST_BYTES = 8_000_000
+# Below the five seconds after which uvicorn closes an idle connection.
+_KEPT_ALIVE_SECONDS = 3.0
+_LONGEST_PAUSE_SECONDS = 300.0
+_PATHS = {"/messages": "post", "/search": "post", "/episodes/{group_id}": "get", "/group/{group_id}": "delete"}
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout, httpx2.UnsupportedProtocol)
+_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
+
+
+class _Answer(NamedTuple):
+    status: int
+    body: bytes
+
+    def json(self) -> Json:
+        """Return the JSON value of the body.
+
+        Raises:
+            GraphitiError: it is not JSON.
+        """
+        try:
+            value: Json = json.loads(self.body)
+        except (ValueError, RecursionError):
+            raise GraphitiError("unreadable", status=self.status, uncertain=True) from None
+        return value
+
+
+class RestClient:
+    """A Graphiti server over its REST API; see `GraphitiClient`.
+
+    After a failure of the server its connections are not used again: it closes them without a word.
+    """
+
+    newest_first = True
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        api_key: str | None = None,
+        timeout_seconds: float = 10.0,
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._seconds = timeout_seconds
+        self._transport = transport
+        # Made once: it reads all certificates that the machine trusts.
+        self._verify: SSLContext | None = None
+        self._http: httpx2.AsyncClient | None = None
+        self._in_use: Counter[httpx2.AsyncClient] = Counter()
+
+    def __repr__(self) -> str:
+        """Show no secret."""
+        return f"RestClient({self._endpoint!r})"
+
+    async def send(self, group_id: str, episodes: Sequence[Episode]) -> None:
+        """Hand messages over; 202 says that they wait in the server's memory."""
+        messages: list[Json] = [
+            {
+                "content": one.content,
+                "role_type": one.role,
+                "role": one.speaker,
+                "name": one.name,
+                "timestamp": one.said_at.isoformat(),
+                "source_description": one.source,
+            }
+            for one in episodes
+        ]
+        answer = await self._call("POST", "/messages", {"group_id": check_group_id(group_id), "messages": messages})
+        taken = answer.json()
+        if answer.status != 202 or not isinstance(taken, Mapping) or taken.get("success") is not True:
+            raise GraphitiError("unreadable", status=answer.status, uncertain=True)
+
+    async def episodes(self, group_id: str, last: int) -> list[SeenEpisode]:
+        """Return the last messages of a group by their time."""
+        answer = await self._call("GET", f"/episodes/{check_group_id(group_id)}?last_n={last}")
+        values = answer.json()
+        if not isinstance(values, list):
+            raise GraphitiError("unreadable", status=answer.status)
+        return [seen for value in values if (seen := episode_in(value)) is not None]
+
+    async def search(
+        self, group_ids: Sequence[str], query: str, limit: int, *, seconds: float | None = None
+    ) -> list[GraphFact]:
+        """Return facts of some groups."""
+        if not group_ids:
+            return []
+        groups: list[Json] = [check_group_id(group_id) for group_id in group_ids]
+        body: dict[str, Json] = {"group_ids": groups, "query": query, "max_facts": limit}
+        answer = await self._call("POST", "/search", body, seconds=seconds, repeatable=True)
+        values = answer.json()
+        facts = values.get("facts") if isinstance(values, Mapping) else None
+        if not isinstance(facts, list):
+            raise GraphitiError("unreadable", status=answer.status)
+        return [fact for value in facts if (fact := fact_in(value)) is not None]
+
+    async def delete_episode(self, group_id: str, uuid: str) -> None:
+        """Delete a message: on FalkorDB the server finds none of them."""
+        check_group_id(group_id)
+        await self._call("DELETE", f"/episode/{quote(uuid, safe='')}")
+
+    async def delete_group(self, group_id: str) -> None:
+        """Ask the server to delete a group."""
+        await self._call("DELETE", f"/group/{check_group_id(group_id)}")
+
+    def checks(self) -> list[tuple[str, Look]]:
+        """Return looks at the server: it lives, it has the paths, it can read its database."""
+        return [
+            ("healthcheck", partial(self._failure, "/healthcheck")),
+            ("paths", self._missing_paths),
+            ("unknown edge", partial(self._failure, "/entity-edge/not-a-real-edge", expected=404)),
+            ("database", partial(self._failure, "/episodes/threadkeep_connection_test?last_n=1")),
+        ]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        self._http = None
+        for http in list(self._in_use):
+            await http.aclose()
+        self._in_use.clear()
+
+    async def _failure(self, path: str, expected: int = 200) -> str | None:
+        try:
+            status = (await self._call("GET", path)).status
+        except GraphitiError as error:
+            return None if error.status == expected else str(error)
+        return None if status == expected else f"It answers with status {status} in place of {expected}."
+
+    async def _missing_paths(self) -> str | None:
+        try:
+            document = (await self._call("GET", "/openapi.json")).json()
+        except GraphitiError as error:
+            return str(error)
+        paths = document.get("paths") if isinstance(document, Mapping) else None
+        if not isinstance(paths, Mapping):
+            return "It has no description of its paths; see what is behind the endpoint."
+        missing = [path for path, verb in _PATHS.items() if verb not in _fields(paths.get(path))]
+        return f"It has no {', '.join(missing)}; use Graphiti's server of version 0.29.3 or later." if missing else None
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        body: Json = None,
+        *,
+        seconds: float | None = None,
+        repeatable: bool = False,
+    ) -> _Answer:
+        """Send a request and read its answer, all within one time limit.
+
+        Raises:
+            GraphitiError: for every answer that is no success.
+        """
+        if self._verify is None and self._endpoint.startswith("https:"):
+            self._verify = await asyncio.to_thread(httpx2.create_ssl_context)
+        try:
+            async with asyncio.timeout(self._seconds if seconds is None else seconds):
+                try:
+                    return await self._exchange(method, path, body)
+                except _BROKEN:
+                    if not (repeatable or method == "GET"):
+                        raise
+                    # A connection that was kept open may have been closed by the server a moment ago.
+                    return await self._exchange(method, path, body)
+        except TimeoutError:
+            raise GraphitiError("timeout", uncertain=True) from None
+        except _NOT_SENT:
+            raise GraphitiError("unreachable") from None
+        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError):
+            raise GraphitiError("broken", uncertain=True) from None
+
+    async def _exchange(self, method: str, path: str, body: Json) -> _Answer:
+        http = self._http = self._http or self._open()
+        self._in_use[http] += 1
+        try:
+            content = None if body is None else json.dumps(body, ensure_ascii=False).encode()
+            headers = {} if content is None else {"Content-Type": "application/json"}
+            async with http.stream(method, f"{self._endpoint}{path}", content=content, headers=headers) as response:
+                if not response.is_success:
+                    if response.status_code >= 500:
+                        self._http = None
+                    raise _failure_of(response)
+                return _Answer(response.status_code, await _read(response))
+        except httpx2.HTTPError:
+            self._http = None
+            raise
+        finally:
+            self._in_use[http] -= 1
+            if http is not self._http and not self._in_use[http]:
+                del self._in_use[http]
+                await http.aclose()
+
+    def _open(self) -> httpx2.AsyncClient:
+        return httpx2.AsyncClient(
+            headers=self._headers,
+            follow_redirects=False,
+            verify=self._verify or False,  # there is none for http
+            timeout=None,
+            limits=httpx2.Limits(keepalive_expiry=_KEPT_ALIVE_SECONDS),
+            transport=self._transport,
+        )
+
+
+async def _read(response: httpx2.Response) -> bytes:
+    chunks: list[bytes] = []
+    size = 0
+    async for chunk in response.aiter_bytes():
+        size += len(chunk)
+        if size > _MOST_BYTES:
+            raise GraphitiError("unreadable", status=response.status_code, uncertain=True)
+        chunks.append(chunk)
+    return b"".join(chunks)
+
+
+# A server that fails (500) or has no time (503) takes nothing; what a proxy says of it (502, 504) is another matter.
+def _failure_of(response: httpx2.Response) -> GraphitiError:
+    status = response.status_code
+    kind: GraphitiFailure = "refused"
+    if status in (401, 403):
+        kind = "denied"
+    elif status in (408, 429):
+        kind = "limited"
+    elif status >= 500:
+        kind = "server"
+    elif status < 400:
+        kind = "unreadable"
+    return GraphitiError(kind, status=status, retry_after=_retry_after(response), uncertain=status in (502, 504))
+
+
+def _retry_after(response: httpx2.Response) -> float | None:
+    text = response.headers.get("Retry-After")
+    if text is None:
+        return None
+    try:
+        seconds = (
+            float(text) if text.strip().isdigit() else (parsedate_to_datetime(text) - datetime.now(UTC)).total_seconds()
+        )
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), _LONGEST_PAUSE_SECONDS)
+
+
+def _fields(value: Json) -> Mapping[str, Json]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,399 @@
+"""Graphiti as a memory has it: what may go there, what is on its way, and what is asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.graphiti.checks import Check, all_ok, connection_test, smoke_test
+from threadkeep.knowledge.graphiti.client import GraphitiClient
+from threadkeep.knowledge.graphiti.deliveries import Deliveries
+from threadkeep.knowledge.graphiti.gate import Gate
+from threadkeep.knowledge.graphiti.git_metadata import KEPT_SECONDS, GitMetadata
+from threadkeep.knowledge.graphiti.names import fact_episode
+from threadkeep.knowledge.graphiti.promotion import Promotion
+from threadkeep.knowledge.graphiti.recall import GraphRecall, GraphRecaller, RecallQuestion
+from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue
+from threadkeep.knowledge.graphiti.upkeep import Backfill, Backfilled, Purged, Retracted, purge, retract
+from threadkeep.knowledge.graphiti.worker import DeliveryWorker
+from threadkeep.observe import GraphitiTrouble, Observer
+from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
+from threadkeep.records.knowledge import Evidence, Fact, Scope
+from threadkeep.store.driver import Driver
+
+_REPO_CLASSES: tuple[DataClass, ...] = ("git_metadata", "promoted_facts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphitiStatus:
+    """The consent for Graphiti, and the progress of deliveries.
+
+    `counts` are messages by status, and the `turns` that no delivery was made of yet; `dead` are those given up, by
+    reason; `repeats` were sent again; `troubles` are groups that cannot be delivered, by what is wrong.
+    """
+
+    enabled: bool
+    endpoint: str | None
+    transport: str | None
+    granted: tuple[DataClass, ...]
+    wanted: tuple[DataClass, ...]
+    trusted: tuple[str | None, ...]
+    counts: dict[str, int]
+    dead: dict[str, int]
+    repeats: int
+    troubles: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Promoted:
+    """A fact that was kept, and how many episodes of it are queued; `closed` says why the graph is not told."""
+
+    fact: Fact
+    queued: int
+    closed: GraphitiClosure | None
+
+
+class Graphiti:
+    """`memory.graphiti`: a graph beside the facts of this database; off unless the options say where it is."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        options: GraphitiOptions | None,
+        knowledge: Knowledge,
+        *,
+        observer: Observer,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self.options = options if options is not None and options.enabled else None
+        self.gate = Gate(driver, options, clock=clock)
+        self._driver = driver
+        self._knowledge = knowledge
+        self._observer = observer
+        self._clock = clock
+        self._client: GraphitiClient | None = None
+        self._worker: DeliveryWorker | None = None
+        self._recaller: GraphRecaller | None = None
+        self._git = GitMetadata(None if self.options is None else self.options.git_folder)
+        if self.options is not None:
+            self._deliveries = Deliveries(driver, self.options.endpoint, clock=clock)
+            self._turns = TurnQueue(driver, self.options, clock=clock)
+
+    @property
+    def is_on(self) -> bool:
+        """Return whether Graphiti is turned on; consent is checked separately."""
+        return self.options is not None
+
+    @property
+    def workspace(self) -> str | None:
+        """The workspace of runs that name none."""
+        return None if self.options is None else self.options.workspace
+
+    @property
+    def recalls(self) -> bool:
+        """Return whether models are shown facts from Graphiti; consent is checked separately."""
+        return self.options is not None and self.options.recall_enabled
+
+    async def recall(self, question: RecallQuestion) -> GraphRecall:
+        """Return facts that bear on an input, within the deadline of the options, whatever the server does.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        if self.options is None or not self.options.recall_enabled:
+            return GraphRecall()
+        if self._recaller is None:
+            self._recaller = GraphRecaller(
+                self.client(),
+                self._deliveries,
+                self.gate,
+                self.options,
+                observer=self._observer,
+                clock=self._clock,
+            )
+        return await self._recaller.recall(question)
+
+    async def status(self) -> GraphitiStatus:
+        """Return what may be sent, and how far everything is.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        options = self.options
+        deliveries = Deliveries(self._driver, "", clock=self._clock)
+        counts, dead, repeats = await deliveries.counts()
+        return GraphitiStatus(
+            enabled=options is not None,
+            endpoint=None if options is None else options.endpoint,
+            transport=None if options is None else options.transport,
+            granted=tuple(sorted(await self.gate.granted())),
+            wanted=() if options is None else options.needed_classes(),
+            trusted=tuple(await self.gate.trusted()),
+            counts=counts,
+            dead=dead,
+            repeats=repeats,
+            troubles=await deliveries.troubles(),
+        )
+
+    async def grant(self, data_classes: Sequence[DataClass], *, by: str) -> Consent:
+        """Keep that a person allows these kinds of data to go to the endpoint.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+            InvalidInput: there are no such kinds of data.
+        """
+        consent = await self.gate.decide("granted", data_classes, by=by)
+        await self._require().wake()
+        self.wake()
+        return consent
+
+    async def decline(self, *, by: str) -> Consent:
+        """Keep that a person does not allow anything; what waits is given up, and can be retried after another grant.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+        """
+        before = await self.gate.granted()
+        consent = await self.gate.decide("withdrawn" if before else "declined", (), by=by)
+        while await self._turns.make_deliveries():
+            pass
+        await self._require().bury_waiting("consent_withdrawn")
+        return consent
+
+    async def deliveries(
+        self, *, status: DeliveryStatus | None = None, after: int = 0, limit: int = 100
+    ) -> list[Delivery]:
+        """Return messages on their way, and those that arrived or were given up, in the order of their numbers."""
+        if not 1 <= limit <= 1000:
+            raise InvalidInput("A page has 1 to 1000 entries; ask for more with its cursor.")
+        return await Deliveries(self._driver, "", clock=self._clock).entries(status, after=after, limit=limit)
+
+    async def retry(self, number: int | None = None) -> int:
+        """Let a dead message be sent again, or all that nobody dropped; return how many.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+            KnowledgeNotFound: there is no such dead message.
+        """
+        count = await self._require().retry(number)
+        await self._require().wake()
+        self.wake()
+        return count
+
+    async def drop(self, number: int | None = None, *, status: DeliveryStatus | None = None) -> int:
+        """Give up a message that waits or is dead, or all of a status, for good; return how many.
+
+        Raises:
+            KnowledgeNotFound: there is no such message.
+        """
+        return await Deliveries(self._driver, "", clock=self._clock).drop(number, status)
+
+    async def test(self, *, smoke: bool = False) -> list[Check]:
+        """Look at the server; with `smoke` also write a message of our own, and delete it again.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+        """
+        checks = await connection_test(self.client())
+        if smoke and all_ok(checks):
+            checks += await smoke_test(self.client(), clock=self._clock)
+        return checks
+
+    async def promote(self, promotion: Promotion, owner: str, *, evidence: Evidence | None = None) -> Promoted:
+        """Keep a fact here, and tell it to the graph if that is allowed.
+
+        Args:
+            promotion: what is to be kept.
+            owner: the session, workspace or person of its scope.
+            evidence: the message or the run that it comes from.
+
+        Raises:
+            InvalidInput: it cannot be kept, or looks like a secret.
+            SessionNotFound: the scope is a session that is not there.
+        """
+        scope = Scope(promotion.scope, owner)
+        fact = await self._knowledge.remember(
+            scope, promotion.fact_key, promotion.text, kind=promotion.fact_kind, evidence=evidence
+        )
+        return await self.tell(fact, promotion)
+
+    async def tell(self, fact: Fact, promotion: Promotion) -> Promoted:
+        """Queue the episode of a promoted fact that is kept already, if that is allowed."""
+        workspace = fact.scope.owner if promotion.scope == "workspace" else self.workspace
+        closed = await self.gate.closed(workspace, "promoted_facts")
+        if closed is not None:
+            return Promoted(fact, 0, closed)
+        text = promotion.episode(fact.scope.owner)
+        name = fact_episode(fact.id)
+        outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
+        async with self._driver.writing() as connection:
+            queued = await self._turns.add(connection, [fact.scope], [outbound])
+        self.wake()
+        return Promoted(fact, queued, None)
+
+    async def note_repo_state(self) -> Promoted | None:
+        """Promote the state of the git folder of the options if it has changed.
+
+        The folder is read only if consent covers `git_metadata` and `promoted_facts`.
+        """
+        options = self.options
+        if options is None or options.git_folder is None or options.workspace is None:
+            return None
+        for data_class in _REPO_CLASSES:
+            if await self.gate.closed(options.workspace, data_class) is not None:
+                return None
+        state = await self._git.read()
+        if state is None:
+            return None
+        changes = "with changes that are not committed" if state["dirty"] else "with nothing uncommitted"
+        promotion = Promotion("repo_state", f"Branch {state['branch']} at commit {state['commit']}, {changes}.")
+        known = await self._knowledge.facts(Scope("workspace", options.workspace), key=promotion.fact_key)
+        if known and known[0].value == promotion.text:
+            return None
+        return await self.promote(promotion, options.workspace)
+
+    async def _keep_noting_repo_state(self) -> None:
+        """Note changes of the git folder until cancelled."""
+        while True:
+            try:
+                await self.note_repo_state()
+            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+                self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
+            await asyncio.sleep(KEPT_SECONDS)
+
+    async def undo_promotion(self, fact_id: str) -> Retracted:
+        """Take a promoted fact back, here and in the graph, however often it was promoted.
+
+        Raises:
+            KnowledgeNotFound: there is no such fact.
+        """
+        fact = await self._knowledge.fact(fact_id)
+        while await self._knowledge.take_back(fact_id):
+            pass
+        return await self.retract(fact)
+
+    async def retract(self, fact: Fact) -> Retracted:
+        """Give up the episode of a fact, or have the server delete it; look whether it is gone.
+
+        Nothing leaves without consent: then an episode that the server has stays there, and the result says so.
+        """
+        if self.options is None:
+            return Retracted(0, "")
+        may_ask = bool(await self.gate.granted())
+        return await retract(self.client(), self._deliveries, fact, may_ask=may_ask)
+
+    async def backfill(
+        self, session_ids: Sequence[str] | None = None, *, user_id: str | None = None, limit: int = 1_000
+    ) -> Backfilled:
+        """Queue earlier turns, of some sessions or of all of a user or of everybody; call it again for what is left.
+
+        They are sent behind what is said now, some in a minute.
+
+        Raises:
+            GraphitiClosed: earlier turns may not be sent.
+            SessionNotFound: there is no such session.
+        """
+        await self.gate.check(self.workspace, "backfill")
+        backfill = Backfill(self._driver, clock=self._clock)
+        named = await backfill.sessions(user_id) if session_ids is None else session_ids
+        queued = await backfill.queue(named, self.workspace, limit=limit)
+        self.wake()
+        return queued
+
+    async def purge(self, scope: Scope) -> Purged:
+        """Delete what the server has of a scope, and look whether it is gone.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+            GraphitiError: the server does not do what it is asked.
+        """
+        deliveries = self._require()
+        return await purge(self.client(), deliveries, self._turns, self._driver, scope, look=self.deliver)
+
+    def wake(self) -> None:
+        """Let the worker of this process look at once."""
+        if self._worker is not None:
+            self._worker.wake()
+
+    async def deliver(self) -> None:
+        """Deliver what is due now; those who open a memory with `background` need not call it."""
+        await self._delivery_worker().deliver_due(wait=True)
+
+    @asynccontextmanager
+    async def delivering(self) -> AsyncIterator[None]:
+        """Deliver in the background while the block lasts."""
+        if self.options is None:
+            yield
+            return
+        work = [self._delivery_worker().keep_delivering()]
+        if self.options.git_folder is not None:
+            work.append(self._keep_noting_repo_state())
+        tasks = [asyncio.create_task(one, name="threadkeep-graphiti-worker") for one in work]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def close(self) -> None:
+        """Close the connections to the server."""
+        if self._recaller is not None:
+            await self._recaller.close()
+        if self._client is not None:
+            await self._client.close()
+
+    def client(self) -> GraphitiClient:
+        """Return the client of the server, which is made at its first use.
+
+        Raises:
+            GraphitiClosed: Graphiti is off.
+            InvalidInput: the extra `graphiti` is not installed.
+        """
+        if self.options is None:
+            raise GraphitiClosed("off")
+        if self._client is None:
+            self._client = open_client(self.options)
+        return self._client
+
+    def _delivery_worker(self) -> DeliveryWorker:
+        if self.options is None:
+            raise GraphitiClosed("off")
+        if self._worker is None:
+            self._worker = DeliveryWorker(
+                self.client(),
+                self._deliveries,
+                self._turns,
+                self.gate,
+                self.options,
+                observer=self._observer,
+                clock=self._clock,
+            )
+        return self._worker
+
+    def _require(self) -> Deliveries:
+        if self.options is None:
+            raise GraphitiClosed("off")
+        return self._deliveries
+
+
+def open_client(options: GraphitiOptions) -> GraphitiClient:
+    """Return a client for the transport of the options.
+
+    Raises:
+        InvalidInput: the packages that it needs are not installed.
+    """
+    try:
+        if options.transport == "mcp":
+            from threadkeep.knowledge.graphiti.mcp_server import McpClient
+
+            return McpClient(options.endpoint, api_key=options.api_key, timeout_seconds=options.timeout_seconds)
+        from threadkeep.knowledge.graphiti.rest import RestClient
+    except ImportError as error:
+        raise InvalidInput(f"Graphiti needs {error.name}: install threadkeep[graphiti].") from None
+    return RestClient(options.endpoint, api_key=options.api_key, timeout_seconds=options.timeout_seconds)

@@ -1,0 +1,136 @@
+"""The part of the environment that is about Graphiti."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, Self
+
+from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
+
+from threadkeep.errors import InvalidSettings
+from threadkeep.records.knowledge import ScopeKind
+
+if TYPE_CHECKING:
+    from threadkeep.records.graphiti import GraphitiOptions
+
+
+class GraphitiSettings(BaseSettings):
+    """Settings of Graphiti: its address, deliveries and recall."""
+
+    graphiti_enabled: bool = Field(False, description="Whether turns go to a Graphiti server, as far as allowed.")
+    graphiti_endpoint: str = Field("", description="Address of the Graphiti server, such as http://graph:8000.")
+    graphiti_api_key: SecretStr | None = Field(None, description="Key for a proxy before it, sent as a bearer token.")
+    graphiti_transport: Literal["rest", "mcp"] = Field(
+        "rest", description="rest for the REST server, mcp for the MCP server."
+    )
+    graphiti_timeout_ms: int = Field(10_000, ge=100, le=600_000, description="Milliseconds that a request may take.")
+    graphiti_max_batch: int = Field(20, ge=1, le=100, description="Messages in one request at most.")
+    graphiti_max_queue: int = Field(10_000, ge=1, description="Messages that wait at most; then the oldest go.")
+    graphiti_max_message_chars: int = Field(4_000, ge=1, description="Characters of a message that are sent.")
+    graphiti_scopes: Annotated[list[ScopeKind], NoDecode] = Field(
+        default_factory=lambda: list[ScopeKind](("session", "workspace")),
+        description="Where turns go, comma-separated: session, workspace, user.",
+    )
+    graphiti_group_id_strategy: Literal["hashed", "raw"] = Field(
+        "hashed", description="How groups are named: hashed, or raw for readers of the graph."
+    )
+    graphiti_include_system: bool = Field(False, description="Whether notes (role system) go there too.")
+    graphiti_include_git: bool = Field(False, description="Whether branch and commit of GRAPHITI_GIT_FOLDER go along.")
+    graphiti_git_folder: Path | None = Field(None, description="Absolute path of the folder whose git state is read.")
+    graphiti_confirm_seconds: float = Field(
+        60.0, gt=0, description="Seconds without progress after which a message that was taken is sent again."
+    )
+    graphiti_recall_enabled: bool = Field(False, description="Whether chats are shown facts of Graphiti.")
+    graphiti_recall_max_facts: int = Field(10, ge=1, le=100, description="Facts that a chat is shown at most.")
+    graphiti_recall_timeout_ms: int = Field(
+        2_000, ge=50, le=60_000, description="Milliseconds that a turn waits for Graphiti at most."
+    )
+    graphiti_recall_scopes: Annotated[list[Literal["auto", "session", "workspace", "user"]], NoDecode] = Field(
+        default_factory=lambda: list[Literal["auto", "session", "workspace", "user"]](("auto",)),
+        description="What is asked, comma-separated: session, workspace, user; auto asks the user's where it matters.",
+    )
+    graphiti_recall_extra_group_ids: Annotated[list[str], NoDecode] = Field(
+        default_factory=list, description="Groups of other programs that are asked too, comma-separated."
+    )
+
+    @field_validator("graphiti_scopes", "graphiti_recall_scopes", "graphiti_recall_extra_group_ids", mode="before")
+    @classmethod
+    def _parse_names(cls, value: object) -> object:
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("graphiti_scopes", "graphiti_recall_scopes")
+    @classmethod
+    def _some(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError("name one at least")
+        return list(dict.fromkeys(value))
+
+    @field_validator("graphiti_recall_extra_group_ids")
+    @classmethod
+    def _group_ids(cls, value: list[str]) -> list[str]:
+        from threadkeep.records.graphiti import check_group_id
+
+        return [check_group_id(group_id) for group_id in value]
+
+    @field_validator("graphiti_transport", "graphiti_group_id_strategy", mode="before")
+    @classmethod
+    def _lower(cls, value: object) -> object:
+        return value.lower() if isinstance(value, str) else value
+
+    @field_validator("graphiti_endpoint")
+    @classmethod
+    def _endpoint(cls, value: str) -> str:
+        from threadkeep.records.graphiti import normalised_endpoint
+
+        return normalised_endpoint(value) if value.strip() else ""
+
+    @field_validator("graphiti_git_folder")
+    @classmethod
+    def _absolute_folder(cls, value: Path | None) -> Path | None:
+        if value is not None and not value.is_absolute():
+            raise ValueError("write an absolute path, without ~")
+        return value
+
+    @model_validator(mode="after")
+    def _check_graphiti(self) -> Self:
+        if self.graphiti_enabled and not self.graphiti_endpoint:
+            raise InvalidSettings(
+                "THREADKEEP_GRAPHITI_ENABLED needs THREADKEEP_GRAPHITI_ENDPOINT: the address of the Graphiti server, "
+                "such as http://graph:8000.",
+                variable="THREADKEEP_GRAPHITI_ENDPOINT",
+            )
+        if self.graphiti_include_git and self.graphiti_git_folder is None:
+            raise InvalidSettings(
+                "THREADKEEP_GRAPHITI_INCLUDE_GIT needs THREADKEEP_GRAPHITI_GIT_FOLDER: the path of a git folder.",
+                variable="THREADKEEP_GRAPHITI_GIT_FOLDER",
+            )
+        return self
+
+    def graphiti_options(self, workspace: str | None) -> GraphitiOptions | None:
+        """Return how Graphiti is used; None while it is off. `workspace` is that of runs that name none."""
+        if not self.graphiti_enabled:
+            return None
+        from threadkeep.records.graphiti import GraphitiOptions
+
+        key = self.graphiti_api_key
+        return GraphitiOptions(
+            endpoint=self.graphiti_endpoint,
+            api_key=None if key is None else key.get_secret_value(),
+            transport=self.graphiti_transport,
+            timeout_seconds=self.graphiti_timeout_ms / 1000,
+            max_batch=self.graphiti_max_batch,
+            max_queue=self.graphiti_max_queue,
+            max_message_chars=self.graphiti_max_message_chars,
+            scopes=tuple(self.graphiti_scopes),
+            group_id_strategy=self.graphiti_group_id_strategy,
+            include_system=self.graphiti_include_system,
+            git_folder=str(self.graphiti_git_folder) if self.graphiti_include_git else None,
+            workspace=workspace,
+            confirm_seconds=self.graphiti_confirm_seconds,
+            recall_enabled=self.graphiti_recall_enabled,
+            recall_max_facts=self.graphiti_recall_max_facts,
+            recall_timeout_seconds=self.graphiti_recall_timeout_ms / 1000,
+            recall_scopes=tuple(self.graphiti_recall_scopes),
+            recall_extra_group_ids=tuple(self.graphiti_recall_extra_group_ids),
+        )

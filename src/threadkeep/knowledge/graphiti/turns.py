@@ -1,0 +1,243 @@
+"""From stored turns to messages that are delivered: which of them, under which name, to which groups."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+from threadkeep.knowledge.graphiti.names import episode_name, group_id_of, group_key, turn_id
+from threadkeep.knowledge.owners import owner_statements
+from threadkeep.records import Message
+from threadkeep.records.graphiti import GraphitiOptions
+from threadkeep.records.knowledge import Scope
+from threadkeep.store.codec import message_of
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.times import time_text
+
+_TURNS_AT_ONCE = 50
+# A question may be of several messages, which stand close before it.
+_REACH = 50
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A row of `chat_graph_turns`, with what its session says."""
+
+    number: int
+    session_id: str
+    first_seq: int
+    last_seq: int
+    workspace: str | None
+    backfill: bool
+    user_id: str | None
+    agent: str | None
+
+
+@dataclass(frozen=True)
+class Outbound:
+    """A message that is to be delivered: the turn that it belongs to, and its name."""
+
+    turn: str
+    name: str
+    role: str
+    said_at: datetime
+    size: int
+    message_id: str | None = None
+    session_id: str | None = None
+    content: str | None = None
+    workspace: str | None = None
+    backfill: bool = False
+
+
+class TurnQueue:
+    """Makes deliveries of the turns that were noted as they were stored, one process at a time and in their order."""
+
+    def __init__(self, driver: Driver, options: GraphitiOptions, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._options = options
+        self._clock = clock
+        self._sql = owner_statements(driver.backend, "graph_turns.sql")
+
+    async def make_deliveries(self) -> int:
+        """Make the deliveries of the oldest turns, and return how many turns there were; 0 when all is made.
+
+        What is too much for the queue is given up: whole turns, the oldest of what is least urgent.
+        """
+        now = self._clock()
+        async with self._driver.reading() as connection:
+            # Mostly there is nothing, and who only looks takes no lock.
+            if not await connection.fetch(self._sql["oldest_turns"], {"limit": 1}):
+                return 0
+        async with self._driver.writing() as connection:
+            if "lock_turns" in self._sql:
+                await connection.fetch(self._sql["lock_turns"], {})
+            rows = await connection.fetch(self._sql["oldest_turns"], {"limit": _TURNS_AT_ONCE})
+            for row in rows:
+                turn = _Turn(*row)
+                await self._make(connection, turn, now)
+                await connection.execute(self._sql["remove_turn"], {"number": turn.number})
+            await self._bound(connection, now)
+        return len(rows)
+
+    async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
+        """Queue messages for the groups of some scopes, and return how many are new there."""
+        now = time_text(self._clock())
+        added = 0
+        for scope in scopes:
+            group_id = await self.group_of(connection, scope)
+            for message in messages:
+                row = {
+                    **vars(message),
+                    "bytes": message.size,
+                    "said_at": time_text(message.said_at),
+                    "group_id": group_id,
+                    "scope": scope.kind,
+                    "now": now,
+                }
+                added += await connection.execute(self._sql["add_delivery"], row)
+        return added
+
+    async def group_of(self, connection: Connection, scope: Scope) -> str:
+        """Return the id of a scope's group, which is this scope's alone from now on.
+
+        Two owners may have one raw id: the second gets a hashed one, so that neither reads what the other said.
+        """
+        key = {"group_key": group_key(scope)}
+        known = await connection.fetch(self._sql["find_group"], key)
+        for strategy in () if known else (self._options.group_id_strategy, "hashed"):
+            row = {
+                **key,
+                "group_id": group_id_of(scope, strategy),
+                "scope": scope.kind,
+                "now": time_text(self._clock()),
+            }
+            if known := await connection.fetch(self._sql["add_group"], row):
+                break
+        else:
+            known = known or await connection.fetch(self._sql["find_group"], key)
+        return str(known[0][0])
+
+    async def scopes_of(
+        self, connection: Connection, session_id: str, user_id: str | None, workspace: str | None
+    ) -> list[Scope]:
+        """Return the scopes that a session's turns go to: those of the options that there is an owner of."""
+        person = user_id
+        if user_id is not None:
+            rows = await connection.fetch(self._sql["canonical_id"], {"person_id": user_id})
+            person = rows[0][0] if rows else user_id
+        owners = {"session": session_id, "workspace": workspace, "user": person}
+        return [Scope(kind, owner) for kind in self._options.scopes if (owner := owners[kind])]
+
+    async def _make(self, connection: Connection, turn: _Turn, now: datetime) -> None:
+        # What an agent asks another one is no talk of a person.
+        if turn.agent is not None:
+            return
+        between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
+        rows = await connection.fetch(self._sql["turn_messages"], between)
+        messages = [message_of(row) for row in rows]
+        outbound: list[Outbound] = []
+        for answer in messages:
+            if (answer.seq or 0) >= turn.first_seq and answer.role == "assistant" and answer.status == "complete":
+                outbound += await self._of_answer(connection, turn, answer, messages)
+        scopes = await self.scopes_of(connection, turn.session_id, turn.user_id, turn.workspace)
+        marked = [replace(one, workspace=turn.workspace, backfill=bool(turn.backfill)) for one in outbound]
+        await self.add(connection, scopes, marked)
+
+    async def _of_answer(
+        self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
+    ) -> list[Outbound]:
+        """Return an answer with its question, and with the notes between if those are sent."""
+        number = 1
+        if answer.answers is None:
+            question = _before(answer, messages)
+        else:
+            question = await self._question(connection, turn, answer, messages)
+            asked = {"session_id": turn.session_id, "question": answer.answers, "seq": answer.seq}
+            [(number,)] = await connection.fetch(self._sql["answer_number"], asked)
+        said = [*question, *(self._notes(question, answer, messages) if question else ()), answer]
+        # By its newest question a turn is known in every group, and by its answer if it has none.
+        key = question[-1] if question else answer
+        name = turn_id(turn.session_id, str(key.id), key.created_at or self._clock())
+        counts = {"user": 0, "system": 0, "assistant": int(number) - 1}
+        outbound: list[Outbound] = []
+        said_at = datetime.min.replace(tzinfo=UTC)
+        for message in said:
+            counts[message.role] += 1
+            said_at = max(_time_of(message) or self._clock(), said_at + timedelta(microseconds=1))
+            outbound.append(
+                Outbound(
+                    turn=name,
+                    name=episode_name(name, message.role, counts[message.role]),
+                    role=message.role,
+                    said_at=said_at,
+                    size=min(len(message.content), self._options.max_message_chars),
+                    message_id=message.id,
+                    session_id=turn.session_id,
+                )
+            )
+        return outbound
+
+    async def _question(
+        self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
+    ) -> list[Message]:
+        """Return the messages that an answer is for: that which it names, and those of the same run before it."""
+        asked = next((one for one in messages if one.id == answer.answers), None)
+        if asked is None:
+            key = {"session_id": turn.session_id, "message_id": answer.answers}
+            if not (places := await connection.fetch(self._sql["place_of"], key)):
+                return []
+            between = {"session_id": turn.session_id, "first_seq": places[0][0] - _REACH, "last_seq": places[0][0]}
+            rows = await connection.fetch(self._sql["turn_messages"], between)
+            messages = [message_of(row) for row in rows]
+            asked = messages[-1]
+        same_run = [
+            one for one in messages if one.run_id and one.run_id == asked.run_id and (one.seq or 0) < (asked.seq or 0)
+        ]
+        return [one for one in (*same_run, asked) if _is_said(one)]
+
+    def _notes(self, question: Sequence[Message], answer: Message, messages: Sequence[Message]) -> list[Message]:
+        if not self._options.include_system:
+            return []
+        first, last = question[0].seq or 0, answer.seq or 0
+        return [
+            one for one in messages if one.role == "system" and first < (one.seq or 0) < last and one.content.strip()
+        ]
+
+    async def _bound(self, connection: Connection, now: datetime) -> None:
+        """Give up what is too much for the queue."""
+        while True:
+            [(count, size)] = await connection.fetch(self._sql["queue_size"], {})
+            if count <= self._options.max_queue and size <= self._options.max_queue_bytes:
+                return
+            [(group_id, turn)] = await connection.fetch(self._sql["least_urgent"], {})
+            given_up = {"group_id": group_id, "turn": turn, "reason": "outbox_full", "now": time_text(now)}
+            await connection.execute(self._sql["bury_turn"], given_up)
+
+
+def source_of(scope: str, git: dict[str, object] | None) -> str:
+    """Return what the server keeps beside a message: where it is from. There is no path in it."""
+    values: dict[str, object] = {"source": "threadkeep", "scope": scope}
+    return json.dumps(values if git is None else {**values, "git": git}, ensure_ascii=False)
+
+
+def _time_of(message: Message) -> datetime | None:
+    """Return when a message was said; of messages that were stored at one time the later one is a little later."""
+    moment = message.sent_at or message.created_at
+    return None if moment is None else moment + timedelta(microseconds=(message.seq or 0) % 10_000)
+
+
+def _before(answer: Message, messages: Sequence[Message]) -> list[Message]:
+    """Return the messages of people that stand directly before an answer that names no question."""
+    found: list[Message] = []
+    for message in reversed([one for one in messages if (one.seq or 0) < (answer.seq or 0)]):
+        if message.role == "assistant":
+            break
+        if _is_said(message):
+            found.insert(0, message)
+    return found
+
+
+def _is_said(message: Message) -> bool:
+    return message.role == "user" and message.status == "complete" and bool(message.content.strip())

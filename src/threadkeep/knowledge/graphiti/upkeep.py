@@ -1,0 +1,144 @@
+"""Operations on request: backfill of earlier turns, and deletion of a group."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.errors import GraphitiError, SessionNotFound
+from threadkeep.knowledge.graphiti.checks import remains
+from threadkeep.knowledge.graphiti.client import GraphitiClient
+from threadkeep.knowledge.graphiti.deliveries import Deliveries
+from threadkeep.knowledge.graphiti.names import fact_episode, group_key
+from threadkeep.knowledge.graphiti.turns import TurnQueue
+from threadkeep.records.knowledge import Fact, Scope
+from threadkeep.store.driver import Driver
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_text
+
+_DRAIN_SECONDS = 120.0
+_LOOK_SECONDS = 1.0
+_MOST_EPISODES = 10_000
+
+
+@dataclass(frozen=True)
+class Backfilled:
+    """The number of earlier turns that are queued now, and of those left for another call."""
+
+    queued: int
+    left: int
+
+
+@dataclass(frozen=True)
+class Purged:
+    """The result of a purge: how many messages were dropped, and what the server still has, in words."""
+
+    group_id: str
+    dropped: int
+    remains: str
+
+
+@dataclass(frozen=True)
+class Retracted:
+    """The result of taking a fact back from the graph: messages given up, and what the server still has, in words."""
+
+    dropped: int
+    remains: str
+
+
+class Backfill:
+    """Queues earlier turns behind those of now.
+
+    What was delivered, or is on its way, is known by its rows: the same call again goes on where it ended.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("graph_turns.sql")
+
+    async def sessions(self, user_id: str | None = None) -> list[str]:
+        """Return the ids of sessions with turns that were never queued, of one user or of all."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["sessions_to_backfill"], {"user_id": user_id, "limit": 10_000})
+        return [row[0] for row in rows]
+
+    async def queue(self, session_ids: Sequence[str], workspace: str | None, *, limit: int) -> Backfilled:
+        """Queue earlier turns of sessions, the oldest of each first, at most so many.
+
+        Raises:
+            SessionNotFound: one of them is not there.
+        """
+        queued = left = 0
+        for session_id in session_ids:
+            async with self._driver.writing() as connection:
+                if not await connection.fetch(self._sql["has_session"], {"session_id": session_id}):
+                    raise SessionNotFound(session_id)
+                asked = {"session_id": session_id, "limit": limit - queued + 1}
+                places = [row[0] for row in await connection.fetch(self._sql["answers_to_backfill"], asked)]
+                now = time_text(self._clock())
+                rows = [
+                    {"session_id": session_id, "seq": seq, "workspace": workspace, "now": now}
+                    for seq in places[: limit - queued]
+                ]
+                await connection.execute_many(self._sql["add_backfill"], rows)
+            queued += len(rows)
+            left += len(places) - len(rows)
+        return Backfilled(queued, left)
+
+
+async def purge(
+    client: GraphitiClient,
+    deliveries: Deliveries,
+    turns: TurnQueue,
+    driver: Driver,
+    scope: Scope,
+    *,
+    look: Callable[[], Awaitable[None]],
+) -> Purged:
+    """Delete the group of a scope, and look whether it is gone.
+
+    What waits for it is given up first, and what the server has taken is waited for, with a `look` at it now and then:
+    it would bring the group back.
+
+    Raises:
+        GraphitiError: the server does not do what it is asked.
+    """
+    while await turns.make_deliveries():
+        pass
+    async with driver.writing() as connection:
+        group_id = await turns.group_of(connection, scope)
+    dropped = await deliveries.bury_queued("purged", group_id)
+    until = time.monotonic() + _DRAIN_SECONDS
+    while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:
+        await deliveries.wake(group_id)
+        await look()
+        await asyncio.sleep(_LOOK_SECONDS)
+    dropped += await deliveries.bury_waiting("purged", group_id)
+    await client.delete_group(group_id)
+    return Purged(group_id, dropped, await remains(client, group_id))
+
+
+async def retract(client: GraphitiClient, deliveries: Deliveries, fact: Fact, *, may_ask: bool) -> Retracted:
+    """Give up the episode of a promoted fact, or delete it on the server, and look whether it is gone."""
+    name = fact_episode(fact.id)
+    group_id = await deliveries.group_with_key(group_key(fact.scope))
+    status = None if group_id is None else await deliveries.status_of(group_id, name)
+    if group_id is None or status is None:
+        return Retracted(0, "")
+    dropped = await deliveries.bury_named(group_id, name, "undone")
+    if status == "queued" or status == "dead":
+        return Retracted(dropped, "")
+    if not may_ask:
+        return Retracted(dropped, "the episode; without consent the server is not asked to delete it")
+    try:
+        for seen in await client.episodes(group_id, _MOST_EPISODES):
+            if seen.name == name:
+                await client.delete_episode(group_id, seen.uuid)
+        left = sum(seen.name == name for seen in await client.episodes(group_id, _MOST_EPISODES))
+    except GraphitiError as error:
+        return Retracted(dropped, f"the episode: the server did not delete it ({error.kind})")
+    return Retracted(dropped, f"{left} episode" if left else "")

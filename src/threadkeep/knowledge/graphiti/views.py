@@ -1,0 +1,300 @@
+"""Graphiti as HTTP, the command line and others show and take it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from threadkeep.errors import GraphitiClosure
+from threadkeep.knowledge.graphiti.checks import Check
+from threadkeep.knowledge.graphiti.promotion import PromotedKind, Promotion, Relation, RelationOf
+from threadkeep.knowledge.graphiti.service import GraphitiStatus, Promoted
+from threadkeep.knowledge.graphiti.upkeep import Backfilled, Purged, Retracted
+from threadkeep.knowledge.views import FactView, Key, Owner
+from threadkeep.records.graphiti import Consent, DataClass, Decision, Delivery, DeliveryStatus
+from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind
+
+Somebody = Annotated[str, Field(min_length=1, max_length=512, description="Who decides.", examples=["ops@example.com"])]
+
+
+class GraphitiStatusView(BaseModel):
+    """The consent for Graphiti, and the progress of deliveries."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    enabled: bool
+    endpoint: str | None
+    transport: str | None
+    granted: list[DataClass] = Field(description="The kinds of data that a person has allowed for this endpoint.")
+    wanted: list[DataClass] = Field(description="Those that the settings send.")
+    trusted: list[str | None] = Field(description="The workspaces that are trusted; null for runs that name none.")
+    counts: dict[str, int] = Field(description="Messages by status, and `turns` that are still to become messages.")
+    dead: dict[str, int] = Field(description="Messages that were given up, by reason.")
+    repeats: int = Field(description="How often a message was sent again, since the server did not store it.")
+    troubles: dict[str, int] = Field(description="Groups that cannot be delivered now, by what is wrong.")
+
+    @classmethod
+    def of(cls, status: GraphitiStatus) -> Self:
+        """Return a status as it is shown."""
+        return cls.model_validate(status)
+
+
+class ConsentView(BaseModel):
+    """A decision about what may go to an endpoint."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    version: int
+    endpoint: str
+    data_classes: list[DataClass]
+    decision: Decision
+    decided_by: str
+    decided_at: datetime
+
+    @classmethod
+    def of(cls, consent: Consent) -> Self:
+        """Return a decision as it is shown."""
+        return cls.model_validate(consent)
+
+
+class ConsentList(BaseModel):
+    """The decisions about consent, newest first."""
+
+    consents: list[ConsentView]
+
+
+class ConsentInput(BaseModel):
+    """A decision about the endpoint of the settings."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"decision": "grant", "data_classes": ["chat_text"], "by": "ops@example.com"}]},
+    )
+
+    decision: Literal["grant", "decline"]
+    data_classes: list[DataClass] = Field([], description="What may go there; for a grant `chat_text` at least.")
+    by: Somebody
+
+
+class TrustInput(BaseModel):
+    """The trust in a workspace."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"workspace": "shop", "trusted": True, "by": "ops@example.com"}]},
+    )
+
+    workspace: Owner | None = Field(None, description="Its name; null is that of runs that name none.")
+    trusted: bool = True
+    by: Somebody
+
+
+class TrustView(BaseModel):
+    """The workspaces that are trusted."""
+
+    trusted: list[str | None]
+
+
+class CheckInput(BaseModel):
+    """The options of a connection test."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"smoke": True}]})
+
+    smoke: bool = Field(False, description="Also write a message into a group of its own, and delete it again.")
+
+
+class CheckView(BaseModel):
+    """A check of a connection test."""
+
+    name: str
+    ok: bool
+    milliseconds: float
+    problem: str | None = Field(description="What is wrong, and what to do about it.")
+
+    @classmethod
+    def of(cls, check: Check) -> Self:
+        """Return a check as it is shown."""
+        return cls(name=check.name, ok=check.ok, milliseconds=check.milliseconds, problem=check.problem)
+
+
+class CheckList(BaseModel):
+    """The checks of a connection test, and their overall result."""
+
+    ok: bool
+    checks: list[CheckView]
+
+
+class RelationInput(BaseModel):
+    """A relation of two things, in the vocabulary of the graph."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: Annotated[str, Field(min_length=1, max_length=200)]
+    name: Relation
+    target: Annotated[str, Field(min_length=1, max_length=200)]
+
+
+class PromotionInput(BaseModel):
+    """Something to keep here and in the graph."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"kind": "decision", "text": "Use PostgreSQL.", "scope": "workspace", "owner": "shop"}]
+        },
+    )
+
+    kind: PromotedKind
+    text: Annotated[str, Field(min_length=1, max_length=MAX_VALUE_CHARACTERS)]
+    scope: ScopeKind
+    owner: Owner
+    key: Key | None = None
+    relations: list[RelationInput] = []
+
+    def record(self) -> Promotion:
+        """Return what is to be kept.
+
+        Raises:
+            InvalidInput: it cannot be kept, or looks like a secret.
+        """
+        relations = tuple(RelationOf(one.source, one.name, one.target) for one in self.relations)
+        return Promotion(self.kind, self.text, self.scope, self.key, relations)
+
+
+class PromotedView(BaseModel):
+    """The stored fact, and its delivery to the graph."""
+
+    fact: FactView
+    queued: int = Field(description="Episodes that wait to be sent; 0 if the graph has been told before.")
+    closed: GraphitiClosure | None = Field(description="Why the graph is not told.")
+
+    @classmethod
+    def of(cls, promoted: Promoted) -> Self:
+        """Return it as it is shown."""
+        return cls(fact=FactView.of(promoted.fact), queued=promoted.queued, closed=promoted.closed)
+
+
+class RetractedView(BaseModel):
+    """The result of taking a promoted fact back."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    dropped: int = Field(description="Episodes that were given up.")
+    remains: str = Field(description="What the server still has; empty if nothing.")
+
+    @classmethod
+    def of(cls, retracted: Retracted) -> Self:
+        """Return it as it is shown."""
+        return cls.model_validate(retracted)
+
+
+class UndoInput(BaseModel):
+    """The fact whose promotion is undone."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"fact_id": "0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"}]}
+    )
+
+    fact_id: Annotated[str, Field(min_length=1, max_length=64)]
+
+
+class BackfillInput(BaseModel):
+    """Earlier turns to send."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"session_ids": ["session-123"]}]})
+
+    session_ids: Annotated[list[str], Field(max_length=1_000)] | None = Field(None, description="By default all.")
+    user_id: str | None = Field(None, description="Only sessions of this user.")
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 1_000
+
+
+class BackfilledView(BaseModel):
+    """The number of earlier turns that are queued."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    queued: int
+    left: int = Field(description="More than 0: ask again.")
+
+    @classmethod
+    def of(cls, backfilled: Backfilled) -> Self:
+        """Return it as it is shown."""
+        return cls.model_validate(backfilled)
+
+
+class DeliveryView(BaseModel):
+    """A message on its way to the group of a scope."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    number: int
+    group_id: str
+    scope: ScopeKind
+    session_id: str | None
+    message_id: str | None
+    name: str
+    role: str
+    status: DeliveryStatus
+    reason: str | None
+    attempts: int
+    repeats: int
+    created_at: datetime
+    sent_at: datetime | None
+    ended_at: datetime | None
+
+    @classmethod
+    def of(cls, delivery: Delivery) -> Self:
+        """Return it as it is shown."""
+        return cls.model_validate(delivery)
+
+
+class DeliveryList(BaseModel):
+    """Some messages, in the order of their numbers."""
+
+    deliveries: list[DeliveryView]
+    next_after: int | None = Field(description="Pass it as `after` for the next ones; null at the end.")
+
+
+class DeliveryChoice(BaseModel):
+    """A message, or all messages to which the action applies."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]})
+
+    number: int | None = None
+    status: Literal["queued", "dead"] | None = Field(None, description="Of all only those; to drop them.")
+
+
+class Changed(BaseModel):
+    """The number of messages that were changed."""
+
+    changed: int
+
+
+class PurgeInput(BaseModel):
+    """The scope whose group is to be deleted."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"scope": "user", "owner": "user-456"}]})
+
+    scope: ScopeKind
+    owner: Owner
+
+    def record(self) -> Scope:
+        """Return the scope."""
+        return Scope(self.scope, self.owner)
+
+
+class PurgedView(BaseModel):
+    """The result of a purge of a group."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    group_id: str
+    dropped: int = Field(description="Messages that were given up.")
+    remains: str = Field(description="What the server still has; empty if nothing.")
+
+    @classmethod
+    def of(cls, purged: Purged) -> Self:
+        """Return it as it is shown."""
+        return cls.model_validate(purged)

@@ -1,0 +1,314 @@
+"""Delivers what waits for Graphiti: in order within a group, groups beside each other, each message once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from typing import NamedTuple
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import GraphitiError, StoreError
+from threadkeep.knowledge.graphiti.breaker import Breaker
+from threadkeep.knowledge.graphiti.client import Episode, EpisodeRole, GraphitiClient
+from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
+from threadkeep.knowledge.graphiti.gate import Gate
+from threadkeep.knowledge.graphiti.git_metadata import GitMetadata
+from threadkeep.knowledge.graphiti.names import clamped, sendable
+from threadkeep.knowledge.graphiti.turns import TurnQueue, source_of
+from threadkeep.observe import DeliveryResult, EpisodesDelivered, GraphitiTrouble, Observer
+from threadkeep.records.graphiti import DataClass, GraphitiOptions
+
+_GROUPS_AT_ONCE = 8
+# More than one call takes: the lease is renewed before each.
+_LEASE_TIMEOUTS = 3
+_LONGEST_LOOK_SECONDS = 15.0
+_DENIED_SECONDS = 300.0
+# Episodes of other writers that may stand behind ours.
+_EPISODES_OF_OTHERS = 50
+_MOST_EPISODES = 10_000
+_BEGINNING = datetime(1, 1, 2, tzinfo=UTC)
+
+
+class _Pause(NamedTuple):
+    """The pause of a group, and its reason."""
+
+    seconds: float
+    failures: int = 0
+    error: str | None = None
+
+
+class DeliveryWorker:
+    """Sends the messages of groups in batches, and reads them back: what the server takes it may forget.
+
+    A group has one batch on its way at a time. What is not seen in its time is sent again, before anything later.
+    """
+
+    def __init__(
+        self,
+        client: GraphitiClient,
+        deliveries: Deliveries,
+        turns: TurnQueue,
+        gate: Gate,
+        options: GraphitiOptions,
+        *,
+        observer: Observer,
+        clock: Callable[[], datetime],
+    ) -> None:
+        self._client = client
+        self._deliveries = deliveries
+        self._turns = turns
+        self._gate = gate
+        self._options = options
+        self._observer = observer
+        self._clock = clock
+        self._owner = str(uuid7())
+        self._git = GitMetadata(options.git_folder)
+        self._breaker = Breaker(
+            failures=3,
+            first_seconds=options.first_pause_seconds,
+            longest_seconds=options.longest_pause_seconds,
+            clock=lambda: clock().timestamp(),
+        )
+        self._known_progress: tuple[datetime, tuple[int, datetime | None]] | None = None
+        self._woken = asyncio.Event()
+        self._serving: dict[str, asyncio.Task[None]] = {}
+
+    def wake(self) -> None:
+        """Look at once."""
+        self._woken.set()
+
+    async def keep_delivering(self) -> None:
+        """Deliver until cancelled."""
+        failures = 0
+        try:
+            while True:
+                try:
+                    await self.deliver_due()
+                    failures = 0
+                except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
+                    failures += 1
+                    self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
+                pause = self._options.poll_seconds * 2.0 ** min(failures, 5)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._woken.wait()
+                self._woken.clear()
+        finally:
+            for task in self._serving.values():
+                task.cancel()
+            if self._serving:
+                await asyncio.wait(self._serving.values())
+
+    async def deliver_due(self, *, wait: bool = False) -> None:
+        """Make deliveries of new turns, and begin to serve the groups that are due; with `wait` to the end."""
+        while await self._turns.make_deliveries():
+            pass
+        if self._breaker.is_open and not self._breaker.allows():
+            return
+        free = 1 if self._breaker.is_open else _GROUPS_AT_ONCE - len(self._serving)
+        for group_id in await self._deliveries.due_groups(max(free, 0)):
+            if group_id not in self._serving:
+                task = asyncio.create_task(self._serve(group_id), name="threadkeep-graphiti")
+                self._serving[group_id] = task
+                task.add_done_callback(partial(self._served, group_id))
+        if not self._serving:
+            self._breaker.give_back()
+        if wait and self._serving:
+            await asyncio.wait(list(self._serving.values()))
+
+    def _served(self, group_id: str, _: asyncio.Task[None]) -> None:
+        self._serving.pop(group_id, None)
+
+    async def _serve(self, group_id: str) -> None:
+        try:
+            lease = await self._deliveries.claim(group_id, self._owner, seconds=self._lease_seconds)
+            if lease is None:
+                return
+            pause = _Pause(self._options.poll_seconds, lease.failures)
+            try:
+                pause = await self._look(lease)
+                self._breaker.succeeded()
+            except GraphitiError as error:
+                pause = self._pause_after(error, lease)
+            finally:
+                await self._deliveries.release(lease, seconds=pause.seconds, failures=pause.failures, error=pause.error)
+        except StoreError as error:
+            # The lease runs out, and the group is looked at again.
+            self._observer.notify(GraphitiTrouble(work="delivery", error=type(error).__name__))
+
+    @property
+    def _lease_seconds(self) -> float:
+        return _LEASE_TIMEOUTS * self._options.timeout_seconds
+
+    async def _look(self, lease: Lease) -> _Pause:
+        """Read back what is on its way, and send what waits; return how long nothing more can be done.
+
+        Raises:
+            GraphitiError: the server did not do what was asked.
+        """
+        if not await self._gate.granted():
+            return _Pause(_LONGEST_LOOK_SECONDS, error="no_consent")
+        if sent := await self._deliveries.on_the_way(lease.group_id):
+            left = await self._read_back(lease, sent)
+            if left:
+                return await self._wait_for(lease, left, progressed=len(left) < len(sent))
+        return await self._send_next(lease)
+
+    async def _send_next(self, lease: Lease) -> _Pause:
+        """Send the next messages of a group.
+
+        Raises:
+            GraphitiError: the server did not take all of them.
+        """
+        batch = await self._deliveries.waiting(lease.group_id, self._options.max_batch)
+        gone = [one.number for one in batch if one.content is None]
+        await self._deliveries.bury(gone, "gone")
+        batch = [one for one in batch if one.content is not None]
+        if not batch:
+            return _Pause(0.0 if gone else self._options.poll_seconds)
+        # If the first is of earlier talk, there is nothing of now.
+        is_backfill = batch[0].backfill
+        if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
+            return _Pause(0.0)
+        started = time.monotonic()
+        classes = {one.number: _class_of(one) for one in batch}
+        limit = self._options.backfill_per_minute
+        marked = await self._deliveries.mark_sent(lease, classes, backfill_per_minute=limit)
+        batch = [one for one in batch if one.number in marked]
+        if not batch:
+            waits = is_backfill and "backfill" in await self._gate.granted()
+            return _Pause(_LONGEST_LOOK_SECONDS, error=None if waits else "no_consent")
+        if time.monotonic() - started > self._lease_seconds / 2:
+            # This process was paused: another one may have the group by the time the request arrives.
+            await self._deliveries.take_back(marked)
+            return _Pause(0.0)
+        await self._send(lease, batch)
+        return _Pause(min(self._options.poll_seconds, 1.0) / 2)
+
+    async def _progress(self) -> tuple[int, datetime | None]:
+        """Return how far the server is, as of this poll: groups that wait ask it again and again."""
+        now = self._clock()
+        if (
+            self._known_progress is None
+            or (now - self._known_progress[0]).total_seconds() >= self._options.poll_seconds
+        ):
+            self._known_progress = (now, await self._deliveries.progress())
+        return self._known_progress[1]
+
+    async def _read_back(self, lease: Lease, sent: Sequence[OnTheWay], *, deep: bool = False) -> list[OnTheWay]:
+        """Confirm what the server shows, and return what it does not."""
+        oldest = min(one.said_at for one in sent) if self._client.newest_first else _BEGINNING
+        newer = await self._deliveries.newer_episodes(lease.group_id, oldest)
+        last = min(newer + _EPISODES_OF_OTHERS * (20 if deep else 1), _MOST_EPISODES)
+        names = {episode.name for episode in await self._client.episodes(lease.group_id, last)}
+        seen = [one.number for one in sent if one.name in names]
+        if seen:
+            await self._deliveries.confirm(lease.group_id, seen)
+            self._tell("confirmed", len(seen))
+        return [one for one in sent if one.name not in names]
+
+    async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
+        """Leave what is on its way some more time; what had enough of it waits to be sent again, or is given up."""
+        if progressed:
+            return _Pause(self._options.poll_seconds)
+        on_the_way, seen_at = await self._progress()
+        since = max([one.sent_at for one in left] + ([seen_at] if seen_at else []))
+        waited = (self._clock() - since).total_seconds()
+        patience = self._options.confirm_seconds + self._options.confirm_seconds_each * on_the_way
+        if waited < patience * 2.0 ** (max(one.attempts for one in left) - 1):
+            return _Pause(min(max(waited / 4, self._options.poll_seconds), _LONGEST_LOOK_SECONDS))
+        if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
+            return _Pause(0.0)
+        if not (left := await self._read_back(lease, left, deep=True)):
+            return _Pause(0.0)
+        lost = [one.number for one in left if one.attempts >= self._options.max_attempts]
+        await self._deliveries.bury(lost, "not_stored")
+        again = [one.number for one in left if one.number not in lost]
+        await self._deliveries.repeat(again)
+        self._tell("dead", len(lost))
+        self._tell("repeated", len(again))
+        return _Pause(0.0, error="not_stored")
+
+    async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
+        """Send messages that are marked as sent.
+
+        Raises:
+            GraphitiError: the server did not take all of them. What it did not take for certain waits again.
+        """
+        git = await self._git_if_allowed()
+        episodes = [self._episode(one, git) for one in batch]
+        try:
+            await self._client.send(lease.group_id, episodes)
+        except GraphitiError as error:
+            if error.is_final and len(batch) > 1:
+                await self._send_each(lease, batch, episodes)
+                return
+            if error.is_final:
+                await self._deliveries.bury([batch[0].number], f"refused_{error.status}")
+                self._tell("dead", 1)
+                return
+            if not error.uncertain:
+                await self._deliveries.take_back([one.number for one in batch])
+            raise
+        self._tell("sent", len(batch))
+
+    async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
+        """Send messages one by one, since one of them is refused, and would hold up the others."""
+        for place, (one, episode) in enumerate(zip(batch, episodes, strict=True)):
+            if not await self._deliveries.renew(lease, seconds=self._lease_seconds):
+                return
+            try:
+                await self._client.send(lease.group_id, [episode])
+                self._tell("sent", 1)
+            except GraphitiError as error:
+                if error.is_final:
+                    await self._deliveries.bury([one.number], f"refused_{error.status}")
+                    self._tell("dead", 1)
+                    continue
+                certain = batch[place + 1 :] if error.uncertain else batch[place:]
+                await self._deliveries.take_back([one.number for one in certain])
+                raise
+
+    def _episode(self, one: Waiting, git: dict[str, object] | None) -> Episode:
+        role: EpisodeRole = "assistant" if one.role == "assistant" else "system" if one.role == "system" else "user"
+        return Episode(
+            name=one.name,
+            role=role,
+            speaker=one.speaker,
+            content=sendable(one.content or "", self._options.max_message_chars),
+            said_at=clamped(one.said_at, self._clock()),
+            source=source_of(one.scope, git),
+        )
+
+    async def _git_if_allowed(self) -> dict[str, object] | None:
+        if self._options.git_folder is None or "git_metadata" not in await self._gate.granted():
+            return None
+        return await self._git.read()
+
+    def _pause_after(self, error: GraphitiError, lease: Lease) -> _Pause:
+        """Return how long a group is left alone after a failure."""
+        self._observer.notify(GraphitiTrouble(work="delivery", error=error.kind))
+        asked = _DENIED_SECONDS if error.kind == "denied" else error.retry_after or 0.0
+        self._breaker.failed(at_least_seconds=asked)
+        failures = lease.failures + 1
+        most = min(self._options.first_pause_seconds * 2.0 ** min(failures, 30), self._options.longest_pause_seconds)
+        return _Pause(max(random.uniform(0.0, most), asked), failures, error.kind)
+
+    def _tell(self, result: DeliveryResult, count: int) -> None:
+        if count:
+            self._observer.notify(EpisodesDelivered(result=result, count=count))
+
+
+def _class_of(one: Waiting) -> DataClass:
+    """Return the kind of data that a message is."""
+    if one.session_id is None:
+        return "promoted_facts"
+    if one.role == "system":
+        return "system_messages"
+    return "backfill" if one.backfill else "chat_text"

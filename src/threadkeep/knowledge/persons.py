@@ -1,0 +1,191 @@
+"""Persons: somebody who is known under one id or several, and whose facts are found under each of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import datetime, timedelta
+
+from threadkeep.errors import InvalidInput, KnowledgeNotFound
+from threadkeep.knowledge.owners import owner_statements, page_parameters
+from threadkeep.records.knowledge import (
+    CONTROLS,
+    MAX_KEY_CHARACTERS,
+    MAX_OWNER_CHARACTERS,
+    Person,
+    PersonQuery,
+    check_name,
+)
+from threadkeep.store.codec import clean_text
+from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.tables import like_pattern
+from threadkeep.store.times import time_of, time_text
+
+SEEN_INTERVAL = timedelta(hours=1)
+"""`last_seen_at` is exact to this: more would be a write for each message."""
+
+
+class Persons:
+    """The persons of a database.
+
+    An id is a `user_id` or a channel's sender, such as `telegram:123`. Each id is a person of its own until it is
+    merged into another. A merge moves nothing, so that it can be undone: facts stay under the id for which they were
+    remembered, and are found under all ids of the person.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = owner_statements(driver.backend)
+
+    async def resolve(self, alias: str, *, name: str | None = None) -> Person:
+        """Return the person with an id, who becomes known by it; `name` is what the channel calls the person now.
+
+        Raises:
+            InvalidInput: the id is blank, too long or cannot be printed.
+            StoreUnavailable: the database did not take it.
+        """
+        check_name("person's id", alias, MAX_OWNER_CHARACTERS)
+        called = None if name is None else _name(name)
+        now = self._clock()
+        async with self._driver.reading() as connection:
+            known = await self._find(connection, alias)
+        if known is not None and (called is None or called in known.names[:1]) and _is_seen(known, now):
+            return known
+        place = {"person_id": alias, "now": time_text(now)}
+        async with self._driver.writing() as connection:
+            new = await connection.execute(self._sql["insert_person"], place) > 0
+            await connection.execute(self._sql["see_person"], place)
+            if called is not None:
+                await connection.execute(self._sql["see_name"], {**place, "name": called})
+            return await self._get(connection, alias, new=new)
+
+    async def get(self, person_id: str) -> Person:
+        """Return the person with an id.
+
+        Raises:
+            KnowledgeNotFound: nobody has this id.
+        """
+        async with self._driver.reading() as connection:
+            return await self._get(connection, person_id)
+
+    async def all(self, *, text: str | None = None, limit: int = 100) -> list[Person]:
+        """Return persons, the last seen first; with a text in an id or a name."""
+        return (await self.page(PersonQuery(text, limit)))[0]
+
+    async def page(self, query: PersonQuery) -> tuple[list[Person], tuple[datetime, str] | None]:
+        """Return one page of persons, and the cursor of the next (None at the end).
+
+        Raises:
+            InvalidInput: the page is empty or too large.
+        """
+        parameters = {
+            **page_parameters(query.limit, query.cursor, "person_id"),
+            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+        }
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["persons"], parameters)
+            found = [await self._find(connection, row[0]) for row in rows[: query.limit]]
+        more = len(rows) > query.limit
+        last = (time_of(rows[query.limit - 1][1]), rows[query.limit - 1][0]) if more else None
+        return [person for person in found if person is not None], last
+
+    async def merge(self, person_id: str, into: str) -> Person:
+        """Let two persons be one, who has the id of `into`; return that person.
+
+        Merging what is one person already changes nothing. Facts that both have under one key are both kept, and the
+        one that changed last is recalled.
+
+        Raises:
+            KnowledgeNotFound: nobody has one of the ids.
+        """
+        async with self._driver.writing() as connection:
+            await self._lock_merges(connection)
+            merged, canonical = [await self._canonical(connection, name) for name in (person_id, into)]
+            if merged != canonical:
+                await connection.execute(self._sql["merge"], {"person_id": merged, "into": canonical})
+                await self._set_canonical(connection, merged, canonical)
+            return await self._get(connection, into)
+
+    async def unmerge(self, person_id: str) -> Person:
+        """Undo the merge of an id into another, and return the person who it is again.
+
+        Ids that were merged into this one stay with it. What was remembered since the merge stays with the other.
+
+        Raises:
+            KnowledgeNotFound: nobody has this id.
+            InvalidInput: the id was not merged into another.
+        """
+        async with self._driver.writing() as connection:
+            await self._lock_merges(connection)
+            await self._canonical(connection, person_id)
+            if not await connection.execute(self._sql["unmerge"], {"person_id": person_id}):
+                raise InvalidInput("This id was not merged into another; unmerge one of the ids that were.")
+            await self._set_canonical(connection, person_id, person_id)
+            return await self._get(connection, person_id)
+
+    async def forget(self, person_id: str) -> bool:
+        """Delete a person under all ids, with all facts and procedures of the person; False if nobody has the id."""
+        async with self._driver.writing() as connection:
+            await self._lock_merges(connection)
+            rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
+            if not rows:
+                return False
+            return await connection.execute(self._sql["forget_person"], {"person_id": rows[0][1]}) > 0
+
+    async def _lock_merges(self, connection: Connection) -> None:
+        if "lock_merges" in self._sql:
+            await connection.fetch(self._sql["lock_merges"], {})
+
+    async def _canonical(self, connection: Connection, person_id: str) -> str:
+        rows = await connection.fetch(self._sql["person"], {"person_id": person_id})
+        if not rows:
+            raise KnowledgeNotFound("person", person_id)
+        return str(rows[0][1])
+
+    async def _set_canonical(self, connection: Connection, person_id: str, canonical_id: str) -> None:
+        row = {"person_id": person_id, "canonical_id": canonical_id}
+        await connection.execute(self._sql["set_canonical"], row)
+
+    async def _get(self, connection: Connection, person_id: str, *, new: bool = False) -> Person:
+        found = await self._find(connection, person_id, new=new)
+        if found is None:
+            raise KnowledgeNotFound("person", person_id)
+        return found
+
+    async def _find(self, connection: Connection, person_id: str, *, new: bool = False) -> Person | None:
+        asked = {"person_id": person_id}
+        wanted = [(self._sql[name], asked) for name in ("aliases", "names", "preferences")]
+        aliases, names, preferences = await connection.fetch_each(wanted)
+        return person_of(aliases, names, preferences, new=new) if aliases else None
+
+
+def person_of(aliases: list[Row], names: list[Row], preferences: list[Row], *, new: bool) -> Person:
+    """Return the person in the rows of its ids, its names and its preferences."""
+    return Person(
+        id=aliases[0][1],
+        aliases=tuple(row[0] for row in aliases),
+        names=tuple(dict.fromkeys(row[0] for row in names)),
+        merged={row[0]: row[2] for row in aliases if row[2] is not None},
+        preferences={key: json.loads(value) for key, value in preferences},
+        first_seen_at=min(time_of(row[3]) for row in aliases),
+        last_seen_at=max(time_of(row[4]) for row in aliases),
+        new=new,
+    )
+
+
+def _name(name: str) -> str:
+    """Return a name as it is kept: in one line, cut if it is too long.
+
+    Raises:
+        InvalidInput: it is no text, or blank.
+    """
+    if not isinstance(name, str):
+        raise InvalidInput("A person's name is text, or None.")
+    kept = " ".join(CONTROLS.sub(" ", name).split())[:MAX_KEY_CHARACTERS]
+    check_name("person's name", kept, MAX_KEY_CHARACTERS)
+    return kept
+
+
+def _is_seen(person: Person, now: datetime) -> bool:
+    return now - person.last_seen_at < SEEN_INTERVAL

@@ -1,0 +1,176 @@
+"""Procedures: instructions that agents were taught or have learned, and which of them apply to a goal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from datetime import datetime
+
+from threadkeep.context.recall import IndexedTurn, RecallIndex
+from threadkeep.errors import KnowledgeNotFound
+from threadkeep.knowledge.owners import (
+    MAX_PAGE,
+    check_sees,
+    known_owner,
+    owner_columns,
+    owner_statements,
+    page_parameters,
+    scope_of,
+)
+from threadkeep.knowledge.rows import procedure_of, procedure_row
+from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
+from threadkeep.store.codec import clean_text
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.tables import like_pattern
+from threadkeep.store.times import time_of, time_text
+
+
+class Procedures:
+    """The procedures of a database; a scope has one of each name."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = owner_statements(driver.backend, "procedures.sql")
+
+    async def teach(self, procedure: Procedure, *, user_id: str | None = None) -> Procedure:
+        """Store a procedure, in the place of the one with its name if there is one; return it as it is stored.
+
+        The counts of uses begin again if the content is another one.
+
+        Raises:
+            SessionNotFound: its scope is a session that is not there.
+            KnowledgeNotFound: its scope is not the user's.
+            StoreUnavailable: the database did not take it.
+        """
+        now = self._clock()
+        async with self._driver.writing() as connection:
+            await check_sees(connection, self._sql, procedure.scope, user_id)
+            owner = await known_owner(connection, self._sql, procedure.scope, now)
+            row = {**owner_columns(owner), **procedure_row(procedure), "now": time_text(now)}
+            [saved] = await connection.fetch(self._sql["save_procedure"], row)
+        return procedure_of(saved)
+
+    async def procedure(self, procedure_id: str, *, user_id: str | None = None) -> Procedure:
+        """Return the procedure with an id.
+
+        Raises:
+            KnowledgeNotFound: there is no such procedure, or not for this user.
+        """
+        async with self._driver.reading() as connection:
+            return await self._find(connection, procedure_id, user_id)
+
+    async def all(
+        self, scope: Scope | None = None, *, text: str | None = None, active: bool | None = None, limit: int = 100
+    ) -> list[Procedure]:
+        """Return procedures, the last changed first; of one scope or of all, with a text in name or description."""
+        return (await self.page(ProcedureQuery(scope, text=text, active=active, limit=limit)))[0]
+
+    async def page(self, query: ProcedureQuery) -> tuple[list[Procedure], tuple[datetime, str] | None]:
+        """Return one page of procedures, and the cursor of the next (None at the end).
+
+        Raises:
+            InvalidInput: the page is empty or too large.
+            KnowledgeNotFound: the scope is not the user's.
+        """
+        parameters = {
+            **page_parameters(query.limit, query.cursor, "procedure_id"),
+            "scope": query.scope_kind,
+            "name": query.name,
+            "active": query.active,
+            "pattern": None if query.text is None else like_pattern(clean_text(query.text)),
+            "user_id": query.user_id,
+        }
+        async with self._driver.reading() as connection:
+            if query.scope is None:
+                rows = await connection.fetch(self._sql["procedures"], parameters)
+            else:
+                await check_sees(connection, self._sql, query.scope, query.user_id)
+                owner = {"scope": query.scope.kind, "owner": query.scope.owner}
+                rows = await connection.fetch(self._sql["procedures_of"], {**parameters, **owner})
+        found = [procedure_of(row) for row in rows[: query.limit]]
+        last = rows[query.limit - 1] if len(rows) > query.limit else None
+        return found, None if last is None else (time_of(last[15]), last[0])
+
+    async def recall(
+        self, goal: str, scopes: Sequence[Scope], *, context: Collection[str] = (), limit: int = 3
+    ) -> list[Procedure]:
+        """Return the active procedures that apply to a goal, the best first.
+
+        Args:
+            goal: what is to be done, in words.
+            scopes: where to look; only these.
+            context: the names of what is there to work with.
+            limit: at most so many.
+        """
+        page = {**page_parameters(MAX_PAGE, None, "procedure_id"), "name": None, "active": True, "pattern": None}
+        ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
+        statements = [
+            (self._sql["procedures_of"], {**page, "scope": scope.kind, "owner": scope.owner}) for scope in ordered
+        ]
+        async with self._driver.reading() as connection:
+            pages = await connection.fetch_each(statements)
+        return applying([procedure_of(row) for rows in pages for row in rows], goal, frozenset(context))[:limit]
+
+    async def used(self, procedure_id: str, *, succeeded: bool | None = None) -> None:
+        """Count a use of a procedure, and how it ended if that is known.
+
+        Raises:
+            KnowledgeNotFound: there is no such procedure.
+        """
+        row = {"procedure_id": procedure_id, "succeeded": int(succeeded is True), "failed": int(succeeded is False)}
+        async with self._driver.writing() as connection:
+            if not await connection.execute(self._sql["count_use"], row):
+                raise KnowledgeNotFound("procedure", procedure_id)
+
+    async def forget(self, procedure_ids: Sequence[str], *, user_id: str | None = None) -> tuple[int, list[str]]:
+        """Delete procedures by their ids, in one transaction.
+
+        Returns how many there were, and the ids that are not there, or not for this user.
+        """
+        missing: list[str] = []
+        gone = 0
+        async with self._driver.writing() as connection:
+            for procedure_id in dict.fromkeys(procedure_ids):
+                try:
+                    await self._find(connection, procedure_id, user_id)
+                except KnowledgeNotFound:
+                    missing.append(procedure_id)
+                else:
+                    row = {"procedure_id": procedure_id}
+                    gone += await connection.execute(self._sql["forget_procedure"], row)
+        return gone, missing
+
+    async def _find(self, connection: Connection, procedure_id: str, user_id: str | None) -> Procedure:
+        rows = await connection.fetch(self._sql["procedure"], {"procedure_id": procedure_id})
+        if not rows:
+            raise KnowledgeNotFound("procedure", procedure_id)
+        try:
+            await check_sees(connection, self._sql, scope_of(rows[0]), user_id)
+        except KnowledgeNotFound:
+            raise KnowledgeNotFound("procedure", procedure_id) from None
+        return procedure_of(rows[0])
+
+
+def applying(procedures: Sequence[Procedure], goal: str, context: Collection[str]) -> list[Procedure]:
+    """Return the procedures that apply to a goal, the best first.
+
+    Those whose phrases are in the goal come before those that only their name and description lead to; of these the
+    ones that succeeded more often, then in the given order. Of one name the first is taken.
+    """
+    words = goal.casefold()
+    index = RecallIndex()
+    possible: dict[str, Procedure] = {}
+    for one in procedures:
+        if frozenset(context).issuperset(one.context_has):
+            possible.setdefault(one.name.casefold(), one)
+    for name, one in possible.items():
+        index.add(IndexedTurn(name, f"{one.name.replace('_', ' ')} {one.description}", session=name))
+    by_phrase = [one for one in possible.values() if any(phrase.casefold() in words for phrase in one.goal_contains)]
+    ranked = [possible[entry.id] for entry in index.rank(goal, limit=len(possible)) if entry.why]
+    by_words = [one for one in ranked if not one.goal_contains]
+    return [*sorted(by_phrase, key=_success, reverse=True), *by_words]
+
+
+def _success(procedure: Procedure) -> float:
+    """Return the expected part of uses that succeed; a procedure that was never tried has one half."""
+    return (procedure.succeeded + 1) / (procedure.succeeded + procedure.failed + 2)

@@ -1,0 +1,252 @@
+"""Proposals: facts that a learner found in a message, until a person or a confidence lets them in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import InvalidInput, KnowledgeNotFound
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.graphiti.promotion import Promotion, kind_of
+from threadkeep.knowledge.graphiti.service import Graphiti
+from threadkeep.knowledge.owners import check_sees, known_owner, owner_columns, owner_statements, page_parameters
+from threadkeep.knowledge.rows import canonical
+from threadkeep.records.json_values import Json
+from threadkeep.records.knowledge import (
+    Evidence,
+    FactKind,
+    NewFact,
+    Proposal,
+    ProposalQuery,
+    ProposalStatus,
+    Scope,
+    check_name,
+)
+from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.times import time_of, time_text
+
+type LearnerKind = Literal["model", "directives"]
+
+
+@dataclass(frozen=True)
+class Proposed:
+    """A fact that a learner found in a message of a session, by its `seq`; `promoted` is the kind of a directive."""
+
+    scope: Scope
+    key: str
+    value: Json
+    seq: int
+    kind: FactKind | None = None
+    confidence: float = 1.0
+    promoted: str | None = None
+    run_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The messages of a session that a learner has read: those after `before_seq`, up to `upto_seq`."""
+
+    session_id: str
+    kind: LearnerKind
+    learner: str
+    before_seq: int
+    upto_seq: int
+
+
+class Proposals:
+    """The table `chat_fact_proposals`.
+
+    A message is read once by a learner, in however many processes. What a person has rejected or undone is not
+    proposed again in the same words.
+    """
+
+    def __init__(
+        self, driver: Driver, knowledge: Knowledge, graphiti: Graphiti, *, clock: Callable[[], datetime]
+    ) -> None:
+        self._driver = driver
+        self._knowledge = knowledge
+        self._graphiti = graphiti
+        self._clock = clock
+        self._sql = owner_statements(driver.backend, "learning.sql")
+
+    async def add(self, reading: Reading, proposed: Sequence[Proposed]) -> int | None:
+        """Store what a learner found, and how far it has read; return how many are new, None if others read it first.
+
+        Raises:
+            StoreUnavailable: the database did not take it.
+        """
+        now = self._clock()
+        added = 0
+        async with self._driver.writing() as connection:
+            place = {"session_id": reading.session_id}
+            if not await connection.fetch(self._sql["keep_session"], place):
+                return None
+            if not await connection.fetch(self._sql["note_read"], vars(reading)):
+                return None
+            for one in proposed:
+                NewFact(one.key, one.value, one.kind, one.confidence)
+                owner = await known_owner(connection, self._sql, one.scope, now)
+                row = {
+                    **owner_columns(owner),
+                    **place,
+                    "proposal_id": str(uuid7()),
+                    "seq": one.seq,
+                    "run_id": one.run_id,
+                    "key": one.key,
+                    "value": canonical(one.value),
+                    "kind": one.kind,
+                    "promoted": one.promoted,
+                    "confidence": float(one.confidence),
+                    "learner": reading.learner,
+                    "now": time_text(now),
+                }
+                added += await connection.execute(self._sql["add_proposal"], row)
+        return added
+
+    async def proposal(self, proposal_id: str, *, user_id: str | None = None) -> Proposal:
+        """Return the proposal with an id.
+
+        Raises:
+            KnowledgeNotFound: there is no such proposal, or not for this user.
+        """
+        async with self._driver.reading() as connection:
+            return await self._find(connection, proposal_id, user_id)
+
+    async def page(self, query: ProposalQuery) -> tuple[list[Proposal], tuple[datetime, str] | None]:
+        """Return one page of proposals, the last changed first, and the cursor of the next (None at the end).
+
+        Raises:
+            InvalidInput: the page is empty or too large.
+        """
+        parameters = {
+            **page_parameters(query.limit, query.cursor, "proposal_id"),
+            "status": query.status,
+            "session_id": query.session_id,
+            "scope": None if query.scope is None else query.scope.kind,
+            "owner": None if query.scope is None else query.scope.owner,
+            "user_id": query.user_id,
+        }
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["proposals"], parameters)
+        found = [_proposal(row) for row in rows[: query.limit]]
+        return found, (found[-1].updated_at, found[-1].id) if len(rows) > query.limit else None
+
+    async def accept(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
+        """Remember what was proposed, with its message as evidence; the graph is told of a directive.
+
+        Raises:
+            KnowledgeNotFound: there is no such proposal, or not for this user.
+            InvalidInput: it was decided before, or its message was taken back.
+            StoreUnavailable: the database did not take it; trying again is safe.
+        """
+        check_name("person's name", by, 512)
+        async with self._driver.reading() as connection:
+            proposal = await self._find(connection, proposal_id, user_id)
+            said = await connection.fetch(self._sql["is_said"], proposal.evidence._asdict())
+        if proposal.status not in ("open", "rejected"):
+            raise InvalidInput(f"This proposal is {proposal.status} already; only open and rejected ones are accepted.")
+        if not said:
+            raise InvalidInput("The message that this comes from was taken back; reject the proposal.")
+        # A repeat of the same evidence counts nothing, so a process that dies between the two may try again.
+        fact = await self._knowledge.remember(
+            proposal.scope,
+            proposal.key,
+            proposal.value,
+            kind=proposal.kind,
+            confidence=proposal.confidence,
+            evidence=proposal.evidence,
+        )
+        if proposal.promoted is not None:
+            promotion = Promotion(kind_of(proposal.promoted), str(proposal.value), proposal.scope.kind, proposal.key)
+            await self._graphiti.tell(fact, promotion)
+        return await self._decide(proposal, "accepted", by, fact.id)
+
+    async def reject(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
+        """Refuse a proposal for good.
+
+        Raises:
+            KnowledgeNotFound: there is no such proposal, or not for this user.
+            InvalidInput: it was decided before.
+        """
+        check_name("person's name", by, 512)
+        proposal = await self.proposal(proposal_id, user_id=user_id)
+        if proposal.status != "open":
+            raise InvalidInput(f"This proposal is {proposal.status} already; an accepted one can be undone.")
+        return await self._decide(proposal, "rejected", by)
+
+    async def undo(self, proposal_id: str, *, by: str, user_id: str | None = None) -> Proposal:
+        """Take back what an accepted proposal has changed, here and in the graph as far as the server does it.
+
+        Raises:
+            KnowledgeNotFound: there is no such proposal, or not for this user.
+            InvalidInput: it was not accepted.
+        """
+        check_name("person's name", by, 512)
+        proposal = await self.proposal(proposal_id, user_id=user_id)
+        if proposal.status != "accepted" or proposal.fact_id is None:
+            raise InvalidInput(f"This proposal is {proposal.status}; only accepted ones are undone.")
+        with suppress(KnowledgeNotFound):
+            fact = await self._knowledge.fact(proposal.fact_id)
+            await self._knowledge.take_back(fact.id, proposal.evidence)
+            if proposal.promoted is not None:
+                await self._graphiti.retract(fact)
+        return await self._decide(proposal, "undone", by)
+
+    async def to_let_in(self, session_id: str, kind: LearnerKind, confidence: float) -> list[str]:
+        """Return the open proposals of a kind of learner in a session that are at least so sure."""
+        row = {"session_id": session_id, "kind": kind, "confidence": confidence}
+        async with self._driver.reading() as connection:
+            return [found[0] for found in await connection.fetch(self._sql["open_proposals_of"], row)]
+
+    async def _decide(
+        self, proposal: Proposal, status: ProposalStatus, by: str, fact_id: str | None = None
+    ) -> Proposal:
+        row = {
+            "proposal_id": proposal.id,
+            "status": status,
+            "before": proposal.status,
+            "fact_id": fact_id,
+            "by": by,
+            "now": time_text(self._clock()),
+        }
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["decide_proposal"], row)
+            return await self._find(connection, proposal.id, None)
+
+    async def _find(self, connection: Connection, proposal_id: str, user_id: str | None) -> Proposal:
+        rows = await connection.fetch(self._sql["proposal"], {"proposal_id": proposal_id})
+        if not rows:
+            raise KnowledgeNotFound("proposal", proposal_id)
+        found = _proposal(rows[0])
+        try:
+            await check_sees(connection, self._sql, found.scope, user_id)
+        except KnowledgeNotFound:
+            raise KnowledgeNotFound("proposal", proposal_id) from None
+        return found
+
+
+def _proposal(row: Row) -> Proposal:
+    proposal_id, scope, owner, session_id, seq, run_id, key, value, kind, promoted, *rest = row
+    confidence, learner, status, fact_id, created_at, updated_at, decided_by = rest
+    return Proposal(
+        id=proposal_id,
+        scope=Scope(scope, owner),
+        key=key,
+        value=json.loads(value),
+        kind=kind,
+        promoted=promoted,
+        confidence=confidence,
+        evidence=Evidence(session_id, seq, run_id),
+        learner=learner,
+        status=status,
+        fact_id=fact_id,
+        created_at=time_of(created_at),
+        updated_at=time_of(updated_at),
+        decided_by=decided_by,
+    )

@@ -1,0 +1,380 @@
+"""Facts, procedures and persons as HTTP, the command line and others show and take them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Literal, Self
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from threadkeep.errors import InvalidInput
+from threadkeep.records.knowledge import (
+    MAX_KEY_CHARACTERS,
+    MAX_OWNER_CHARACTERS,
+    Evidence,
+    Fact,
+    FactKind,
+    Person,
+    Procedure,
+    ProcedureContent,
+    ProcedureSource,
+    Proposal,
+    ProposalStatus,
+    Scope,
+    ScopeKind,
+)
+
+_MOST_IDS = 1_000
+_MOST_TIMES = 2**53
+
+# Plain names and not `type` aliases: pydantic would not see into those when it puts further limits on them.
+Owner = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_OWNER_CHARACTERS,
+        description="Whose it is: a session id, the name of a workspace, or any id of a person.",
+        examples=["user-456"],
+    ),
+]
+Key = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MAX_KEY_CHARACTERS,
+        description="What the fact is about; unique in its scope.",
+        examples=["home_city"],
+    ),
+]
+Confidence = Annotated[float, Field(ge=0, le=1, description="How sure it is.")]
+
+
+class EvidenceView(BaseModel):
+    """The origin of a fact: a message of a session by its `seq`, or a run."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    session_id: str | None = None
+    seq: Annotated[int, Field(ge=1, lt=2**53)] | None = None
+    run_id: str | None = None
+
+    def record(self) -> Evidence:
+        """Return the evidence."""
+        return Evidence(self.session_id, self.seq, self.run_id)
+
+
+class FactView(BaseModel):
+    """A value of a key in a scope."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: Annotated[str, Field(min_length=1, max_length=64)]
+    scope: ScopeKind
+    owner: Owner
+    key: Key
+    value: JsonValue
+    kind: FactKind
+    confidence: Confidence
+    confirmed: int = Field(ge=1, le=_MOST_TIMES, description="How often the value was remembered.")
+    contradicted: int = Field(ge=0, le=_MOST_TIMES, description="How often another value took its place.")
+    valid_from: AwareDatetime
+    valid_to: AwareDatetime | None = Field(None, description="Until when it was valid; absent or null while it is.")
+    updated_at: AwareDatetime
+    evidence: list[EvidenceView] = Field([], description="The messages and runs that it comes from, up to 20.")
+
+    @classmethod
+    def of(cls, fact: Fact) -> Self:
+        """Return a fact as it is shown."""
+        return cls(
+            id=fact.id,
+            scope=fact.scope.kind,
+            owner=fact.scope.owner,
+            key=fact.key,
+            value=fact.value,  # type: ignore[arg-type]  # ours is JSON with read-only sequences
+            kind=fact.kind,
+            confidence=fact.confidence,
+            confirmed=fact.confirmed,
+            contradicted=fact.contradicted,
+            valid_from=fact.valid_from,
+            valid_to=fact.valid_to,
+            updated_at=fact.updated_at,
+            evidence=[EvidenceView.model_validate(origin) for origin in fact.evidence],
+        )
+
+    def record(self) -> Fact:
+        """Return the fact.
+
+        Raises:
+            InvalidInput: its owner or its key cannot be one.
+        """
+        return Fact(
+            id=self.id,
+            scope=Scope(self.scope, self.owner),
+            key=self.key,
+            value=self.value,
+            kind=self.kind,
+            confidence=self.confidence,
+            confirmed=self.confirmed,
+            contradicted=self.contradicted,
+            valid_from=self.valid_from,
+            valid_to=self.valid_to,
+            updated_at=self.updated_at,
+            evidence=tuple(origin.record() for origin in self.evidence),
+        )
+
+
+class FactList(BaseModel):
+    """Some facts, the last changed first."""
+
+    facts: list[FactView]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+
+
+class FactInput(BaseModel):
+    """A fact to remember."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"scope": "user", "owner": "user-456", "key": "home_city", "value": "Lisbon"}]},
+    )
+
+    scope: ScopeKind
+    owner: Owner
+    key: Key
+    value: JsonValue = Field(description="Any JSON but null.")
+    kind: FactKind | None = Field(None, description="By default that of the value before, or `world_knowledge`.")
+    confidence: Confidence = 1.0
+    evidence: EvidenceView | None = None
+
+
+class ProposalView(BaseModel):
+    """A fact that was proposed from a message, until a person or a confidence lets it in."""
+
+    id: str
+    scope: ScopeKind
+    owner: str
+    key: str
+    value: JsonValue
+    kind: FactKind | None
+    confidence: float
+    evidence: EvidenceView
+    origin: str = Field(description="The message in words.", examples=["from message 17 of room:1"])
+    learner: str = Field(description="The model that proposed it, or `directives`.")
+    directive: str | None = Field(description="The kind of the directive that it is; null for a model's proposal.")
+    status: ProposalStatus
+    fact_id: str | None = Field(description="The fact that it became.")
+    decided_by: str | None = Field(description="The person who decided, or the confidence that let it in.")
+    created_at: datetime
+    updated_at: datetime
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> Self:
+        """Return a proposal as it is shown."""
+        return cls(
+            id=proposal.id,
+            scope=proposal.scope.kind,
+            owner=proposal.scope.owner,
+            key=proposal.key,
+            value=proposal.value,  # type: ignore[arg-type]  # ours is JSON with read-only sequences
+            kind=proposal.kind,
+            confidence=proposal.confidence,
+            evidence=EvidenceView.model_validate(proposal.evidence),
+            origin=proposal.origin,
+            learner=proposal.learner,
+            directive=proposal.promoted,
+            status=proposal.status,
+            fact_id=proposal.fact_id,
+            decided_by=proposal.decided_by,
+            created_at=proposal.created_at,
+            updated_at=proposal.updated_at,
+        )
+
+
+class ProposalList(BaseModel):
+    """Some proposals, the last changed first."""
+
+    proposals: list[ProposalView]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+
+
+class DecisionInput(BaseModel):
+    """A person's decision about a proposal."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"decision": "accept", "by": "ops@example.com"}]}
+    )
+
+    decision: Literal["accept", "reject", "undo"]
+    by: Annotated[str, Field(min_length=1, max_length=512, description="The person who decides.")]
+
+
+class ProcedureInput(BaseModel):
+    """A procedure to teach, in the place of the one with its name."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "scope": "workspace",
+                    "owner": "shop",
+                    "name": "refund",
+                    "goal_contains": ["money back"],
+                    "content_type": "tool_sequence",
+                    "content": ["find_order", "pay_back"],
+                }
+            ]
+        },
+    )
+
+    scope: ScopeKind
+    owner: Owner
+    name: Annotated[str, Field(min_length=1, max_length=MAX_KEY_CHARACTERS)]
+    content: JsonValue = Field(description="Any JSON but null.")
+    content_type: ProcedureContent = "snippet"
+    description: str = ""
+    goal_contains: list[str] = Field([], description="It applies if the goal contains one of these, in any case.")
+    context_has: list[str] = Field([], description="It applies if the context has all of these names.")
+    source: ProcedureSource = "taught"
+    active: bool = True
+
+    def record(self) -> Procedure:
+        """Return the procedure.
+
+        Raises:
+            InvalidInput: names the field that cannot be stored.
+        """
+        return Procedure(
+            scope=Scope(self.scope, self.owner),
+            name=self.name,
+            content=self.content,
+            content_type=self.content_type,
+            description=self.description,
+            goal_contains=tuple(self.goal_contains),
+            context_has=tuple(self.context_has),
+            source=self.source,
+            active=self.active,
+        )
+
+
+class ProcedureView(ProcedureInput):
+    """A procedure as it is stored, with its uses."""
+
+    id: str
+    used: int
+    succeeded: int
+    failed: int
+    created_at: datetime | None
+    updated_at: datetime | None
+
+    @classmethod
+    def of(cls, procedure: Procedure) -> Self:
+        """Return a procedure as it is shown."""
+        values = {name: getattr(procedure, name) for name in cls.model_fields if name not in ("scope", "owner")}
+        lists = {name: list(values[name]) for name in ("goal_contains", "context_has")}
+        return cls(**{**values, **lists, "scope": procedure.scope.kind, "owner": procedure.scope.owner})
+
+
+class ProcedureList(BaseModel):
+    """Some procedures, the last changed first."""
+
+    procedures: list[ProcedureView]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+
+
+class PersonView(BaseModel):
+    """Somebody who is known under one id or several."""
+
+    id: str = Field(description="The id under which facts are kept.")
+    aliases: list[str] = Field(description="All ids, `id` first.")
+    names: list[str] = Field(description="What channels call the person, the last seen first.")
+    merged: dict[str, str] = Field({}, description="Which id was merged into which.")
+    preferences: dict[str, JsonValue] = Field({}, description="The valid facts of that kind, by key.")
+    first_seen_at: datetime
+    last_seen_at: datetime = Field(description="Exact to an hour.")
+    new: bool = Field(False, description="Whether nobody had heard of the person before.")
+
+    @classmethod
+    def of(cls, person: Person) -> Self:
+        """Return a person as it is shown."""
+        return cls(
+            id=person.id,
+            aliases=list(person.aliases),
+            names=list(person.names),
+            merged=dict(person.merged),
+            preferences=dict(person.preferences),  # type: ignore[arg-type]  # ours is JSON with read-only sequences
+            first_seen_at=person.first_seen_at,
+            last_seen_at=person.last_seen_at,
+            new=person.new,
+        )
+
+
+class PersonList(BaseModel):
+    """Some persons, the last seen first."""
+
+    persons: list[PersonView]
+    next_cursor: str | None = Field(description="Pass it as `cursor` for the next ones; null at the end.")
+
+
+class PersonInput(BaseModel):
+    """An id under which somebody is known, and the name that the channel gives."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"id": "telegram:123", "name": "Ann"}]})
+
+    id: Owner
+    name: Annotated[str, Field(min_length=1, max_length=1_000)] | None = None
+
+
+class MergeInput(BaseModel):
+    """The person that another one is merged into."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"into": "user-456"}]})
+
+    into: Owner
+
+
+class ForgetInput(BaseModel):
+    """The ids of what is to be forgotten."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"ids": ["0199f3a0-5d1c-7c52-9d51-6f8f1d0a8f10"]}]}
+    )
+
+    ids: Annotated[list[str], Field(max_length=_MOST_IDS)]
+
+
+class ForgetFactsInput(BaseModel):
+    """The ids of facts that are to be forgotten; or an owner, all of whose facts are, or those under some keys."""
+
+    model_config = ConfigDict(
+        extra="forbid", json_schema_extra={"examples": [{"scope": "user", "owner": "user-456", "keys": ["home_city"]}]}
+    )
+
+    ids: Annotated[list[str], Field(max_length=_MOST_IDS)] | None = None
+    scope: ScopeKind | None = None
+    owner: Owner | None = None
+    keys: Annotated[list[Key], Field(max_length=_MOST_IDS)] | None = None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        named = self.scope is not None and self.owner is not None
+        if (self.ids is not None) == named or (self.ids is not None and self.keys is not None):
+            raise ValueError("name either ids, or scope and owner (and keys, if not all)")
+        return self
+
+    def named_scope(self) -> Scope:
+        """Return the scope that is named.
+
+        Raises:
+            InvalidInput: none is, or not one that anybody owns.
+        """
+        if self.scope is None or self.owner is None:
+            raise InvalidInput("Name scope and owner.")
+        return Scope(self.scope, self.owner)
+
+
+class Forgotten(BaseModel):
+    """The result of forgetting facts."""
+
+    forgotten: int = Field(description="How many there were; of facts all values of their keys count.")
+    not_found: list[str] = Field([], description="Ids and keys that are not there, or not for this user.")

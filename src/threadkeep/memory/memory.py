@@ -1,0 +1,149 @@
+"""The memory of a database as users open it: sessions and knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Self
+
+from threadkeep.errors import GraphitiError, KnowledgeNotFound
+from threadkeep.history import memory as history
+from threadkeep.history.erase import Eraser, Verification
+from threadkeep.history.lifetimes import Lifetime
+from threadkeep.history.memory_options import MemoryOptions
+from threadkeep.history.memory_parts import MemoryParts
+from threadkeep.history.opening import open_sessions
+from threadkeep.knowledge.episodes import Episodes
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.graphiti.service import Graphiti
+from threadkeep.knowledge.learning import Learning
+from threadkeep.knowledge.persons import Persons
+from threadkeep.knowledge.procedures import Procedures
+from threadkeep.knowledge.proposals import Proposals
+from threadkeep.observe import Observer
+from threadkeep.records.erasure import EraseReceipt
+from threadkeep.records.knowledge import Scope
+from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.erasing import Erasable, TableErasing
+
+
+class Memory(history.Memory):
+    """The sessions, facts, procedures and persons of one database.
+
+    `open_memory` opens and closes it; without a block, as in notebooks, `open` and `close` do.
+    """
+
+    def __init__(self, parts: MemoryParts) -> None:
+        super().__init__(parts)
+        self.knowledge = Knowledge(parts.driver, clock=parts.clock)
+        self.procedures = Procedures(parts.driver, clock=parts.clock)
+        self.persons = Persons(parts.driver, clock=parts.clock)
+        self.eraser = Eraser(self, TableErasing(parts.driver, clock=parts.clock))
+        self.episodes = Episodes(parts.driver, clock=parts.clock)
+        self.graphiti = Graphiti(
+            parts.driver, parts.graphiti, self.knowledge, observer=parts.observers, clock=parts.clock
+        )
+        self.proposals = Proposals(parts.driver, self.knowledge, self.graphiti, clock=parts.clock)
+        self.learning = Learning(parts.driver, self.proposals, observer=parts.observers)
+
+    async def erase(
+        self, *, session_id: str | None = None, user_id: str | None = None, dry_run: bool = False, vacuum: bool = False
+    ) -> EraseReceipt:
+        """Erase a session, or a person with all ids, from every store of this memory; return a signed receipt.
+
+        Sessions of the person are deleted whole; messages in sessions of others become empty rows. An interrupted call
+        can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, which takes texts that
+        versions before 0.1 deleted as well.
+
+        Raises:
+            InvalidInput: not exactly one of `session_id` and `user_id` is given.
+            StoreUnavailable: a database does not answer; repeat the call.
+        """
+        wanted = await self.eraser.wanted(session_id, user_id)
+        remains = [] if dry_run else await self._purge_graphs(wanted)
+        return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, remains=remains)
+
+    async def verify_erased(self, receipt: EraseReceipt) -> Verification:
+        """Return `gone`, `there` (rows exist again, or still), or `unsigned` (not a receipt of this database)."""
+        return await self.eraser.verify(receipt)
+
+    async def _purge_graphs(self, wanted: Erasable) -> list[str]:
+        """Delete the groups of a person and of the person's sessions from Graphiti; return what remains there."""
+        if not self.graphiti.is_on:
+            return []
+        remains: list[str] = []
+        scopes = [Scope("user", id_) for id_ in wanted.ids]
+        scopes += [Scope("session", session_id) for session_id in await self.eraser.sessions(wanted)]
+        for scope in scopes:
+            try:
+                purged = await self.graphiti.purge(scope)
+            except (GraphitiError, KnowledgeNotFound) as error:
+                if isinstance(error, GraphitiError):
+                    remains.append(f"Graphiti: a group of a {scope.kind} ({error.kind})")
+                continue
+            if purged.remains:
+                remains.append(f"Graphiti: {purged.remains} of group {purged.group_id}")
+        return remains
+
+    @classmethod
+    async def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:
+        """Open a database until `close()` is awaited; see `threadkeep.open_memory`."""
+        return await cls.open_at(parse_address(url), observers, options)
+
+    @classmethod
+    async def open_at(
+        cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions | None
+    ) -> Self:
+        """Open the database at an address."""
+        lifetime = Lifetime(cls._opened(address, observers, options or MemoryOptions()), "threadkeep-memory")
+        async with AsyncExitStack() as stack:
+            memory = await stack.enter_async_context(lifetime)
+            memory.lifetime = stack.pop_all()
+        return memory
+
+    @classmethod
+    @asynccontextmanager
+    async def _opened(
+        cls, address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions
+    ) -> AsyncIterator[Self]:
+        """Open the sessions of a database, and deliver to Graphiti."""
+        async with AsyncExitStack() as stack:
+            opening = open_sessions(address, cls, observers=observers, options=options)
+            memory = await stack.enter_async_context(opening)
+            stack.push_async_callback(memory.graphiti.close)
+            stack.push_async_callback(memory.learning.close)
+            if memory.graphiti.is_on and options.background:
+                await stack.enter_async_context(memory.graphiti.delivering())
+            yield memory
+
+
+@asynccontextmanager
+async def open_memory(
+    url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None
+) -> AsyncIterator[Memory]:
+    """Open a database and bring its schema up to date.
+
+    Args:
+        url: `sqlite:////absolute/path.db`, `sqlite://` (in memory), or `postgresql://user@host/database`.
+        observers: receive every event; see `threadkeep.observe`.
+        options: pool sizes, durability, token counter, clock.
+
+    Raises:
+        InvalidSettings: the URL names no database.
+        StoreUnavailable: the database does not answer.
+        SchemaTooNew: a newer Threadkeep has upgraded it.
+    """
+    async with open_memory_at(parse_address(url), observers, options) as memory:
+        yield memory
+
+
+@asynccontextmanager
+async def open_memory_at(
+    address: DatabaseAddress, observers: Sequence[Observer], options: MemoryOptions | None
+) -> AsyncIterator[Memory]:
+    """Open the database at an address; see `open_memory`."""
+    memory = await Memory.open_at(address, observers, options)
+    try:
+        yield memory
+    finally:
+        await memory.close()

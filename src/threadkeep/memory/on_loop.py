@@ -1,0 +1,100 @@
+"""Objects of a memory for callers on any event loop and in any thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any, cast
+from weakref import WeakKeyDictionary
+
+from threadkeep.history import memory as history
+from threadkeep.history.blocking import LoopBlocked
+from threadkeep.memory.sync_memory import SyncMemory
+
+_companions: WeakKeyDictionary[history.Memory, SyncMemory] = WeakKeyDictionary()
+_BLOCKED_SECONDS = (0.5, 0.1)
+"""Seconds after which a loop counts as blocked that has not started some work: at first, and once it was blocked."""
+
+_making = threading.RLock()
+_caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
+
+
+class OnLoop[M: history.Memory, H]:
+    """An object of a memory; its calls run on the event loop of the memory.
+
+    A blocking call may come from the thread of that loop, such as `agent.invoke` in a notebook cell, or from a thread
+    for which that loop waits. Then it runs on a companion: the same database, opened on a loop in a separate thread.
+    The companion has its own object, and closes with the memory.
+    """
+
+    def __init__(self, memory: M | SyncMemory, make: Callable[[M], H]) -> None:
+        self._memory = cast("M", memory.asynchronous) if isinstance(memory, SyncMemory) else memory
+        self._make = make
+        self._own = make(self._memory)
+        self._beside: H | None = None
+
+    @property
+    def made(self) -> list[H]:
+        """The existing objects: the memory's, then its companion's."""
+        return [self._own] if self._beside is None else [self._own, self._beside]
+
+    async def call[T](self, verb: Callable[[H], Coroutine[Any, Any, T]]) -> T:
+        """Run a method of the object on its loop and await the result.
+
+        Raises:
+            StoreClosed: the memory is closed.
+        """
+        token = _caller_loop.set(asyncio.get_running_loop())
+        try:
+            companion = _companions.get(self._memory)
+            if companion is not None and companion.loop.is_own_thread:
+                return await verb(self._made_beside(companion))
+            return await self._memory.loop.run_from_any_loop(verb(self._own))
+        finally:
+            _caller_loop.reset(token)
+
+    def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
+        """Run a method on a loop that the caller does not block, and wait for its result.
+
+        Raises:
+            StoreClosed: the memory is closed.
+            InvalidInput: the caller is in the memory's own thread, or blocks its loop and no companion is possible.
+        """
+        token = _caller_loop.set(None)
+        try:
+            return self._wait_for(verb, of)
+        finally:
+            _caller_loop.reset(token)
+
+    def _wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None) -> T:
+        loop = self._memory.loop
+        if of is not None and of is self._beside:
+            return _companions[self._memory].wait_for(verb(of))
+        if of is not None or loop.dedicated:
+            return loop.run(verb(self._own))
+        try:
+            return loop.run_unless_blocked(verb(self._own), _BLOCKED_SECONDS[self._memory in _companions])
+        except LoopBlocked:
+            companion = _companion_of(self._memory)
+        return companion.wait_for(verb(self._made_beside(companion)))
+
+    def _made_beside(self, companion: SyncMemory) -> H:
+        with _making:
+            if self._beside is None:
+                self._beside = self._make(cast("M", companion.asynchronous))
+            return self._beside
+
+
+def caller_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop of the caller whose work runs here; None for a blocking call."""
+    return _caller_loop.get()
+
+
+def _companion_of(memory: history.Memory) -> SyncMemory:
+    with _making:
+        companion = _companions.get(memory)
+        if companion is None:
+            companion = _companions[memory] = SyncMemory.beside(memory)
+        return companion

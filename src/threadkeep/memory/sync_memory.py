@@ -1,0 +1,253 @@
+"""Blocking memory for scripts, Flask and Celery; its work runs on an event loop in a separate thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from typing import Self
+
+from threadkeep.errors import InvalidInput, ThreadkeepError
+from threadkeep.history import memory as history
+from threadkeep.history.blocking import Blocking, Called, Iterated, Wrapper
+from threadkeep.history.memory_options import MemoryOptions
+from threadkeep.history.session import Session
+from threadkeep.memory.memory import Memory, open_memory, open_memory_at
+from threadkeep.memory.sync_parts import (
+    SyncCompressor,
+    SyncEpisodes,
+    SyncGraphiti,
+    SyncKnowledge,
+    SyncManifests,
+    SyncPending,
+    SyncPersons,
+    SyncProcedures,
+    SyncProposals,
+    SyncRetention,
+    SyncRunRetention,
+    SyncSummaries,
+)
+from threadkeep.observe import Observer
+from threadkeep.records.html import session_html
+from threadkeep.store.address import DatabaseAddress
+
+_SHOWN = 10
+"""The number of messages that a notebook shows of a session."""
+
+
+class SyncSession(Wrapper[Session]):
+    """A `Session` with blocking methods."""
+
+    append = Blocking(Session.append)
+    record = Blocking(Session.record)
+    tail = Blocking(Session.tail)
+    page = Blocking(Session.page)
+    window = Blocking(Session.window)
+    find = Blocking(Session.find)
+    at = Blocking(Session.at)
+    answers_to = Blocking(Session.answers_to)
+    count = Blocking(Session.count)
+    info = Blocking(Session.info)
+    update = Blocking(Session.update)
+    reset = Blocking(Session.reset)
+    delete = Blocking(Session.delete)
+    take_back = Blocking(Session.take_back)
+    take_back_turn = Blocking(Session.take_back_turn)
+    edit = Blocking(Session.edit)
+    regenerate = Blocking(Session.regenerate)
+    waiting = Called(Session.waiting)
+
+    def branch(self, at: int | None = None, *, session_id: str | None = None) -> SyncSession:
+        """Create a session with the turns of this one up to a `seq`; see `threadkeep.Session.branch`."""
+        return SyncSession(self.wait_for(self.asynchronous.branch(at, session_id=session_id)), self.loop)
+
+    def __repr__(self) -> str:
+        return f"SyncSession({self.session_id!r})"
+
+    def _repr_html_(self) -> str:
+        """Return the newest messages as HTML for notebooks."""
+        try:
+            return session_html(self.session_id, self.user_id, self.tail(_SHOWN))
+        except ThreadkeepError as error:
+            return session_html(self.session_id, self.user_id, note=str(error))
+
+    @property
+    def session_id(self) -> str:
+        """The session's id."""
+        return self.asynchronous.session_id
+
+    @property
+    def user_id(self) -> str | None:
+        """The user who owns the session; None for any user."""
+        return self.asynchronous.user_id
+
+
+class SyncMemory(Wrapper[Memory]):
+    """A `Memory` with blocking methods; any thread may use it, also one that runs an event loop.
+
+    ::
+
+        with open_memory_sync("sqlite:////var/lib/threadkeep/threadkeep.db") as memory:
+            memory.session("telegram:123").tail(20)
+
+    It belongs to the process that opened it: a forked child must open its own. `asynchronous` is the wrapped memory.
+    """
+
+    sessions = Iterated(Memory.sessions)
+    sessions_page = Blocking(Memory.sessions_page)
+    search = Blocking(Memory.search)
+    search_result = Blocking(Memory.search_result)
+    restore = Blocking(Memory.restore)
+    erase = Blocking(Memory.erase)
+    verify_erased = Blocking(Memory.verify_erased)
+    graph_store = Blocking(Memory.graph_store)
+    damaged = Called(Memory.damaged)
+
+    def __init__(self, memory: Memory, close: Callable[[], None]) -> None:
+        super().__init__(memory, memory.loop)
+        self._close = close
+        self.observers = memory.observers
+        self.pending = SyncPending(memory.pending, memory.loop)
+        self.retention = SyncRetention(memory.retention, memory.loop)
+        self.run_retention = SyncRunRetention(memory.run_retention, memory.loop)
+        self.manifests = SyncManifests(memory.manifests, memory.loop)
+        self.summaries = SyncSummaries(memory.summaries, memory.loop)
+        self.compressor = SyncCompressor(memory.compressor, memory.loop)
+        self.knowledge = SyncKnowledge(memory.knowledge, memory.loop)
+        self.procedures = SyncProcedures(memory.procedures, memory.loop)
+        self.persons = SyncPersons(memory.persons, memory.loop)
+        self.episodes = SyncEpisodes(memory.episodes, memory.loop)
+        self.proposals = SyncProposals(memory.proposals, memory.loop)
+        self.graphiti = SyncGraphiti(memory.graphiti, memory.loop)
+
+    @classmethod
+    def open(cls, url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None) -> Self:
+        """Open a database until `close()`; arguments and errors are those of `threadkeep.open_memory`."""
+        thread = _MemoryThread(open_memory(url, observers=observers, options=options))
+        return cls(thread.start(), thread.close)
+
+    @classmethod
+    def beside(cls, memory: history.Memory) -> Self:
+        """Open the database of an asynchronous memory again; it closes with that memory.
+
+        Raises:
+            InvalidInput: only that memory can use the database.
+        """
+        if memory.opened_with is None or not _opens_twice(*memory.opened_with):
+            raise InvalidInput(
+                "A blocking call on the event loop of this memory would wait for itself; call the agent with ainvoke "
+                "or astream, or open the memory with open_memory_sync."
+            )
+        address, options = memory.opened_with
+        thread = _MemoryThread(open_memory_at(address, [memory.observers], options))
+        opened = cls(thread.start(), thread.close)
+        opened.asynchronous.identity = memory.identity
+        memory.lifetime.push_async_callback(asyncio.to_thread, opened.close)
+        memory.loop.post(memory.leave_work_for_all)
+        return opened
+
+    def __repr__(self) -> str:
+        return "SyncMemory()"
+
+    def close(self) -> None:
+        """Write pending data, close the database and end the thread; later calls do nothing.
+
+        In a forked child it does nothing, because the thread is not there.
+        """
+        if self.loop.of_this_process:
+            self._close()
+
+    def session(self, session_id: str, *, user_id: str | None = None, workspace: str | None = None) -> SyncSession:
+        """Return the session with an id; nothing is read or written yet.
+
+        If a workspace is named, messages of the session belong to it.
+
+        Raises:
+            InvalidKey: the id is empty, longer than 256 characters, or has control characters.
+        """
+        return SyncSession(self.asynchronous.session(session_id, user_id=user_id, workspace=workspace), self.loop)
+
+
+@contextmanager
+def open_memory_sync(
+    url: str, *, observers: Sequence[Observer] = (), options: MemoryOptions | None = None
+) -> Iterator[SyncMemory]:
+    """Open a database for blocking calls, and close it after the block; see `threadkeep.open_memory`."""
+    memory = SyncMemory.open(url, observers=observers, options=options)
+    try:
+        yield memory
+    finally:
+        memory.close()
+
+
+def _opens_twice(address: DatabaseAddress, options: MemoryOptions) -> bool:
+    """Return True if a process can open a database a second time."""
+    if address.in_memory:
+        from threadkeep.store.sqlite import SHARES_MEMORY
+
+        if not SHARES_MEMORY:
+            return False
+    if options.transcripts == "tables":
+        return True
+    store = options.graph_store or address
+    return isinstance(store, DatabaseAddress) and not store.in_memory
+
+
+class _MemoryThread:
+    """A thread with an event loop that opens a memory and closes it on request."""
+
+    def __init__(self, opening: AbstractAsyncContextManager[Memory]) -> None:
+        self._opening = opening
+        self._opened: Future[Memory] = Future()
+        self._closed: Future[None] = Future()
+        # A daemon, so that a program that forgets to close its memory can end.
+        self._thread = threading.Thread(target=self._serve, name="threadkeep-memory", daemon=True)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop = asyncio.Event()
+        self._told = False
+
+    def start(self) -> Memory:
+        """Open the memory and wait until it is open."""
+        self._thread.start()
+        try:
+            return self._opened.result()
+        except BaseException:
+            self._tell_stop()
+            raise
+
+    def close(self) -> None:
+        """Close the memory and wait until it is closed.
+
+        Raises:
+            InvalidInput: this is the memory's own thread.
+            ThreadkeepError: remaining data could not be stored; raised to the first caller.
+        """
+        if threading.current_thread() is self._thread:
+            raise InvalidInput("The memory's own thread cannot close it; close it where it was opened.")
+        told, self._told = self._told, True
+        self._tell_stop()
+        self._thread.join()
+        if not told:
+            self._closed.result()
+
+    def _tell_stop(self) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed already
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def _serve(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - it is raised in the waiting caller
+            (self._closed if self._opened.done() else self._opened).set_exception(error)
+        else:
+            self._closed.set_result(None)
+
+    async def _live(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        async with self._opening as memory:
+            memory.loop.dedicated = True
+            self._opened.set_result(memory)
+            await self._stop.wait()

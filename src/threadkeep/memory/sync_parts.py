@@ -1,0 +1,179 @@
+"""The parts of a memory with blocking methods."""
+
+from __future__ import annotations
+
+from threadkeep.history.blocking import Blocking, Iterated, MemoryLoop, Wrapper
+from threadkeep.history.compressor import Compressor
+from threadkeep.history.manifests import Manifests
+from threadkeep.history.pending import PendingTurns
+from threadkeep.history.retention import Pruner
+from threadkeep.history.run_retention import RunPruner, RunRetention
+from threadkeep.knowledge.episodes import Episodes
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.graphiti.gate import Gate
+from threadkeep.knowledge.graphiti.service import Graphiti
+from threadkeep.knowledge.persons import Persons
+from threadkeep.knowledge.procedures import Procedures
+from threadkeep.knowledge.proposals import Proposals
+from threadkeep.records import Retention
+from threadkeep.store.spool import KeptTurn
+from threadkeep.store.summaries import Summaries
+
+
+class SyncPending(Wrapper[PendingTurns]):
+    """The turns that wait to be written."""
+
+    deliver = Blocking(PendingTurns.deliver)
+    drop = Blocking(PendingTurns.drop)
+    damaged = Blocking(PendingTurns.damaged)
+
+    @property
+    def entries(self) -> tuple[KeptTurn, ...]:
+        """The pending turns, oldest first."""
+        return self.asynchronous.entries
+
+
+class SyncRetention(Wrapper[Pruner]):
+    """The retention of messages."""
+
+    of = Blocking(Pruner.of)
+    change = Blocking(Pruner.change)
+    plan = Iterated(Pruner.plan)
+    prune = Blocking(Pruner.prune)
+    has_work = Blocking(Pruner.has_work)
+    give_back_room = Blocking(Pruner.give_back_room)
+
+    @property
+    def rules(self) -> Retention:
+        """The limits of sessions without their own."""
+        return self.asynchronous.rules
+
+
+class SyncRunRetention(Wrapper[RunPruner]):
+    """The retention of runs that are over."""
+
+    plan = Iterated(RunPruner.plan)
+    prune = Blocking(RunPruner.prune)
+    has_work = Blocking(RunPruner.has_work)
+
+    @property
+    def rules(self) -> RunRetention:
+        """The limits that the memory was opened with."""
+        return self.asynchronous.rules
+
+
+class SyncManifests(Wrapper[Manifests]):
+    """The records of model calls."""
+
+    of_run = Blocking(Manifests.of_run)
+    of_runs = Blocking(Manifests.of_runs)
+    of_session = Blocking(Manifests.of_session)
+    texts = Blocking(Manifests.texts)
+    flush = Blocking(Manifests.flush)
+
+
+class SyncSummaries(Wrapper[Summaries]):
+    """The summaries of sessions."""
+
+    active = Blocking(Summaries.active)
+    all_of = Blocking(Summaries.all_of)
+
+
+class SyncCompressor(Wrapper[Compressor]):
+    """The compressor of sessions."""
+
+    compress_now = Blocking(Compressor.compress_now)
+    idle = Blocking(Compressor.idle)
+
+
+class SyncKnowledge(Wrapper[Knowledge]):
+    """The facts of a memory."""
+
+    remember = Blocking(Knowledge.remember)
+    fact = Blocking(Knowledge.fact)
+    facts = Blocking(Knowledge.facts)
+    facts_page = Blocking(Knowledge.facts_page)
+    recall = Blocking(Knowledge.recall)
+    valid = Blocking(Knowledge.valid)
+    forget = Blocking(Knowledge.forget)
+    forget_facts = Blocking(Knowledge.forget_facts)
+    forget_all = Blocking(Knowledge.forget_all)
+    restore = Blocking(Knowledge.restore)
+    take_back = Blocking(Knowledge.take_back)
+
+
+class SyncProcedures(Wrapper[Procedures]):
+    """The procedures of a memory."""
+
+    teach = Blocking(Procedures.teach)
+    procedure = Blocking(Procedures.procedure)
+    all = Blocking(Procedures.all)
+    page = Blocking(Procedures.page)
+    recall = Blocking(Procedures.recall)
+    used = Blocking(Procedures.used)
+    forget = Blocking(Procedures.forget)
+
+
+class SyncEpisodes(Wrapper[Episodes]):
+    """Questions with their answers and ends."""
+
+    latest = Blocking(Episodes.latest)
+    recall = Blocking(Episodes.recall)
+
+
+class SyncProposals(Wrapper[Proposals]):
+    """The facts that were proposed from what people said."""
+
+    proposal = Blocking(Proposals.proposal)
+    page = Blocking(Proposals.page)
+    accept = Blocking(Proposals.accept)
+    reject = Blocking(Proposals.reject)
+    undo = Blocking(Proposals.undo)
+
+
+class SyncPersons(Wrapper[Persons]):
+    """The persons of a memory."""
+
+    resolve = Blocking(Persons.resolve)
+    get = Blocking(Persons.get)
+    all = Blocking(Persons.all)
+    page = Blocking(Persons.page)
+    merge = Blocking(Persons.merge)
+    unmerge = Blocking(Persons.unmerge)
+    forget = Blocking(Persons.forget)
+
+
+class SyncGate(Wrapper[Gate]):
+    """The consents to Graphiti, and the workspaces that are trusted."""
+
+    granted = Blocking(Gate.granted)
+    closed = Blocking(Gate.closed)
+    check = Blocking(Gate.check)
+    decide = Blocking(Gate.decide)
+    decisions = Blocking(Gate.decisions)
+    trust = Blocking(Gate.trust)
+    distrust = Blocking(Gate.distrust)
+    trusted = Blocking(Gate.trusted)
+
+
+class SyncGraphiti(Wrapper[Graphiti]):
+    """The graph beside the facts of a memory."""
+
+    recall = Blocking(Graphiti.recall)
+    status = Blocking(Graphiti.status)
+    grant = Blocking(Graphiti.grant)
+    decline = Blocking(Graphiti.decline)
+    deliveries = Blocking(Graphiti.deliveries)
+    retry = Blocking(Graphiti.retry)
+    drop = Blocking(Graphiti.drop)
+    test = Blocking(Graphiti.test)
+    promote = Blocking(Graphiti.promote)
+    undo_promotion = Blocking(Graphiti.undo_promotion)
+    retract = Blocking(Graphiti.retract)
+    backfill = Blocking(Graphiti.backfill)
+    purge = Blocking(Graphiti.purge)
+    deliver = Blocking(Graphiti.deliver)
+
+    def __init__(self, asynchronous: Graphiti, loop: MemoryLoop) -> None:
+        super().__init__(asynchronous, loop)
+        self.gate = SyncGate(asynchronous.gate, loop)

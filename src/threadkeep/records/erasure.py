@@ -1,0 +1,71 @@
+"""The receipt of an erase: counts by store, no text and no id of a person."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from threadkeep.records.json_values import dump_json
+
+type ErasedKind = Literal["user", "session"]
+
+
+@dataclass(frozen=True)
+class ErasedStore:
+    """The rows, items or turns of a store before the erase, and after it as they were read back."""
+
+    name: str
+    before: int
+    after: int
+
+
+@dataclass(frozen=True)
+class EraseReceipt:
+    """The result of an erase.
+
+    `subject` is a keyed digest of the id, and `signature` one of all other fields; the key is in the database.
+    `stores` are those that had something.
+    `shared_messages` in `shared_sessions` of others became empty rows. `not_reached` names remaining copies.
+    """
+
+    kind: ErasedKind
+    subject: str
+    begun_at: datetime
+    ended_at: datetime
+    dry_run: bool
+    sessions: int
+    shared_sessions: int
+    shared_messages: int
+    stores: tuple[ErasedStore, ...]
+    not_reached: tuple[str, ...] = ()
+    signature: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing was read back from any store."""
+        return not self.dry_run and not any(store.after for store in self.stores)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all fields as JSON values."""
+        times = {"begun_at": self.begun_at.isoformat(), "ended_at": self.ended_at.isoformat()}
+        stores = [asdict(store) for store in self.stores]
+        return {**asdict(self), **times, "stores": stores, "not_reached": list(self.not_reached)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EraseReceipt:
+        """Return the receipt of `to_dict`. Raises `KeyError`, `TypeError` or `ValueError` if it is none."""
+        return cls(
+            **{
+                **values,
+                "begun_at": datetime.fromisoformat(values["begun_at"]),
+                "ended_at": datetime.fromisoformat(values["ended_at"]),
+                "stores": tuple(ErasedStore(**store) for store in values["stores"]),
+                "not_reached": tuple(values["not_reached"]),
+            }
+        )
+
+    def signed_text(self) -> str:
+        """Return the text that the signature covers."""
+        return dump_json({**self.to_dict(), "signature": ""})

@@ -1,0 +1,156 @@
+"""Options, consent and deliveries of the Graphiti connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Literal, get_args
+from urllib.parse import urlsplit
+
+from threadkeep.errors import InvalidInput
+from threadkeep.records.knowledge import ScopeKind
+
+type Transport = Literal["rest", "mcp"]
+type GroupStrategy = Literal["hashed", "raw"]
+type RecallScopes = Literal["auto", "session", "workspace", "user"]
+type DataClass = Literal["chat_text", "system_messages", "git_metadata", "promoted_facts", "backfill"]
+type Decision = Literal["granted", "declined", "withdrawn"]
+type DeliveryStatus = Literal["queued", "sent", "confirmed", "dead"]
+
+DATA_CLASSES: tuple[DataClass, ...] = get_args(DataClass.__value__)
+DELIVERY_STATUSES: tuple[DeliveryStatus, ...] = get_args(DeliveryStatus.__value__)
+
+CONSENT_VERSION = 1
+"""The version of the consent question. Consent to another version does not count."""
+
+_LONGEST_ENDPOINT = 2_000
+
+
+def normalised_endpoint(text: str) -> str:
+    """Return the address of a Graphiti server in one spelling: trimmed, without slashes at the end.
+
+    Raises:
+        InvalidInput: it is not an http or https address with a host.
+    """
+    trimmed = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(trimmed)
+        there = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        parts, there = urlsplit(""), False
+    if not there or any(part.isspace() for part in trimmed) or len(trimmed) > _LONGEST_ENDPOINT:
+        raise InvalidInput("A Graphiti endpoint is an http or https address with a host, such as http://graph:8000.")
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise InvalidInput("A Graphiti endpoint has no user, query or fragment; put a key into GRAPHITI_API_KEY.")
+    return f"{parts.scheme}://{parts.netloc.lower()}{parts.path.rstrip('/')}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphitiOptions:
+    """Options of the Graphiti connection. Times in seconds, sizes in characters or bytes.
+
+    Turns are sent to `scopes` and facts are read from `recall_scopes`: `auto` reads the session and the workspace,
+    and the user's scope if the message is about a preference or the user's own things. A message is sent again, up
+    to `max_attempts` times in all, if it does not appear as an episode within `confirm_seconds` after the last sign
+    of progress; the period grows with the number of messages on their way.
+    """
+
+    endpoint: str = ""
+    enabled: bool = True
+    api_key: str | None = field(default=None, repr=False)
+    transport: Transport = "rest"
+    timeout_seconds: float = 10.0
+    max_batch: int = 20
+    max_queue: int = 10_000
+    max_queue_bytes: int = 50_000_000
+    max_message_chars: int = 4_000
+    scopes: tuple[ScopeKind, ...] = ("session", "workspace")
+    group_id_strategy: GroupStrategy = "hashed"
+    include_system: bool = False
+    git_folder: str | None = None
+    workspace: str | None = None
+    recall_enabled: bool = False
+    recall_max_facts: int = 10
+    recall_timeout_seconds: float = 2.0
+    recall_scopes: tuple[RecallScopes, ...] = ("auto",)
+    recall_extra_group_ids: tuple[str, ...] = ()
+    confirm_seconds: float = 60.0
+    confirm_seconds_each: float = 5.0
+    max_attempts: int = 5
+    first_pause_seconds: float = 0.5
+    longest_pause_seconds: float = 30.0
+    poll_seconds: float = 1.0
+    backfill_per_minute: int = 60
+
+    def __post_init__(self) -> None:
+        """Reject options with which nothing could be sent.
+
+        Raises:
+            InvalidInput: names the option.
+        """
+        object.__setattr__(self, "endpoint", normalised_endpoint(self.endpoint))
+        for name in (
+            "timeout_seconds", "max_batch", "max_queue", "max_queue_bytes", "max_message_chars", "recall_max_facts",
+            "recall_timeout_seconds", "confirm_seconds", "max_attempts", "first_pause_seconds", "poll_seconds",
+        ):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise InvalidInput(f"{name} of GraphitiOptions is a number above 0.")
+        for group_id in self.recall_extra_group_ids:
+            check_group_id(group_id)
+
+    def needed_classes(self) -> tuple[DataClass, ...]:
+        """Return the data classes that these options send; consent must cover each of them."""
+        more: list[tuple[DataClass, bool]] = [
+            ("system_messages", self.include_system),
+            ("git_metadata", self.git_folder is not None),
+        ]
+        return ("chat_text", *(name for name, wanted in more if wanted))
+
+
+def check_group_id(group_id: str) -> str:
+    """Return the id of a Graphiti group if it is valid.
+
+    Raises:
+        InvalidInput: the id would stop the server's worker, which checks it too late.
+    """
+    if not group_id or len(group_id) > 200 or not group_id.isascii():
+        raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
+    if not all(character.isalnum() or character in "-_" for character in group_id):
+        raise InvalidInput("A Graphiti group id has 1 to 200 letters, digits, - and _.")
+    return group_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consent:
+    """A person's decision about the data that may go to an endpoint: data classes, person and time."""
+
+    version: int
+    endpoint: str
+    data_classes: tuple[DataClass, ...]
+    decision: Decision
+    decided_by: str
+    decided_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class Delivery:
+    """A message on its way to the group of a scope; its text stays in the transcript.
+
+    `sent`: the server accepted it and stores it later. `confirmed`: it was seen there as an episode. `dead`: it is
+    not tried again, for its `reason`. `repeats` counts how often it was sent again.
+    """
+
+    number: int
+    group_id: str
+    scope: ScopeKind
+    session_id: str | None
+    message_id: str
+    name: str
+    role: str
+    status: DeliveryStatus
+    reason: str | None
+    attempts: int
+    repeats: int
+    created_at: datetime
+    sent_at: datetime | None
+    ended_at: datetime | None

@@ -1,0 +1,324 @@
+"""Ends of runs executed here, with their turns; the database decides whether this process still owns them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from dataclasses import replace
+from typing import Final
+
+from langchain_core.messages import AIMessage
+
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.holding import RunHold
+from threadkeep.errors import StoreClosed, StoreError, StoreUnavailable, ThreadkeepError
+from threadkeep.history.keys import channel_of
+from threadkeep.history.memory import Memory
+from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
+from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery
+from threadkeep.runs.carried import Carried
+from threadkeep.runs.execution import RunMeans
+from threadkeep.runs.live import Outcome
+from threadkeep.runs.own_places import sessions_known, sessions_reached
+from threadkeep.runs.requests import begin_state, context_of, metadata_of
+from threadkeep.runs.usage import Account
+from threadkeep.runs.versions import RunWorkflows, VersionGone
+from threadkeep.runs.waiting import retry_until_available
+from threadkeep.store.runs import Runs
+from threadkeep.store.runs.runs import RunEnding
+from threadkeep.workflows.nodes import RecordQuestionNode
+from threadkeep.workflows.nodes.base import Step
+from threadkeep.workflows.questions import question_recorder, reset_commands
+
+_AT_ONCE = 200
+
+
+async def end_orphans(runs: Runs, parent_run_id: str) -> None:
+    """End the children that are still marked as running below a run that has ended here."""
+    children, _ = await runs.records.runs(RunQuery(parent_run_id=parent_run_id, status="running", limit=_AT_ONCE))
+    for child in children:
+        await end_orphan(runs, child)
+
+
+async def end_orphan(runs: Runs, child: Run) -> None:
+    """End an orphan and the runs below it."""
+    if child.owner is not None:
+        await runs.finish(child.run_id, child.owner, "cancelled", error="ParentOver")
+    else:
+        await runs.request_cancel(child.run_id, reason="parent_over")
+    await end_orphans(runs, child.run_id)
+
+
+def report_run(observer: Observer, run: Run, outcome: Outcome, *, milliseconds: float) -> None:
+    """Report that a run ended or waits for a person."""
+    observer.notify(
+        RunFinished(
+            workflow=run.workflow,
+            status=outcome.status,
+            error=outcome.error,
+            milliseconds=milliseconds,
+            set_aside=outcome.set_aside,
+            run_id=run.run_id,
+            session_id=run.session_id,
+        )
+    )
+
+
+def report_turn(observer: Observer, run: Run, outcome: Outcome, ledger: Account | None, *, milliseconds: float) -> None:
+    """Report the end of a session's turn, if the run is one; a turn that waits for a person has not ended."""
+    if run.session_id is None or run.parent_run_id is not None or outcome.status == "waiting":
+        return
+    if run.workflow in OWN_NAMES:
+        return  # not a message of a person
+    status: TurnStatus = "interrupted"
+    if outcome.status in ("done", "failed"):
+        status = "complete" if outcome.status == "done" else "failed"
+    observer.notify(
+        TurnFinished(
+            channel=channel_of(run.session_id, default="http" if run.trigger == "http" else "other"),
+            status=status,
+            milliseconds=milliseconds,
+            input_tokens=ledger.input_tokens if ledger is not None else 0,
+            output_tokens=ledger.output_tokens if ledger is not None else 0,
+            estimated=ledger is not None and ledger.estimated,
+            run_id=run.run_id,
+            session_id=run.session_id,
+        )
+    )
+
+
+class TurnEndings:
+    """A recorder that ends the turns of cut-off runs before the next turns of their sessions begin."""
+
+    def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
+        self._memory = memory
+        self._workflows = workflows
+
+    async def end(self, run: Run, means: RunMeans, hold: RunHold | None = None) -> None:
+        """Store the question, unless a node did so, and the partial answer; or roll the turn back if requested.
+
+        A failed write is reported, and the run ends anyway. `hold` has the conversations that the run reached in this
+        process.
+
+        Raises:
+            StoreUnavailable: the turn cannot be rolled back now; the next turn must not see it.
+        """
+        found = await self._memory.runs.run(run.run_id)
+        try:
+            if found is not None and found.cancel_reason == ROLLED_BACK:
+                await self._take_back(run, means, hold)
+                return
+            # Messages of a deleted session or of a run that another process owns are not written again.
+            if found is not None and found.owner == run.owner:
+                await self._keep_question(run, means)
+            await self._memory.settle_run(run.run_id)
+        except StoreUnavailable:
+            if found is not None and found.cancel_reason == ROLLED_BACK:
+                raise
+            self._memory.observers.notify(RunTrouble(error=StoreUnavailable.__name__, work="ending_turn"))
+        except ThreadkeepError as error:
+            self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
+
+    async def _take_back(self, run: Run, means: RunMeans, hold: RunHold | None) -> None:
+        """Supersede all messages of a run, in its session and in the conversations of its agents."""
+        await self._memory.settle_run(run.run_id, elsewhere=True)
+        sessions = [] if hold is None else list(hold.sessions)
+        if run.session_id is not None:
+            sessions.append(self._memory.session(run.session_id, user_id=run.user_id))
+        with contextlib.suppress(VersionGone):
+            workflow = await self._workflows.of(run)
+            sessions += await sessions_known(workflow, run, self._memory, means.compiler.store)
+        sessions += await sessions_reached(run, self._memory, means.compiler.store)
+        for session in sessions:
+            for question in begin_state(run).get("messages") or ():
+                await session.take_back_turn(str(question.id))
+
+    async def leave(self, run: Run) -> None:
+        """Discard the partial answer: the run continues in another process."""
+        await self._memory.settle_run(run.run_id, elsewhere=True)
+
+    async def _keep_question(self, run: Run, means: RunMeans) -> None:
+        """Store the message of a run that did nothing with it, because later turns have to see it."""
+        if run.parent_run_id is not None:
+            return
+        step, metadata = Step("", context_of(run, means.resources), None), metadata_of(run)
+        messages = begin_state(run).get("messages") or ()
+        with contextlib.suppress(VersionGone):
+            workflow = await self._workflows.of(run)
+            nodes = tuple(workflow.nodes.values())
+            recorder = question_recorder(nodes)
+            if recorder is not None and run.session_id is not None:
+                keep = recorder.refuse if recorder.waits else recorder.store
+                await keep(step, messages, metadata)
+            own = RecordQuestionNode(reset_commands=reset_commands(nodes))
+            for session in await sessions_known(workflow, run, self._memory, means.compiler.store):
+                await own.store(step, messages, metadata, session)
+
+
+_PAUSE_SECONDS: Final = 0.25
+
+
+class RunEndings:
+    """A recorder that ends runs together with their turns, or leaves them to other processes."""
+
+    def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
+        self._runs = memory.runs
+        self._manifests = memory.manifests
+        self._observer = memory.observers
+        self._turns = TurnEndings(memory, workflows)
+
+    async def end(self, carried: Carried, outcome: Outcome, means: RunMeans) -> Outcome | None:
+        """Record the end of a run; return None if this process does not own it any more."""
+        told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
+        noted = {name: value for name, value in told.items() if value is not None}
+        if outcome.status == "done" and carried.hold.answer is not None:
+            carried.tracer.note(STATUS, data=noted)
+            if await self._end_with_answer(carried, outcome):
+                carried.live.came_out(outcome)
+                return outcome
+            outcome, noted = _instead(outcome, await carried.hold.store()), {}
+        else:
+            await carried.hold.store()
+        carried.live.came_out(outcome)
+        if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(carried.run)):
+            # It fails because a part of it has been stopped, or would have been stopped next.
+            outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
+        if noted:
+            carried.tracer.note(STATUS, data=noted)
+        if outcome.status != "done":
+            await self._keep_progress(carried, means.options.keep_progress_seconds)
+        ended = await retry_until_available(lambda: self._record(carried, outcome, means))
+        if (
+            ended is None
+            and outcome.status == "done"
+            and await retry_until_available(lambda: self._is_rolled_back(carried))
+        ):
+            return await self.end(carried, Outcome("cancelled"), means)
+        return ended
+
+    async def _end_with_answer(self, carried: Carried, outcome: Outcome) -> bool:
+        """Store the answer with the end of its run, the trace and the manifests, in one transaction.
+
+        Return False if nothing of it was stored, or nobody knows: then the answer is stored first, and the end after
+        it. The transaction is refused if this process has lost the run, or another one has answered the question.
+        """
+        hold, run = carried.hold, carried.run
+        answer, group = hold.answer, await carried.tracer.whole()
+        if answer is None or group is None:
+            return False
+        manifests = [one for entry in hold.manifests for one in self._manifests.joined(entry)]
+        ending = RunEnding("done", outcome.result, asked=run)
+        stored = await answer.session.record_joined(
+            [answer.message],
+            lambda messages: self._runs.ending(run, ending, group, messages[0], manifests),
+            answers=answer.question_id,
+            told=answer.told,
+        )
+        if stored is None:
+            return False
+        carried.tracer.stored_elsewhere()
+        hold.answer = None
+        hold.manifests.clear()
+        hold.told_id = answer.message.id if answer.told else None
+        carried.over = self._runs.ended(run, ending)
+        carried.has_following = bool(stored[1][-1])
+        with contextlib.suppress(StoreClosed):
+            await answer.settle()
+        return True
+
+    async def set_aside(self, run: Run, owner: str, means: RunMeans) -> Outcome:
+        """Set a run aside for a person, because the engine does not try it any more."""
+        outcome = Outcome("failed", error="GaveUp", set_aside=True)
+        await self._turns.end(run, means)
+        await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
+        return outcome
+
+    async def leave(self, run: Run) -> None:
+        """Discard the partial answer: the run belongs to another process."""
+        await self._turns.leave(run)
+
+    async def let_go(self, carried: Carried, means: RunMeans) -> None:
+        """Leave a run that is stopped from outside in the state that other processes need.
+
+        A child stays its parent's. A run that has received an answer stays as it is: the process that takes it over
+        knows that the answer may have been used.
+        """
+        run = carried.run
+        with contextlib.suppress(StoreError):
+            await carried.hold.store()
+            if carried.stop == "cancelled":
+                carried.tracer.note(STATUS, data={"status": "cancelled"})
+                await self._is_kept(carried)
+                await self._record(carried, Outcome("cancelled"), means)
+            else:
+                await self._turns.leave(run)
+            if carried.stop == "closing":
+                await self._is_kept(carried)
+                await carried.tracer.flush()
+            if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
+                await self._runs.give_back(run.run_id, carried.owner)
+
+    async def _is_to_stop(self, run: Run) -> bool:
+        current = await self._runs.run(run.run_id)
+        return current is not None and current.cancel_requested_at is not None
+
+    async def _is_rolled_back(self, carried: Carried) -> bool:
+        """Return whether a newer message arrived before the end of a run and rolls it back."""
+        current = await self._runs.run(carried.run.run_id)
+        if current is None or current.status != "running" or current.owner != carried.owner:
+            return False
+        return current.cancel_reason == ROLLED_BACK
+
+    async def _record(self, carried: Carried, outcome: Outcome, means: RunMeans) -> Outcome | None:
+        run_id, owner = carried.run.run_id, carried.owner
+        if outcome.status == "waiting":
+            await carried.tracer.flush()
+            if await self._runs.wait(run_id, owner, outcome.interrupt):
+                return outcome
+            outcome = Outcome("cancelled")
+            carried.tracer.note(STATUS, data={"status": "cancelled"})
+        assert outcome.status != "waiting"  # noqa: S101 - seen above
+        if outcome.status != "done":
+            await self._turns.end(carried.run, means, carried.hold)
+        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, carried.run)
+        carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
+        return outcome if carried.over is not None else None
+
+    async def _keep_progress(self, carried: Carried, seconds: float) -> None:
+        """Store the progress of a run, so that a retry continues from there.
+
+        While the run tables are available, it waits at most `seconds` for the checkpointer, which may use another
+        database. Checkpoints that were stored before stay until maintenance removes them.
+        """
+        run_id, now, until = carried.run.run_id, asyncio.get_running_loop().time, None
+        while not await self._is_kept(carried):
+            await retry_until_available(lambda: self._runs.run(run_id))
+            until = now() + seconds if until is None else until
+            if now() >= until:
+                self._tell_unkept(StoreUnavailable.__name__)
+                return
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    async def _is_kept(self, carried: Carried) -> bool:
+        """Return whether no progress of a run is left to store."""
+        try:
+            await carried.progress.keep()
+        except StoreUnavailable:
+            return False
+        except Exception as error:  # noqa: BLE001 - without progress a retry starts over; the run must end in any case
+            self._tell_unkept(type(error).__name__)
+        return True
+
+    def _tell_unkept(self, error: str) -> None:
+        self._observer.notify(RunTrouble(error=error, work="keeping_progress"))
+
+
+def _instead(outcome: Outcome, winner: AIMessage | None) -> Outcome:
+    """Return the outcome with the answer of another process, if that one was first."""
+    if winner is None or outcome.result is None:
+        return outcome
+    text = text_of(winner)
+    result = {name: value for name, value in outcome.result.items() if name != "confidence"}
+    if result.get("output") == {"text": result.get("text")}:
+        result["output"] = {"text": text}
+    return replace(outcome, result={**result, "text": text, "message_id": winner.id, "escalated": False})

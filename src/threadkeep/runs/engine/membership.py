@@ -1,0 +1,325 @@
+"""This process among those that execute runs of a database: its name, its lease, and which others are alive."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import glob
+import os
+import time
+from collections.abc import Callable, Set
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import Protocol
+from uuid import uuid4
+
+import sqlalchemy
+from sqlalchemy import MetaData, Table, inspect, literal, select
+from sqlalchemy.exc import SQLAlchemyError
+
+from threadkeep.runs.engine.dbos_database import SCHEMA, Connections, engine_path, translated
+from threadkeep.runs.engine.engine import LETTING_GO_SECONDS, EngineOptions
+from threadkeep.store.address import DatabaseAddress
+
+_LOCK_NUMBER = 7310865114
+
+
+class Presence(Protocol):
+    """The presence of this process among the workers. Each process has a new name; no name is ever used again."""
+
+    needs_beats: bool
+    """True if the lease has to be renewed."""
+
+    def enter(self) -> None:
+        """Acquire the lease before the first run is taken."""
+        ...
+
+    def beat(self) -> bool:
+        """Renew the lease; return False if this process was declared dead and others have its runs."""
+        ...
+
+    def is_fresh(self) -> bool:
+        """Return whether certainly no process has declared this one dead."""
+        ...
+
+    def dead(self, names: Set[str]) -> Set[str]:
+        """Return the given processes that have died, and possibly others."""
+        ...
+
+    def forget(self, name: str) -> None:
+        """Remove the traces of a dead process whose runs have been handed over."""
+        ...
+
+    def leave(self) -> None:
+        """Release the lease; the runs that this process still has may be taken by others."""
+        ...
+
+
+class LockedFiles:
+    """A file lock per process on a SQLite database; the system releases it when the process dies.
+
+    A process that stands still (a debugger, a sleeping laptop) keeps its lock, and so its runs.
+    """
+
+    needs_beats = False
+
+    def __init__(self, database: Path, name: str) -> None:
+        self._database = database
+        self._name = name
+        self._descriptor: int | None = None
+
+    def enter(self) -> None:
+        """Create this process's file and lock it before the file gets its final name, so it is never seen unlocked."""
+        made = self._path(self._name).with_suffix(".new")
+        self._descriptor = os.open(made, os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        made.rename(self._path(self._name))
+
+    def beat(self) -> bool:
+        """Return True; a lock needs no renewal."""
+        return True
+
+    def is_fresh(self) -> bool:
+        """Return True; a lock does not expire."""
+        return True
+
+    def dead(self, names: Set[str]) -> Set[str]:
+        """Return the processes whose file is unlocked or missing, including others that left only a file."""
+        files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
+        known = names | {file.suffixes[-2].removeprefix(".") for file in files}
+        return {name for name in known if name != self._name and not _is_locked(self._path(name))}
+
+    def forget(self, name: str) -> None:
+        """Remove the file of a process."""
+        self._path(name).unlink(missing_ok=True)
+
+    def leave(self) -> None:
+        """Remove this process's file."""
+        if self._descriptor is not None:
+            self.forget(self._name)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _path(self, name: str) -> Path:
+        return self._database.with_name(f"{self._database.name}.{name}.lock")
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared: two processes that check at the same time do not mistake each other for the owner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+_TABLES = sqlalchemy.MetaData(schema=SCHEMA)
+_PROCESSES = sqlalchemy.Table(
+    "processes",
+    _TABLES,
+    sqlalchemy.Column("name", sqlalchemy.Text, primary_key=True),
+    sqlalchemy.Column("beats", sqlalchemy.BigInteger, nullable=False),
+)
+
+
+class Heartbeats:
+    """A row per process of a PostgreSQL database, with a counter that increases while the process lives.
+
+    Clocks of different processes are never compared. A process is dead if its counter stood still for `dead_seconds`
+    while this process checked it again and again. So a server that was down for long, or a process that was suspended
+    itself, declares no other process dead.
+    """
+
+    needs_beats = True
+
+    def __init__(self, connections: Connections, name: str, dead_seconds: float) -> None:
+        # A separate pool: heartbeats never wait for other users of connections.
+        self._pool = connections.pool(2)
+        self._name = name
+        self._dead_seconds = dead_seconds
+        self._shown_at = 0.0
+        self._looked_at = 0.0
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def enter(self) -> None:
+        """Insert this process's row; the first process creates the table."""
+        with self._pool.begin() as connection:
+            lock = sqlalchemy.func.pg_advisory_xact_lock(_LOCK_NUMBER)
+            connection.execute(sqlalchemy.select(lock))
+            connection.execute(sqlalchemy.schema.CreateSchema(SCHEMA, if_not_exists=True))
+            _TABLES.create_all(connection)
+            connection.execute(_PROCESSES.insert().values(name=self._name, beats=0))
+        self._shown_at = _now()
+
+    def beat(self) -> bool:
+        """Increase the counter in this process's row."""
+        began = _now()
+        statement = _PROCESSES.update().where(_PROCESSES.c.name == self._name).values(beats=_PROCESSES.c.beats + 1)
+        with self._pool.begin() as connection:
+            if connection.execute(statement).rowcount == 0:
+                return False
+        self._shown_at = began
+        return True
+
+    def is_fresh(self) -> bool:
+        """Return whether the last heartbeat is recent enough that no other process can have declared this one dead."""
+        return _now() - self._shown_at < self._dead_seconds
+
+    def dead(self, names: Set[str]) -> Set[str]:
+        """Remove the rows that stood still for too long, then return the given processes without a row."""
+        now = _now()
+        with self._pool.begin() as connection:
+            rows = {str(row.name): int(row.beats) for row in connection.execute(_PROCESSES.select())}
+        if now - self._looked_at > self._dead_seconds / 2:
+            self._seen = {}
+        self._looked_at = now
+        since = {name: self._since(name, beats, now) for name, beats in rows.items()}
+        self._seen = {name: (rows[name], at) for name, at in since.items()}
+        still = {name for name, at in since.items() if now - at >= self._dead_seconds and name != self._name}
+        removed = {name for name in still if self._remove(name, rows[name])}
+        return {name for name in names if name not in rows or name in removed} - {self._name}
+
+    def forget(self, name: str) -> None:
+        """Do nothing; the row is removed already."""
+
+    def leave(self) -> None:
+        """Delete this process's row."""
+        try:
+            with self._pool.begin() as connection:
+                connection.execute(_PROCESSES.delete().where(_PROCESSES.c.name == self._name))
+        finally:
+            self._pool.dispose()
+
+    def _since(self, name: str, beats: int, now: float) -> float:
+        before = self._seen.get(name)
+        return before[1] if before is not None and before[0] == beats else now
+
+    def _remove(self, name: str, beats: int) -> bool:
+        """Declare a process dead, unless it has sent a heartbeat meanwhile."""
+        row = (_PROCESSES.c.name == name) & (_PROCESSES.c.beats == beats)
+        with self._pool.begin() as connection:
+            return connection.execute(_PROCESSES.delete().where(row)).rowcount > 0
+
+
+def _now() -> float:
+    """Return seconds that also pass while the machine sleeps, if the system counts them."""
+    clock = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+    return time.clock_gettime(clock)
+
+
+_RECORDS = "workflow_status"
+
+
+class Membership:
+    """A lease of this process under a name that is never used again.
+
+    `lost` is called from another thread when the lease is gone: other processes may take the runs. `troubled` is called
+    with the name of an error that kept the lease from being renewed for a moment.
+    """
+
+    def __init__(
+        self,
+        address: DatabaseAddress,
+        options: EngineOptions,
+        *,
+        lost: Callable[[], None],
+        troubled: Callable[[str], None],
+    ) -> None:
+        self.name = uuid4().hex
+        self._connections = Connections(address)
+        self._options = options
+        self._lost = lost
+        self._troubled = troubled
+        self._path = address.path
+        self._records = self._connections.pool(1)
+        self._presence: Presence = (
+            Heartbeats(self._connections, self.name, options.dead_seconds)
+            if address.path is None
+            else LockedFiles(engine_path(address.path), self.name)
+        )
+        self._is_lost = False
+        self._looking = Lock()
+        self._ended = Event()
+        self._beating: Thread | None = None
+
+    async def enter(self) -> None:
+        """Take the lease.
+
+        Raises:
+            StoreUnavailable: the database does not answer.
+        """
+        try:
+            with translated():
+                await asyncio.to_thread(self._presence.enter)
+                # Files that dead processes left on SQLite.
+                for name in await asyncio.to_thread(self.dead_now, set()):
+                    self._presence.forget(name)
+        except BaseException:
+            self._connections.close()
+            raise
+        if self._presence.needs_beats:
+            # A thread: a blocked event loop does not cost the lease.
+            self._beating = Thread(target=self._beat, name="threadkeep-lease", daemon=True)
+            self._beating.start()
+
+    async def has_records(self) -> bool:
+        """Return whether dbos has records of runs in this database."""
+        with translated():
+            return await asyncio.to_thread(self._has_records)
+
+    def _has_records(self) -> bool:
+        if self._path is not None and not engine_path(self._path).exists():
+            return False
+        inspected = inspect(self._records)
+        schema = None if self._records.dialect.name == "sqlite" else SCHEMA
+        if not inspected.has_table(_RECORDS, schema=schema):
+            return False
+        table = Table(_RECORDS, MetaData(schema=schema))
+        with self._records.connect() as connection:
+            return connection.execute(select(literal(1)).select_from(table).limit(1)).first() is not None
+
+    def is_fresh(self) -> bool:
+        """Return whether no other process can have declared this one dead."""
+        return not self._is_lost and self._presence.is_fresh()
+
+    async def dead(self, names: Set[str]) -> Set[str]:
+        """Return the given processes that have no lease any more."""
+        with translated():
+            return await asyncio.to_thread(self.dead_now, names) & names
+
+    def dead_now(self, names: Set[str]) -> Set[str]:
+        """Return dead processes among `names`, and others whose files are left; it blocks on the database."""
+        with self._looking:
+            return self._presence.dead(names)
+
+    def forget(self, name: str) -> None:
+        """Remove the file of a dead process whose runs were handed over."""
+        self._presence.forget(name)
+
+    async def leave(self, *, is_idle: bool) -> None:
+        """Release the lease; a process that is not idle keeps it until it ends."""
+        self._ended.set()
+        if self._beating is not None:
+            await asyncio.to_thread(self._beating.join, LETTING_GO_SECONDS)
+        if is_idle:
+            with contextlib.suppress(SQLAlchemyError):  # the lease expires by itself
+                await asyncio.to_thread(self._presence.leave)
+        self._connections.close()
+        self._records.dispose()
+
+    def _beat(self) -> None:
+        while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
+            try:
+                if not self._presence.beat():
+                    self._is_lost = True
+                    self._lost()
+                    return
+            except Exception as error:  # noqa: BLE001 - it is tried again as long as the process lives
+                self._troubled(type(error).__name__)

@@ -1,0 +1,261 @@
+"""Usage of models: its cost, the ledgers of runs with their budgets, and the meter that counts calls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from langchain_core.callbacks import AsyncCallbackHandler
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGeneration, LLMResult
+
+from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.model_facts import kept_name
+from threadkeep.context.budget import continues, names_of
+from threadkeep.errors import BudgetSpent, InvalidInput
+from threadkeep.records.runs import Run, TokenUsage
+from threadkeep.runs.tracing import RunTracer
+from threadkeep.store.runs.trace import RunTrace
+
+_MILLION = 1_000_000
+_FORM = "A price is model=input/output or model=input/output/cached, each for a million tokens: gpt-5-mini=0.25/2."
+
+
+@dataclass(frozen=True)
+class Price:
+    """The price of a million tokens of a model, in the unit of the table; `cached` applies to cached input tokens."""
+
+    input: float
+    output: float
+    cached: float | None = None
+
+    def cost(self, input_tokens: int, output_tokens: int, cache_read_tokens: int = 0) -> float:
+        """Return the cost of a call. The input tokens include the cached ones."""
+        cached = self.input if self.cached is None else self.cached
+        fresh = max(input_tokens - cache_read_tokens, 0)
+        return (fresh * self.input + cache_read_tokens * cached + output_tokens * self.output) / _MILLION
+
+
+class Prices:
+    """A table of prices; a model's full name matches first, then the longest known prefix."""
+
+    def __init__(self, table: Mapping[str, Price]) -> None:
+        self._table = {name.strip().lower(): price for name, price in table.items()}
+
+    def __bool__(self) -> bool:
+        """Return whether any model has a price."""
+        return bool(self._table)
+
+    def of(self, model: str) -> Price | None:
+        """Return the price of a model; None if the table has none."""
+        names = names_of(model)
+        for name in names:
+            if name in self._table:
+                return self._table[name]
+        for name in names:
+            if known := [known for known in self._table if continues(name, known)]:
+                return self._table[max(known, key=len)]
+        return None
+
+
+def read_prices(entries: Iterable[str]) -> Prices:
+    """Return the table for such entries: `gpt-5-mini=0.25/2`, `claude-sonnet-4=3/15/0.3`.
+
+    Raises:
+        InvalidInput: an entry is not a price; the message quotes it.
+    """
+    return Prices(dict(map(_entry, entries)))
+
+
+def _entry(text: str) -> tuple[str, Price]:
+    model, equals, numbers = text.partition("=")
+    try:
+        price = Price(*map(_amount, numbers.split("/")))
+    except (TypeError, ValueError):
+        raise InvalidInput(f"{text!r} is no price. {_FORM}") from None
+    if not model.strip() or not equals:
+        raise InvalidInput(f"{text!r} names no model. {_FORM}")
+    return model, price
+
+
+def _amount(text: str) -> float:
+    amount = float(text)
+    if not math.isfinite(amount) or amount < 0:
+        raise ValueError(text)
+    return amount
+
+
+class RunLedger:
+    """The ledger of one run: the `Ledger` of its `Meter`.
+
+    Usage is stored with the trace, in groups: a killed process loses the count of the last calls at most. If there is a
+    budget, usage is stored before the next call is allowed. Concurrent calls are each allowed before the others are
+    counted. A model without a price costs nothing. `usages` are the calls of the run itself; a run that `has_children`
+    used more.
+    """
+
+    def __init__(
+        self, trace: RunTrace, tracer: RunTracer, limited: Sequence[Run], flush_tree: Callable[[], Awaitable[None]]
+    ) -> None:
+        """Make a ledger; `limited` are the runs with a budget, `flush_tree` stores the usage of their tree."""
+        self.spent: BudgetSpent | None = None
+        self.input_tokens = self.output_tokens = 0
+        self.estimated = False
+        self.usages: list[TokenUsage] = []
+        self.has_children = False
+        self._trace = trace
+        self._tracer = tracer
+        self._limited = limited
+        self._flush_tree = flush_tree
+
+    async def check(self) -> None:
+        """Allow a model call if the budgets allow it.
+
+        Raises:
+            BudgetSpent: there is nothing left for it.
+        """
+        if not self._limited:
+            return
+        await self._flush_tree()
+        for run in self._limited:
+            self.spent = spent_budget(run, await self._trace.usage(run.run_id))
+            if self.spent is not None:
+                raise self.spent
+
+    async def crossed(self) -> BudgetSpent | None:
+        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        if self._limited:
+            await self._flush_tree()
+        for run in self._limited:
+            if (crossed := spent_budget(run, await self._trace.usage(run.run_id), crossed=True)) is not None:
+                return crossed
+        return None
+
+    async def add(self, usage: TokenUsage) -> None:
+        """Add the usage of a call."""
+        self.input_tokens += usage.input_tokens
+        self.output_tokens += usage.output_tokens
+        self.estimated = self.estimated or usage.estimated
+        self.usages.append(usage)
+        self._tracer.use(usage)
+        self._tracer.note(
+            "model_called",
+            data={
+                "model": usage.model,
+                "input_tokens": usage.input_tokens,
+                "output_tokens": usage.output_tokens,
+                "cache_read_tokens": usage.cache_read_tokens,
+                "cost": usage.cost,
+                **({"estimated": True} if usage.estimated else {}),
+            },
+        )
+
+
+def spent_budget(run: Run, usages: Sequence[TokenUsage], *, crossed: bool = False) -> BudgetSpent | None:
+    """Return the error of a run that has used its budget, or with `crossed` exceeded it; None otherwise."""
+    tokens, cost = sum(usage.tokens for usage in usages), sum(usage.cost or 0.0 for usage in usages)
+    for limit, used, allowed in (
+        ("max_tokens", tokens, run.budget.max_tokens),
+        ("max_cost", cost, run.budget.max_cost),
+    ):
+        if allowed is not None and (used > allowed or (used == allowed and not crossed)):
+            estimated = any(usage.estimated for usage in usages)
+            return BudgetSpent(run.run_id, limit=limit, used=used, allowed=allowed, estimated=estimated)
+    return None
+
+
+UNNAMED = "unnamed"
+"""The model name of calls whose model does not report a name."""
+
+
+class Ledger(Protocol):
+    """A ledger for the usage of a run."""
+
+    async def check(self) -> None:
+        """Raise if the run, or a run above it, has used its budget."""
+        ...
+
+    async def add(self, usage: TokenUsage) -> None:
+        """Add the usage of a call."""
+        ...
+
+
+class Account(Ledger, Protocol):
+    """The ledger of one execution of a run: its own usage, and the budget that it has used up."""
+
+    input_tokens: int
+    output_tokens: int
+    estimated: bool
+    spent: BudgetSpent | None
+
+    async def crossed(self) -> BudgetSpent | None:
+        """Return the budget that the calls so far exceeded; None if they exceeded none."""
+        ...
+
+
+class Meter(AsyncCallbackHandler):
+    """A callback of a run: `config={"callbacks": [Meter(ledger, prices)]}`. A call is counted once, in its own run."""
+
+    # An error from `check` must stop the call. Not inline: LangChain drops the handlers after one that raises there.
+    raise_error = True
+    # Ignored events would cost a coroutine for each step of a graph.
+    ignore_chain = ignore_agent = ignore_retriever = ignore_retry = ignore_custom_event = True
+
+    def __init__(self, ledger: Ledger, prices: Prices) -> None:
+        self._ledger = ledger
+        self._prices = prices
+        self._asked: dict[UUID, tuple[str, list[BaseMessage]]] = {}
+
+    async def on_chat_model_start(
+        self,
+        serialized: Mapping[str, Any] | None,
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: Mapping[str, Any] | None = None,
+        **_: Any,
+    ) -> None:
+        """Check the budget before a call."""
+        await self._ledger.check()
+        name = (metadata or {}).get("ls_model_name")
+        self._asked[run_id] = (name if isinstance(name, str) and name else UNNAMED, messages[0] if messages else [])
+
+    async def on_llm_end(self, response: LLMResult, *, run_id: UUID, **_: Any) -> None:
+        """Record the usage after a call."""
+        name, asked = self._asked.pop(run_id, (UNNAMED, []))
+        if (answer := _answer_of(response)) is not None:
+            await self._ledger.add(self.usage(name, asked, answer))
+
+    async def on_llm_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
+        """Forget a call that failed: no usage was reported, and none is guessed."""
+        self._asked.pop(run_id, None)
+
+    def usage(self, name: str, asked: list[BaseMessage], answer: AIMessage) -> TokenUsage:
+        """Return the usage of a call: as reported, else as estimated by Threadkeep."""
+        told = answer.response_metadata.get("model_name")
+        model = kept_name(told if isinstance(told, str) and told else name)
+        reported = answer.usage_metadata
+        input_tokens = reported["input_tokens"] if reported else count_tokens(asked, model)
+        output_tokens = reported["output_tokens"] if reported else count_tokens(answer, model)
+        details = reported.get("input_token_details") if reported else None
+        cached = min((details or {}).get("cache_read") or 0, input_tokens)
+        # Some providers report another model name than the requested one.
+        price = self._prices.of(model) or self._prices.of(name)
+        return TokenUsage(
+            model,
+            input_tokens=input_tokens,
+            output_tokens=output_tokens,
+            cache_read_tokens=cached,
+            estimated_calls=0 if reported else 1,
+            cost=None if price is None else price.cost(input_tokens, output_tokens, cached),
+        )
+
+
+def _answer_of(response: LLMResult) -> AIMessage | None:
+    for generation in response.generations[0][:1] if response.generations else ():
+        if isinstance(generation, ChatGeneration) and isinstance(generation.message, AIMessage):
+            return generation.message
+    return None

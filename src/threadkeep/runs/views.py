@@ -1,0 +1,157 @@
+"""Views of runs: the JSON of the HTTP API and of the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, RunBudget, RunEvent, RunResult, RunStatus, RunTrigger, TokenUsage
+
+ESTIMATED = Field(
+    False,
+    description="True if a provider did not report all of it; absent otherwise.",
+    exclude_if=lambda told: not told,
+)
+
+
+class BudgetBody(BaseModel):
+    """The budget of a run and its children."""
+
+    model_config = ConfigDict(extra="forbid", from_attributes=True)
+
+    max_tokens: int | None = Field(None, ge=1, le=2**53 - 1, description="Tokens in and out together.")
+    max_cost: float | None = Field(
+        None, gt=0, allow_inf_nan=False, description="Money, in the unit of THREADKEEP_PRICES."
+    )
+
+    def limits(self) -> RunBudget:
+        """Return the budget as a record."""
+        return RunBudget(self.max_tokens, self.max_cost)
+
+
+class ModelUsageBody(BaseModel):
+    """The usage of one model."""
+
+    model: str
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    cache_read_tokens: int = Field(description="Of the input tokens, those that the provider's cache served.")
+    estimated_calls: int = Field(description="Calls of which the provider reported nothing.")
+    cost: float | None = Field(description="In the unit of THREADKEEP_PRICES; null where the model has no price.")
+
+    @classmethod
+    def of(cls, usage: TokenUsage) -> ModelUsageBody:
+        """Return the schema of a usage record."""
+        return cls.model_validate(usage, from_attributes=True)
+
+
+class RunUsageBody(BaseModel):
+    """The usage of a run with all its children; no token is counted twice."""
+
+    input_tokens: int
+    output_tokens: int
+    estimated: bool = ESTIMATED
+    cost: float | None = Field(description="Of the models that have a price.")
+    models: list[ModelUsageBody]
+
+    @classmethod
+    def of(cls, usages: Sequence[TokenUsage]) -> RunUsageBody:
+        """Return the schema of a run's usage records."""
+        costs = [usage.cost for usage in usages if usage.cost is not None]
+        return cls(
+            input_tokens=sum(usage.input_tokens for usage in usages),
+            output_tokens=sum(usage.output_tokens for usage in usages),
+            estimated=any(usage.estimated for usage in usages),
+            cost=sum(costs) if costs else None,
+            models=[ModelUsageBody.of(usage) for usage in usages],
+        )
+
+
+class QuestionBody(BaseModel):
+    """A question of a run to a person."""
+
+    id: str
+    value: JsonValue
+
+
+class RunSummary(BaseModel):
+    """An execution of a workflow."""
+
+    run_id: str
+    workflow: str
+    version: str | None = Field(description="The version of the workflow that it began with.")
+    status: RunStatus
+    error: str | None = Field(description="Which kind of failure; never what people said.")
+    session_id: str | None
+    message_id: str | None
+    user_id: str | None
+    parent_run_id: str | None
+    root_run_id: str
+    depth: int
+    node_id: str | None = Field(description="The node of the parent that asked for it.")
+    trigger: RunTrigger
+    attempts: int
+    set_aside: bool = Field(description="Whether it failed so often that a person must have it tried again.")
+    created_at: datetime
+    started_at: datetime | None
+    ended_at: datetime | None
+    deadline_at: datetime | None
+    cancel_requested_at: datetime | None
+    budget: BudgetBody = Field(description="What it and its children may take; null where there is no such limit.")
+
+    @classmethod
+    def of(cls, run: Run) -> RunSummary:
+        """Return the schema of a run."""
+        return cls.model_validate(run, from_attributes=True)
+
+
+class RunBody(RunSummary):
+    """An execution of a workflow, with its result and its usage."""
+
+    text: str = Field(description="What it said.")
+    output: JsonValue = Field(description="Its result as the workflow gives it; null until it is done.")
+    answer_id: str | None = Field(description="The id of the answer among the session's messages.")
+    confidence: float | None
+    escalated: bool
+    questions: list[QuestionBody] = Field(description="What a run that waits asks a person.")
+    usage: RunUsageBody
+
+    @classmethod
+    def whole(cls, run: Run, usages: Sequence[TokenUsage]) -> RunBody:
+        """Return the schema of a run and its usage."""
+        result = RunResult.of(run)
+        summary = RunSummary.of(run).model_dump()
+        return cls(
+            **summary,
+            text=result.text,
+            output=_json(result.output),
+            answer_id=result.message_id,
+            confidence=result.confidence,
+            escalated=result.escalated,
+            questions=[QuestionBody.model_validate(dict(one)) for one in result.interrupts],
+            usage=RunUsageBody.of(usages),
+        )
+
+
+class RunEventBody(BaseModel):
+    """An event of a run."""
+
+    number: int = Field(description="1, 2, 3 … in each run.")
+    kind: str
+    node: str | None
+    data: dict[str, JsonValue]
+    created_at: datetime
+
+    @classmethod
+    def of(cls, event: RunEvent) -> RunEventBody:
+        """Return the schema of an event."""
+        return cls.model_validate(event, from_attributes=True)
+
+
+def _json(value: Json) -> JsonValue:
+    return cast("JsonValue", value)  # mappings and sequences of the record are JSON values

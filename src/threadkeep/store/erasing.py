@@ -1,0 +1,154 @@
+"""Erasing of a person's rows, and of a session's, from all tables of a database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.store.codec import ERASED
+from threadkeep.store.driver import Backend, Connection, Driver, Row
+from threadkeep.store.statements import for_rows, load_statements, row_parameters
+from threadkeep.store.superseding import SupersedingWriter
+from threadkeep.store.times import time_text
+
+# LangGraph's tables on the two engines; each names the run, or the caller's own thread, in `thread_id`.
+_CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")
+_TABLES = load_statements("foreign.sql")
+_LOG_TRIES = 40
+_LOG_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Erasable:
+    """The ids of a person, or a session; the other is empty."""
+
+    ids: tuple[str, ...] = ()
+    session_id: str | None = None
+
+
+class TableErasing:
+    """The rows of persons and sessions in the tables. Each method can be repeated after an interruption."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._superseding = SupersedingWriter()
+        self._sql = load_statements("erase.sql", "retention.sql", f"{driver.backend}/retention.sql")
+
+    @property
+    def backend(self) -> Backend:
+        """The name of the engine."""
+        return self._driver.backend
+
+    async def same_person(self, user_id: str) -> tuple[str, ...]:
+        """Return all ids of the person with an id."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["same_person"], {"id": user_id})
+        return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
+
+    async def sessions(self, wanted: Erasable) -> list[str]:
+        """Return the sessions that are deleted whole."""
+        async with self._driver.reading() as connection:
+            return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
+
+    async def counts(self, wanted: Erasable) -> dict[str, int]:
+        """Return the number of rows by table, and of checkpoints of the sessions' own threads."""
+        async with self._driver.reading() as connection:
+            found = {str(name): int(count) for name, count in await self._fetch(connection, "counts", wanted)}
+            shared = await self._fetch(connection, "shared_messages", wanted) if wanted.ids else []
+        return {**found, "shared messages": len(shared)}
+
+    async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
+        """Return the `seq` values of the person's messages in sessions of others, by session."""
+        found: dict[str, list[int]] = defaultdict(list)
+        if wanted.ids:
+            async with self._driver.reading() as connection:
+                for session_id, seq in await self._fetch(connection, "shared_messages", wanted):
+                    found[str(session_id)].append(int(seq))
+        return dict(found)
+
+    async def empty(self, session_id: str, seqs: Sequence[int]) -> None:
+        """Turn messages of a session into empty rows, and drop what was made of them."""
+        async with self._driver.writing() as connection:
+            marked = []
+            for seq in seqs:
+                place = {"session_id": session_id, "seq": seq, "after": seq - 1, "upto": seq}
+                await connection.execute(self._sql["forget_texts"], place)
+                await self._drop_derived(connection, place)
+                if await connection.execute(self._sql["mark_erased"], {**place, "now": time_text(self._clock())}):
+                    marked.append(seq)
+            if marked:
+                # The title is compared with the texts, which are therefore still there.
+                await self._superseding.refresh(connection, session_id, marked)
+            rows = [{"session_id": session_id, "seq": seq, "marker": ERASED} for seq in seqs]
+            await connection.execute_many(self._sql["empty_message"], rows)
+            for name in ("drop_summaries", "drop_manifests", "drop_context_texts"):
+                await connection.execute(self._sql[name], {"session_id": session_id, "seq": min(seqs)})
+
+    async def _drop_derived(self, connection: Connection, place: Mapping[str, object]) -> None:
+        names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_outgoing_of_message")
+        for name in (*names, "drop_deliveries_of_message", "delete_vectors", "delete_steps"):
+            if name in self._sql:
+                await connection.execute(self._sql[name], place)
+
+    async def delete_person(self, ids: Sequence[str]) -> None:
+        """Delete the rows of a person that are in no session."""
+        statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions")
+        knowledge = ("delete_facts", "delete_procedures", "delete_person")
+        async with self._driver.writing() as connection:
+            for id_ in ids:
+                for name in (*statements, *knowledge):
+                    await connection.execute(self._sql[name], {"id": id_})
+
+    async def forget_evidence(self, session_ids: Sequence[str]) -> None:
+        """Delete the references of remaining facts to deleted sessions."""
+        async with self._driver.writing() as connection:
+            rows = [{"session_id": session_id} for session_id in session_ids]
+            await connection.execute_many(self._sql["delete_evidence"], rows)
+
+    async def delete_checkpoints(self, threads: Sequence[str]) -> int:
+        """Delete the checkpoints of deleted runs and of threads with these ids; return the number of rows."""
+        async with self._driver.reading() as connection:
+            tables = {str(row[0]) for row in await connection.fetch(_TABLES[f"columns_{self._driver.backend}"], {})}
+            lost = [str(row[0]) for row in await connection.fetch(self._sql["lost_checkpoints"], {})]
+        rows = [{"id": thread} for thread in dict.fromkeys([*threads, *lost])]
+        deleted = 0
+        async with self._driver.writing() as connection:
+            for table in [table for table in _CHECKPOINTS if table in tables]:
+                for row in rows:
+                    deleted += await connection.execute(f"DELETE FROM {table} WHERE thread_id = :id", row)  # noqa: S608 - a fixed name
+            await connection.execute_many(self._sql["forget_checkpoints"], [{"id": run_id} for run_id in lost])
+        return deleted
+
+    async def known(self, *, sessions: bool) -> list[str]:
+        """Return the ids of all sessions, or of all users."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["known_sessions" if sessions else "known_users"], {})
+        return [str(row[0]) for row in rows]
+
+    async def overwrite(self, *, vacuum: bool) -> bool:
+        """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
+
+        On PostgreSQL dead rows stay until VACUUM.
+        """
+        if self._driver.backend == "postgres":
+            return True
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["optimize_search"], {})
+        async with self._driver.reading() as connection:
+            if vacuum:
+                await connection.execute(self._sql["vacuum"], {})
+            for _ in range(_LOG_TRIES):
+                if not (rows := await connection.fetch(self._sql["shorten_log"], {})) or not rows[0][0]:
+                    return True
+                await asyncio.sleep(_LOG_PAUSE_SECONDS)
+        return False
+
+    async def _fetch(self, connection: Connection, name: str, wanted: Erasable) -> list[Row]:
+        # No user has the empty id: the statements have at least one row of values.
+        ids = [{"id": id_} for id_ in wanted.ids] or [{"id": ""}]
+        parameters = {**row_parameters(ids), "session_id": wanted.session_id}
+        return await connection.fetch(for_rows(self._sql[name], len(ids)), parameters)

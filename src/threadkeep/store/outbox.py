@@ -1,0 +1,307 @@
+"""The outbox: answers are stored before their runs begin, and each is sent by one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from typing import Literal
+
+from threadkeep.records import Json
+from threadkeep.records.channels import OutboxStatus
+from threadkeep.store.codec import clean_text
+from threadkeep.store.driver import Driver, Parameters, Row
+from threadkeep.store.runs.rows import json_of, json_text
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_of, time_text
+
+type Address = Mapping[str, Json]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outgoing:
+    """A message to send: the answer of a run to `message_id`, or a `content` that is in no transcript.
+
+    `parts_sent` of its parts have arrived. `uncertain` is true if a process died, or lost its connection, while it sent
+    a part that may have arrived. `partial` is the text of a growing answer so far.
+    """
+
+    number: int
+    channel: str
+    session_id: str
+    message_id: str
+    status: OutboxStatus
+    content: str | None = field(repr=False)
+    address: Address = field(repr=False)
+    parts_sent: int
+    tries: int
+    uncertain: bool
+    error: str | None
+    next_try_at: datetime
+    created_at: datetime
+    run_id: str | None = None
+    partial: str = field(default="", repr=False)
+
+
+@dataclass(frozen=True)
+class ChatPlace:
+    """The address of a session's person, the time of their last message, and the number of messages sent since."""
+
+    channel: str
+    address: Address = field(repr=False)
+    heard_at: datetime
+    sent: int
+
+
+class Outbox:
+    """The tables `chat_outbox` and `chat_channel_sessions`.
+
+    Guarantees:
+
+    - A message is added once, however often its platform delivers it.
+    - An answer becomes `ready` when its run is over, whichever process adds, runs and sends it.
+    - One owner at a time sends a message, and the messages of a session go out in the order in which they were added.
+    - An owner that lost a message changes nothing: each of its writes names the owner.
+    - All of it goes with the session.
+    """
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("outbox.sql")
+
+    async def add(
+        self,
+        channel: str,
+        session_id: str,
+        message_id: str,
+        *,
+        address: Address,
+        content: str | None = None,
+        waits: bool = True,
+        after: timedelta = timedelta(),
+    ) -> bool:
+        """Add the answer to a message, and the address of its person; return False if it exists already.
+
+        Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
+        It is not sent before the time `after`, within which the platform may fetch it.
+        """
+        now = self._now()
+        heard = {"session_id": session_id, "channel": channel, "address": json_text(address), "now": now}
+        status: OutboxStatus = "waiting" if waits else "ready"
+        text = None if content is None else clean_text(content)
+        first_try_at = time_text(self._clock() + after)
+        row = {**heard, "message_id": message_id, "status": status, "content": text, "first_try_at": first_try_at}
+        async with self._driver.writing() as connection:
+            if not await connection.fetch(self._sql["add"], row):
+                return False
+            await connection.execute(self._sql["hear"], heard)
+        return True
+
+    async def send(self, session_id: str, message_id: str, content: str) -> bool:
+        """Add an unsolicited text; return False if it exists already, or the session has no known address."""
+        place = await self.place(session_id)
+        if place is None:
+            return False
+        row = {
+            "channel": place.channel,
+            "session_id": session_id,
+            "message_id": message_id,
+            "status": "ready",
+            "content": clean_text(content),
+            "address": json_text(place.address),
+            "now": self._now(),
+            "first_try_at": self._now(),
+        }
+        async with self._driver.writing() as connection:
+            return bool(await connection.fetch(self._sql["add"], row))
+
+    async def place(self, session_id: str) -> ChatPlace | None:
+        """Return the address of a session's person; None if no channel has a message of it."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["place"], {"session_id": session_id})
+        if not rows:
+            return None
+        channel, address, heard_at, sent = rows[0]
+        return ChatPlace(channel, _address(address), time_of(heard_at), sent)
+
+    async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
+        """Answer a message without a run with a text; return False if its answer is not waiting."""
+        key = {"channel": channel, "session_id": session_id, "message_id": message_id}
+        return await self._execute("answer", {**key, "content": clean_text(content), "now": self._now()}) > 0
+
+    async def waits(self, channel: str, session_id: str, message_id: str) -> bool:
+        """Return whether the answer to a message waits for its run."""
+        key = {"channel": channel, "session_id": session_id, "message_id": message_id}
+        async with self._driver.reading() as connection:
+            return bool(await connection.fetch(self._sql["waits"], key))
+
+    async def find(self, channel: str, session_id: str, message_id: str) -> Outgoing | None:
+        """Return the answer to a message; None if there is none."""
+        return await self._find(channel, session_id=session_id, message_id=message_id)
+
+    async def entry(self, channel: str, number: int) -> Outgoing | None:
+        """Return the answer with a number, if it is the channel's."""
+        return await self._find(channel, number=number)
+
+    async def note_partial(self, number: int, text: str) -> bool:
+        """Store the text of a growing answer so far; return False if it no longer waits for its run."""
+        return await self._execute("note_partial", {"number": number, "partial": clean_text(text)}) > 0
+
+    async def note_fetched(self, number: int, *, is_all: bool) -> bool:
+        """Record that the platform fetched an answer, or its first part; return False if it is sent or over."""
+        statement = "end_fetched" if is_all else "note_fetched"
+        return await self._execute(statement, {"number": number, "now": self._now()}) > 0
+
+    async def run_of(self, session_id: str, message_id: str) -> str | None:
+        """Return the id of the run that answers a message; None if there is none."""
+        key = {"session_id": session_id, "message_id": message_id}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["run_of"], key)
+        return str(rows[0][0]) if rows else None
+
+    async def make_ready(self, session_id: str | None = None) -> int:
+        """Mark the answers as ready whose runs are over, of one session or of all; return their number."""
+        parameters = {"session_id": session_id, "now": self._now()}
+        async with self._driver.writing() as connection:
+            return len(await connection.fetch(self._sql["make_ready"], parameters))
+
+    async def end_unasked(self, *, older_than: timedelta) -> int:
+        """End the answers that have no run after a time; return their number."""
+        now = self._clock()
+        parameters = {"now": time_text(now), "before": time_text(now - older_than)}
+        return await self._execute("end_unasked", parameters)
+
+    async def due(self, channel: str, *, limit: int) -> list[int]:
+        """Return the numbers of a channel's messages that may be sent now, the longest wait first."""
+        parameters = {"channel": channel, "now": self._now(), "limit": limit}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["due"], parameters)
+        return [number for (number,) in rows]
+
+    async def claim(self, number: int, owner: str, *, seconds: float) -> Outgoing | None:
+        """Claim a message for a time; return None if it may not be sent now, or another process has it."""
+        parameters = {"number": number, "owner": owner, "now": self._now(), "until": self._later(seconds)}
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["claim"], parameters)
+            if not rows:
+                return None
+            message = _outgoing(rows[0])
+            key = {"session_id": message.session_id, "message_id": message.message_id}
+            runs = await connection.fetch(self._sql["run_of"], key)
+        return replace(message, run_id=runs[0][0]) if runs else message
+
+    async def note_part(self, message: Outgoing, owner: str, parts: int, *, seconds: float) -> bool:
+        """Record the number of parts that have arrived, and extend the claim; return False if the claim was lost."""
+        parameters = {"number": message.number, "owner": owner, "parts": parts, "until": self._later(seconds)}
+        async with self._driver.writing() as connection:
+            if not await connection.execute(self._sql["note_part"], parameters):
+                return False
+            await connection.execute(self._sql["count_part"], {"session_id": message.session_id})
+        return True
+
+    async def move(self, number: int, owner: str, address: Address) -> bool:
+        """Send the rest of a message to another address; return False if the claim was lost."""
+        return await self._change("move", number, owner, address=json_text(address))
+
+    async def postpone(self, number: int, owner: str, until: datetime, error: str, *, uncertain: bool = False) -> bool:
+        """Release a message for a retry at a time; return False if the claim was lost."""
+        values = {"at": time_text(until), "error": error, "uncertain": uncertain}
+        return await self._change("postpone", number, owner, **values)
+
+    async def end(self, number: int, owner: str, status: Literal["delivered", "nothing"], error: str = "") -> bool:
+        """End a message; return False if the claim was lost."""
+        return await self._change("end", number, owner, status=status, error=error or None, now=self._now())
+
+    async def fail(self, number: int, owner: str, error: str) -> bool:
+        """Mark a message as failed, for a person to handle; return False if the claim was lost.
+
+        `error` names a kind, and quotes nothing.
+        """
+        return await self._change("fail", number, owner, error=error, now=self._now())
+
+    async def retry(self, number: int) -> bool:
+        """Retry a failed message; return False if it has not failed."""
+        return await self._execute("retry", {"number": number, "now": self._now()}) > 0
+
+    async def drop(self, number: int) -> bool:
+        """Drop a message that is not over; return False if it is."""
+        return await self._execute("drop", {"number": number, "now": self._now()}) > 0
+
+    async def entries(
+        self, *, status: OutboxStatus | None = None, channel: str | None = None, after: int = 0, limit: int = 100
+    ) -> list[Outgoing]:
+        """Return messages after a number, in order."""
+        parameters = {"status": status, "channel": channel, "after": after, "limit": limit}
+        async with self._driver.reading() as connection:
+            return [_outgoing(row) for row in await connection.fetch(self._sql["entries"], parameters)]
+
+    async def counts(self) -> dict[tuple[str, OutboxStatus], int]:
+        """Return the number of messages by channel and status."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["counts"], {})
+        return {(channel, status): count for channel, status, count in rows}
+
+    async def times(self) -> dict[str, tuple[datetime | None, datetime | None]]:
+        """Return by channel when the oldest open answer was added, and when a person wrote last."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["times"], {})
+        return {
+            channel: (None if oldest is None else time_of(oldest), None if heard is None else time_of(heard))
+            for channel, oldest, heard in rows
+        }
+
+    async def remove_ended(self, *, older_than: timedelta) -> int:
+        """Delete messages that ended some time ago; a failed one stays until a person has handled it."""
+        return await self._execute("remove_ended", {"before": time_text(self._clock() - older_than)})
+
+    async def _find(
+        self, channel: str, *, number: int | None = None, session_id: str | None = None, message_id: str | None = None
+    ) -> Outgoing | None:
+        key = {"channel": channel, "number": number, "session_id": session_id, "message_id": message_id}
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["find"], key)
+        if not rows:
+            return None
+        *row, partial = rows[0]
+        found = _outgoing(tuple(row))
+        run_id = await self.run_of(found.session_id, found.message_id)
+        return replace(found, run_id=run_id, partial=partial or "")
+
+    async def _change(self, statement: str, number: int, owner: str, **values: object) -> bool:
+        return await self._execute(statement, {"number": number, "owner": owner, **values}) > 0
+
+    async def _execute(self, statement: str, parameters: Parameters) -> int:
+        async with self._driver.writing() as connection:
+            return await connection.execute(self._sql[statement], parameters)
+
+    def _now(self) -> str:
+        return time_text(self._clock())
+
+    def _later(self, seconds: float) -> str:
+        return time_text(self._clock() + timedelta(seconds=seconds))
+
+
+def _address(text: str | None) -> Address:
+    value = None if text is None else json_of(text)
+    return value if isinstance(value, Mapping) else {}
+
+
+def _outgoing(row: Row) -> Outgoing:
+    number, channel, session_id, message_id, status, content, address, *counts, next_try_at, created_at = row
+    parts_sent, tries, uncertain, error = counts
+    return Outgoing(
+        number=number,
+        channel=channel,
+        session_id=session_id,
+        message_id=message_id,
+        status=status,
+        content=content,
+        address=_address(address),
+        parts_sent=parts_sent,
+        tries=tries,
+        uncertain=bool(uncertain),
+        error=error,
+        next_try_at=time_of(next_try_at),
+        created_at=time_of(created_at),
+    )

@@ -1,0 +1,58 @@
+"""Files and folders for this user only: they hold what people said. Every function does blocking I/O."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import stat
+from pathlib import Path
+
+from platformdirs import user_data_path
+
+_LOG = logging.getLogger(__name__)
+_OTHERS = stat.S_IRWXG | stat.S_IRWXO
+_BESIDE = ("", "-wal", "-shm", "-journal")
+
+
+def make_private_folder(folder: Path) -> None:
+    """Create a folder and its missing parents with mode 0700; tighten Threadkeep's own data folder if it is there.
+
+    Other existing folders stay as they are: `/tmp` or a home may be among them.
+    """
+    for place in reversed((folder, *folder.parents)):
+        if not place.exists():
+            place.mkdir(mode=0o700, exist_ok=True)
+    own = user_data_path("threadkeep")
+    if own in (folder, *folder.parents):
+        _tighten(own)
+
+
+def make_private_database(path: Path) -> None:
+    """Create a SQLite file with mode 0600, and tighten one that others may read; SQLite gives its WAL the same mode.
+
+    A file that exists is not opened: closing it would release the locks of all connections of this process, and another
+    process would delete the WAL under them.
+    """
+    with contextlib.suppress(OSError):  # it exists, or SQLite reports it, with its cure
+        os.close(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    for ending in _BESIDE:
+        _tighten(path.with_name(path.name + ending))
+
+
+def is_read_only(path: Path) -> bool:
+    """Return whether a file exists that this process cannot write, because of its mount, its folder or its mode."""
+    return path.is_file() and not (_may_use(path, os.W_OK) and _may_use(path.parent, os.W_OK | os.X_OK))
+
+
+def _may_use(path: Path, mode: int) -> bool:
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
+
+
+def _tighten(path: Path) -> None:
+    """Take the permissions of others from a file or folder of this user, and say so."""
+    with contextlib.suppress(OSError):
+        state = path.stat()
+        if state.st_mode & _OTHERS and state.st_uid == os.geteuid():
+            path.chmod(stat.S_IMODE(state.st_mode) & ~_OTHERS)
+            _LOG.warning("%s was open to other users of this machine; only its owner can use it from now on.", path)

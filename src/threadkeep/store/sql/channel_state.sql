@@ -1,0 +1,27 @@
+-- State of channels.
+
+-- name: value
+SELECT value FROM chat_channel_state
+WHERE scope = :scope AND name = :name AND (expires_at IS NULL OR expires_at > :now)
+
+-- name: values_of
+SELECT name, value FROM chat_channel_state
+WHERE scope = :scope AND substr(name, 1, length(:prefix)) = :prefix AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY name
+
+-- name: keep
+INSERT INTO chat_channel_state (scope, name, value, expires_at) VALUES (:scope, :name, :value, :expires_at)
+ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = excluded.expires_at
+
+-- name: keep_first
+INSERT INTO chat_channel_state (scope, name, value) VALUES (:scope, :name, :value)
+ON CONFLICT (scope, name) DO NOTHING
+
+-- name: keep_for_duty
+-- Only while the owner has the duty.
+INSERT INTO chat_channel_state (scope, name, value)
+SELECT :scope, :name, :value FROM chat_duties WHERE duty = :duty AND owner = :owner AND claimed_until > :now
+ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value, expires_at = NULL
+
+-- name: forget
+DELETE FROM chat_channel_state WHERE scope = :scope AND name = :name AND value = :value

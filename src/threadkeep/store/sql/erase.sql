@@ -1,0 +1,169 @@
+-- Erasing of a person or of a session. `ids` are the ids of the person; :session_id is NULL then.
+
+-- name: same_person
+-- All ids that were merged with one.
+SELECT p.person_id FROM chat_persons p
+WHERE p.canonical_id = (SELECT o.canonical_id FROM chat_persons o WHERE o.person_id = :id)
+
+-- name: own_sessions_of
+WITH RECURSIVE ids (id) AS (
+VALUES (:id)
+), own (session_id) AS (
+    SELECT s.session_id FROM chat_sessions s
+    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    UNION
+    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+)
+SELECT session_id FROM own ORDER BY session_id
+
+-- name: counts
+-- The rows of each table that belong to the person or the session.
+WITH RECURSIVE ids (id) AS (
+VALUES (:id)
+), own (session_id) AS (
+    SELECT s.session_id FROM chat_sessions s
+    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    UNION
+    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+), gone (run_id) AS (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+), people (person_id) AS (
+    SELECT p.person_id FROM chat_persons p WHERE p.person_id IN (SELECT id FROM ids)
+), known_facts (fact_id) AS (
+    SELECT f.fact_id FROM chat_facts f
+    WHERE f.session_id IN (SELECT session_id FROM own) OR (f.scope = 'user' AND f.owner IN (SELECT id FROM ids))
+)
+SELECT 'chat_sessions', count(*) FROM own
+UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_summaries', count(*) FROM chat_summaries WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_embeddings', count(*) FROM chat_embeddings WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_manifests', count(*) FROM chat_manifests WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_context_texts', count(*) FROM chat_context_texts WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_steps', count(*) FROM chat_steps WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_anchors', count(*) FROM chat_anchors WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_deleted_ids', count(*) FROM chat_deleted_ids WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_runs', count(*) FROM gone
+UNION ALL SELECT 'chat_run_events', count(*) FROM chat_run_events WHERE run_id IN (SELECT run_id FROM gone)
+UNION ALL SELECT 'chat_run_traces', count(*) FROM chat_run_traces WHERE run_id IN (SELECT run_id FROM gone)
+UNION ALL SELECT 'chat_run_tool_calls', count(*) FROM chat_run_tool_calls WHERE run_id IN (SELECT run_id FROM gone)
+UNION ALL SELECT 'chat_run_manifests', count(*) FROM chat_run_manifests WHERE run_id IN (SELECT run_id FROM gone)
+UNION ALL SELECT 'chat_run_texts', count(*) FROM chat_run_texts WHERE run_id IN (SELECT run_id FROM gone)
+UNION ALL
+SELECT 'chat_answered_messages', count(*) FROM chat_answered_messages
+WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
+UNION ALL
+SELECT 'chat_active_sessions', count(*) FROM chat_active_sessions
+WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM ids)
+UNION ALL SELECT 'chat_outbox', count(*) FROM chat_outbox WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL
+SELECT 'chat_channel_sessions', count(*) FROM chat_channel_sessions WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL
+SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_facts', count(*) FROM known_facts
+UNION ALL SELECT 'chat_fact_evidence', count(*) FROM chat_fact_evidence
+WHERE fact_id IN (SELECT fact_id FROM known_facts) OR session_id IN (SELECT session_id FROM own)
+UNION ALL
+SELECT 'chat_procedures', count(*) FROM chat_procedures
+WHERE session_id IN (SELECT session_id FROM own) OR (scope = 'user' AND owner IN (SELECT id FROM ids))
+UNION ALL SELECT 'chat_persons', count(*) FROM people
+UNION ALL
+SELECT 'chat_person_names', count(*) FROM chat_person_names WHERE person_id IN (SELECT person_id FROM people)
+
+-- name: shared_messages
+-- Messages of the person in sessions of others, such as group chats: by the sender that a channel noted, or the author.
+WITH ids (id) AS (
+VALUES (:id)
+)
+SELECT m.session_id, m.seq FROM chat_messages m JOIN chat_sessions s ON s.session_id = m.session_id
+WHERE (s.user_id IS NULL OR s.user_id NOT IN (SELECT id FROM ids))
+    AND m.role = 'user'
+    AND (m.author IN (SELECT id FROM ids) OR m.metadata ->> 'sender_id' IN (SELECT id FROM ids))
+ORDER BY m.session_id, m.seq
+
+-- name: mark_erased
+UPDATE chat_messages SET superseded_at = :now
+WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
+
+-- name: empty_message
+-- The row stays with its seq and its id, so that no place moves and a redelivery is still recognised.
+UPDATE chat_messages SET
+    content = '', tokens = 0, original = NULL, author = NULL, run_id = NULL, sent_at = NULL, superseded_by = NULL,
+    metadata = :marker
+WHERE session_id = :session_id AND seq = :seq
+
+-- name: drop_summaries
+-- Also merged ones, and those withdrawn: they are written again from the messages that stay.
+DELETE FROM chat_summaries WHERE session_id = :session_id AND last_seq >= :seq
+
+-- name: drop_manifests
+DELETE FROM chat_manifests WHERE session_id = :session_id
+
+-- name: drop_context_texts
+DELETE FROM chat_context_texts WHERE session_id = :session_id
+
+-- name: drop_facts_of_message
+DELETE FROM chat_facts WHERE fact_id IN (
+    SELECT e.fact_id FROM chat_fact_evidence e WHERE e.session_id = :session_id AND e.seq = :seq
+)
+
+-- name: drop_outgoing_of_message
+DELETE FROM chat_outbox WHERE session_id = :session_id AND message_id IN (
+    SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+)
+
+-- name: drop_deliveries_of_message
+DELETE FROM chat_graph_deliveries WHERE session_id = :session_id AND message_id IN (
+    SELECT m.id FROM chat_messages m WHERE m.session_id = :session_id AND m.seq = :seq
+)
+
+-- name: forget_answered_user
+UPDATE chat_answered_messages SET user_id = NULL WHERE user_id = :id
+
+-- name: delete_runs_of_user
+WITH RECURSIVE gone (run_id) AS (
+    SELECT run_id FROM chat_runs WHERE user_id = :id
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+)
+DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
+
+-- name: delete_active_sessions
+DELETE FROM chat_active_sessions WHERE user_id = :id
+
+-- name: delete_evidence
+DELETE FROM chat_fact_evidence WHERE session_id = :session_id
+
+-- name: delete_facts
+DELETE FROM chat_facts WHERE scope = 'user' AND owner = :id
+
+-- name: delete_procedures
+DELETE FROM chat_procedures WHERE scope = 'user' AND owner = :id
+
+-- name: delete_person
+DELETE FROM chat_persons WHERE person_id = :id
+
+-- name: lost_checkpoints
+-- Runs that are deleted and had checkpoints.
+SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
+
+-- name: forget_checkpoints
+DELETE FROM chat_run_checkpoints WHERE run_id = :id
+
+-- name: known_users
+-- All ids under which a row of a person may stand.
+SELECT user_id FROM chat_sessions WHERE user_id IS NOT NULL
+UNION SELECT user_id FROM chat_runs WHERE user_id IS NOT NULL
+UNION SELECT user_id FROM chat_answered_messages WHERE user_id IS NOT NULL
+UNION SELECT user_id FROM chat_active_sessions
+UNION SELECT person_id FROM chat_persons
+UNION SELECT owner FROM chat_facts WHERE scope = 'user'
+UNION SELECT owner FROM chat_procedures WHERE scope = 'user'
+UNION SELECT author FROM chat_messages WHERE role = 'user' AND author IS NOT NULL
+UNION SELECT metadata ->> 'sender_id' FROM chat_messages WHERE role = 'user' AND metadata ->> 'sender_id' IS NOT NULL
+
+-- name: known_sessions
+SELECT session_id FROM chat_sessions
+UNION SELECT session_id FROM chat_runs WHERE session_id IS NOT NULL

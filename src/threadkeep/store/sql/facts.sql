@@ -1,0 +1,165 @@
+-- Facts: values of keys in scopes, each with its period of validity.
+
+-- name: sees
+-- A row if a scope belongs to a user: the person under any id, or a session of the user.
+SELECT 1
+WHERE
+    (
+        :scope = 'user'
+        AND (
+            CAST(:owner AS TEXT) = CAST(:user_id AS TEXT)
+            OR EXISTS (
+                SELECT 1 FROM chat_persons u JOIN chat_persons o ON o.canonical_id = u.canonical_id
+                WHERE u.person_id = :user_id AND o.person_id = :owner
+            )
+        )
+    )
+    OR (
+        :scope = 'session'
+        AND EXISTS (SELECT 1 FROM chat_sessions s WHERE s.session_id = :owner AND s.user_id = :user_id)
+    )
+
+-- name: hold_valid
+-- The valid fact of a key, locked until the transaction ends.
+UPDATE chat_facts SET updated_at = CASE WHEN updated_at > :now THEN updated_at ELSE :now END
+WHERE scope = :scope AND owner = :owner AND key = :key AND valid_to IS NULL
+RETURNING
+    fact_id, scope, owner, key, value, kind, confidence, confirmed, contradicted, valid_from, valid_to, updated_at
+
+-- name: confirm
+UPDATE chat_facts
+SET
+    confirmed = confirmed + 1,
+    kind = :kind,
+    confidence = CASE WHEN confidence > :confidence THEN confidence ELSE :confidence END
+WHERE fact_id = :fact_id
+
+-- name: close
+UPDATE chat_facts SET valid_to = :valid_to, contradicted = contradicted + 1 WHERE fact_id = :fact_id
+
+-- name: insert_fact
+INSERT INTO chat_facts (
+    fact_id, scope, owner, session_id, person_id, key, value, kind, confidence, confirmed, contradicted, valid_from,
+    valid_to, updated_at
+)
+VALUES (
+    :fact_id, :scope, :owner, :session_id, :person_id, :key, :value, :kind, :confidence, :confirmed, :contradicted,
+    :valid_from, :valid_to, :updated_at
+)
+
+-- name: add_evidence
+-- A fact keeps its first :most origins.
+INSERT INTO chat_fact_evidence (fact_id, session_id, seq, run_id, noted_at)
+SELECT :fact_id, CAST(:session_id AS TEXT), CAST(:seq AS BIGINT), CAST(:run_id AS TEXT), :now
+WHERE (SELECT count(*) FROM chat_fact_evidence WHERE fact_id = :fact_id) < :most
+ON CONFLICT DO NOTHING
+
+-- name: has_evidence
+SELECT 1 FROM chat_fact_evidence
+WHERE fact_id = :fact_id AND coalesce(session_id, '') = coalesce(CAST(:session_id AS TEXT), '')
+    AND coalesce(seq, 0) = coalesce(CAST(:seq AS BIGINT), 0)
+    AND coalesce(run_id, '') = coalesce(CAST(:run_id AS TEXT), '')
+
+-- name: evidence
+WITH wanted (fact_id) AS (
+VALUES (:fact_id)
+)
+SELECT e.fact_id, e.session_id, e.seq, e.run_id
+FROM wanted w JOIN chat_fact_evidence e ON e.fact_id = w.fact_id
+ORDER BY e.fact_id, e.noted_at, e.session_id, e.seq
+
+-- name: fact
+SELECT
+    f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
+    f.valid_to, f.updated_at
+FROM chat_facts f
+WHERE f.fact_id = :fact_id
+
+-- name: facts
+-- The last changed first, from the cursor (:updated_at, :fact_id) on.
+SELECT
+    f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
+    f.valid_to, f.updated_at
+FROM chat_facts f
+WHERE (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
+    AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
+    AND (CAST(:scope AS TEXT) IS NULL OR f.scope = :scope)
+    AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
+    AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
+    AND (CAST(:pattern AS TEXT) IS NULL OR lower(f.key || ' ' || f.value) LIKE lower(:pattern) ESCAPE '\')
+    AND (
+        CAST(:user_id AS TEXT) IS NULL
+        OR f.person_id IN (
+            SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+            WHERE g.person_id = :user_id
+        )
+        OR f.session_id IN (SELECT s.session_id FROM chat_sessions s WHERE s.user_id = :user_id)
+    )
+ORDER BY f.updated_at DESC, f.fact_id DESC
+LIMIT :limit
+
+-- name: facts_of
+-- The same for one owner: a session, a workspace, or a person under any id.
+SELECT
+    f.fact_id, f.scope, f.owner, f.key, f.value, f.kind, f.confidence, f.confirmed, f.contradicted, f.valid_from,
+    f.valid_to, f.updated_at
+FROM chat_facts f
+WHERE f.scope = :scope
+    AND f.owner IN (
+        SELECT CAST(:owner AS TEXT)
+        UNION
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :owner AND :scope = 'user'
+    )
+    AND (f.updated_at, f.fact_id) < (:updated_at, :fact_id)
+    AND (f.valid_to IS NULL OR CAST(:past AS BOOLEAN))
+    AND (CAST(:kind AS TEXT) IS NULL OR f.kind = :kind)
+    AND (CAST(:key AS TEXT) IS NULL OR f.key = :key)
+    AND (CAST(:pattern AS TEXT) IS NULL OR lower(f.key || ' ' || f.value) LIKE lower(:pattern) ESCAPE '\')
+ORDER BY f.updated_at DESC, f.fact_id DESC
+LIMIT :limit
+
+-- name: forget_key
+-- All values of a key; for a person under any id.
+DELETE FROM chat_facts
+WHERE scope = :scope AND key = :key
+    AND owner IN (
+        SELECT CAST(:owner AS TEXT)
+        UNION
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :owner AND :scope = 'user'
+    )
+
+-- name: forget_owner
+DELETE FROM chat_facts
+WHERE scope = :scope
+    AND owner IN (
+        SELECT CAST(:owner AS TEXT)
+        UNION
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :owner AND :scope = 'user'
+    )
+
+-- name: remove_evidence
+DELETE FROM chat_fact_evidence
+WHERE fact_id = :fact_id AND coalesce(session_id, '') = coalesce(CAST(:session_id AS TEXT), '')
+    AND coalesce(seq, 0) = coalesce(CAST(:seq AS BIGINT), 0)
+    AND coalesce(run_id, '') = coalesce(CAST(:run_id AS TEXT), '')
+
+-- name: unconfirm
+UPDATE chat_facts SET confirmed = confirmed - 1, updated_at = :now WHERE fact_id = :fact_id
+
+-- name: forget_value
+DELETE FROM chat_facts WHERE fact_id = :fact_id
+
+-- name: reopen
+-- The value that another one had closed is valid again, or until that other one was closed.
+UPDATE chat_facts
+SET valid_to = :valid_to, contradicted = contradicted - CASE WHEN CAST(:valid_to AS TIMESTAMPTZ) IS NULL THEN 1 ELSE 0 END,
+    updated_at = :now
+WHERE fact_id = (
+    SELECT f.fact_id FROM chat_facts f
+    WHERE f.scope = :scope AND f.owner = :owner AND f.key = :key AND f.valid_to = :valid_from
+    ORDER BY f.valid_from DESC, f.fact_id DESC
+    LIMIT 1
+)

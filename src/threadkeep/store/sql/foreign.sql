@@ -1,0 +1,43 @@
+-- Reads of other systems' tables, for the command `import`; nothing is written.
+
+-- The columns of every table.
+-- name: columns_sqlite
+SELECT tables.name, columns.name
+FROM sqlite_master AS tables JOIN pragma_table_info(tables.name) AS columns
+WHERE tables.type = 'table' AND tables.sql NOT LIKE 'CREATE VIRTUAL%'
+
+-- name: columns_postgres
+SELECT table_name, column_name FROM information_schema.columns WHERE table_schema = ANY (current_schemas(FALSE))
+
+-- The threads of a LangGraph checkpointer, including the namespaces of their subgraphs.
+-- name: threads
+SELECT DISTINCT thread_id FROM checkpoints WHERE checkpoint_ns = '' ORDER BY thread_id
+
+-- The same in a Threadkeep database without the threads of runs, because their messages are in sessions.
+-- name: threads_but_runs
+SELECT DISTINCT thread_id FROM checkpoints
+WHERE checkpoint_ns = '' AND thread_id NOT IN (SELECT run_id FROM chat_runs) ORDER BY thread_id
+
+-- The sessions of the OpenAI Agents SDK.
+-- name: agent_sessions
+SELECT session_id, created_at, updated_at FROM agent_sessions ORDER BY session_id
+
+-- name: agent_items
+SELECT id, message_data, created_at FROM agent_messages WHERE session_id = :session_id ORDER BY id
+
+-- The items of a session on one of its branches; none for a session without branches.
+-- name: agent_branch_items
+SELECT items.id, items.message_data, items.created_at
+FROM agent_messages AS items JOIN message_structure AS structure ON structure.message_id = items.id
+WHERE structure.session_id = :session_id AND structure.branch_id = :branch
+ORDER BY structure.sequence_number
+
+-- name: agent_branches
+SELECT 1 FROM message_structure WHERE session_id = :session_id LIMIT 1
+
+-- The items of a namespace of a LangGraph store.
+-- name: store_keys
+SELECT key FROM store WHERE prefix = :prefix ORDER BY key
+
+-- name: store_item
+SELECT value, created_at, updated_at FROM store WHERE prefix = :prefix AND key = :key

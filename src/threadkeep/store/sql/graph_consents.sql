@@ -1,0 +1,27 @@
+-- Consents to send data to Graphiti.
+
+-- name: decide
+INSERT INTO chat_graph_consents (version, endpoint, data_classes, decision, decided_by, decided_at)
+VALUES (:version, :endpoint, :data_classes, :decision, :decided_by, :now)
+
+-- name: decisions
+-- The newest first.
+SELECT version, endpoint, data_classes, decision, decided_by, decided_at FROM chat_graph_consents
+ORDER BY number DESC
+LIMIT :limit
+
+-- name: granted
+SELECT data_classes FROM chat_graph_grants WHERE endpoint = :endpoint AND version = :version
+
+-- name: trust
+INSERT INTO chat_graph_trust (workspace, trusted_by, trusted_at) VALUES (:workspace, :trusted_by, :now)
+ON CONFLICT (workspace) DO NOTHING
+
+-- name: distrust
+DELETE FROM chat_graph_trust WHERE workspace = :workspace
+
+-- name: trusted
+SELECT workspace FROM chat_graph_trust ORDER BY workspace
+
+-- name: is_trusted
+SELECT 1 FROM chat_graph_trust WHERE workspace = coalesce(CAST(:workspace AS TEXT), '')

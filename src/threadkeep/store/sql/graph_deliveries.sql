@@ -1,0 +1,184 @@
+-- Deliveries of messages to Graphiti groups. Conditions name both open statuses, as the index of open deliveries does:
+-- confirmed deliveries stay, and are not read again.
+
+-- name: due_groups
+-- Groups with open deliveries that no process owns at the moment.
+SELECT g.group_id
+FROM (SELECT DISTINCT group_id FROM chat_graph_deliveries WHERE status IN ('queued', 'sent')) d
+    JOIN chat_graph_groups g ON g.group_id = d.group_id
+WHERE g.next_try_at <= :now AND (g.owner IS NULL OR g.owned_until < :now)
+ORDER BY g.next_try_at
+LIMIT :limit
+
+-- name: claim
+UPDATE chat_graph_groups SET owner = :owner, owned_until = :until
+WHERE group_id = :group_id AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
+RETURNING failures, seen_at
+
+-- name: renew
+UPDATE chat_graph_groups SET owned_until = :until
+WHERE group_id = :group_id AND owner = :owner AND owned_until > :now
+
+-- name: release
+UPDATE chat_graph_groups SET owner = NULL, owned_until = NULL, next_try_at = :at, failures = :failures, error = :error
+WHERE group_id = :group_id AND owner = :owner
+
+-- name: wake
+UPDATE chat_graph_groups SET next_try_at = :now
+WHERE owner IS NULL AND next_try_at > :now AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
+
+-- name: on_the_way
+-- Messages that the server has accepted but does not show yet.
+SELECT number, name, said_at, attempts, sent_at FROM chat_graph_deliveries
+WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'sent'
+ORDER BY number
+
+-- name: waiting
+-- What is said now goes before earlier talk.
+SELECT
+    d.number, d.name, d.said_at, d.attempts, d.role, d.scope, d.content, m.content, m.author, m.superseded_at, d.session_id,
+    d.backfill, s.user_id
+FROM chat_graph_deliveries d
+    LEFT JOIN chat_messages m ON m.session_id = d.session_id AND m.id = d.message_id
+    LEFT JOIN chat_sessions s ON s.session_id = d.session_id
+WHERE d.group_id = :group_id AND d.status IN ('queued', 'sent') AND d.status = 'queued'
+ORDER BY d.backfill, d.number
+LIMIT :limit
+
+-- name: mark_sent
+-- Mark before sending, by the owner of the group and only with consent: after the death of a process, messages marked
+-- as sent are searched for before they are sent again.
+UPDATE chat_graph_deliveries SET status = 'sent', attempts = attempts + 1, sent_at = :now
+WHERE number = :number AND status = 'queued'
+    AND EXISTS (
+        SELECT 1 FROM chat_graph_groups g
+        WHERE g.group_id = chat_graph_deliveries.group_id AND g.owner = :owner AND g.owned_until > :now
+    )
+    AND EXISTS (
+        SELECT 1 FROM chat_graph_grants
+        WHERE endpoint = :endpoint AND version = :version AND data_classes LIKE :data_class
+    )
+    AND EXISTS (SELECT 1 FROM chat_graph_trust t WHERE t.workspace = coalesce(chat_graph_deliveries.workspace, ''))
+    AND (
+        NOT backfill
+        OR :most > (
+            SELECT count(*) FROM chat_graph_deliveries b
+            WHERE b.backfill AND b.sent_at > :since
+                AND (
+                    b.workspace = chat_graph_deliveries.workspace
+                    OR (b.workspace IS NULL AND chat_graph_deliveries.workspace IS NULL)
+                )
+        )
+    )
+RETURNING number
+
+-- name: confirm
+UPDATE chat_graph_deliveries SET status = 'confirmed', content = NULL, ended_at = :now
+WHERE number = :number AND status IN ('queued', 'sent')
+
+-- name: note_seen
+UPDATE chat_graph_groups SET seen_at = :now WHERE group_id = :group_id
+
+-- name: take_back
+-- The server did not accept it: this does not count as an attempt.
+UPDATE chat_graph_deliveries SET status = 'queued', attempts = attempts - 1, sent_at = NULL
+WHERE number = :number AND status = 'sent'
+
+-- name: repeat
+-- The server accepted it but never stored it.
+UPDATE chat_graph_deliveries SET status = 'queued', repeats = repeats + 1
+WHERE number = :number AND status = 'sent'
+
+-- name: bury
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
+WHERE number = :number AND status IN ('queued', 'sent')
+
+-- name: bury_waiting
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
+WHERE status IN ('queued', 'sent') AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
+
+-- name: bury_queued
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, content = NULL, ended_at = :now
+WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'queued'
+
+-- name: status_of
+SELECT status FROM chat_graph_deliveries WHERE group_id = :group_id AND name = :name
+
+-- name: bury_named
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, content = NULL, ended_at = :now
+WHERE group_id = :group_id AND name = :name AND status <> 'dead'
+
+-- name: progress
+-- The number of messages that the server has accepted but does not show yet, and the time when it last showed one.
+SELECT
+    (SELECT count(*) FROM chat_graph_deliveries WHERE status IN ('queued', 'sent') AND status = 'sent'),
+    (SELECT max(seen_at) FROM chat_graph_groups)
+
+-- name: newer_episodes
+-- The number of a group's messages that may come after one of that time.
+SELECT count(*) FROM chat_graph_deliveries
+WHERE group_id = :group_id AND status IN ('sent', 'confirmed') AND said_at >= :said_at
+
+-- name: retry
+-- What the server may have is looked for before it is sent again.
+UPDATE chat_graph_deliveries SET
+    status = CASE WHEN sent_at IS NULL OR reason LIKE 'refused%' THEN 'queued' ELSE 'sent' END,
+    reason = NULL, attempts = 0, ended_at = NULL
+WHERE status = 'dead' AND number = coalesce(CAST(:number AS BIGINT), number)
+    AND (reason NOT IN ('dropped', 'purged', 'undone') OR number = CAST(:number AS BIGINT))
+
+-- name: drop
+-- The row stays, so that a backfill does not add the message again.
+UPDATE chat_graph_deliveries SET status = 'dead', reason = 'dropped', content = NULL, ended_at = :now
+WHERE status IN ('queued', 'dead') AND coalesce(reason, '') <> 'dropped'
+    AND (CAST(:number AS BIGINT) IS NULL OR number = :number)
+    AND (CAST(:status AS TEXT) IS NULL OR status = :status)
+
+-- name: entries
+SELECT
+    number, group_id, scope, session_id, message_id, name, role, status, reason, attempts, repeats, created_at, sent_at,
+    ended_at
+FROM chat_graph_deliveries
+WHERE number > :after AND (CAST(:status AS TEXT) IS NULL OR status = :status)
+ORDER BY number
+LIMIT :limit
+
+-- name: counts
+SELECT status, coalesce(reason, ''), count(*), sum(repeats) FROM chat_graph_deliveries GROUP BY status, reason
+
+-- name: unmade
+SELECT count(*) FROM chat_graph_turns
+
+-- name: troubles
+SELECT error, count(*) FROM chat_graph_groups WHERE error IS NOT NULL GROUP BY error ORDER BY error
+
+-- name: open_of_groups
+-- The open messages of a group: queued ones, and ones that the server has accepted.
+SELECT
+    coalesce(sum(CASE WHEN status = 'queued' THEN 1 ELSE 0 END), 0),
+    coalesce(sum(CASE WHEN status = 'sent' THEN 1 ELSE 0 END), 0)
+FROM chat_graph_deliveries
+WHERE group_id = :group_id AND status IN ('queued', 'sent')
+
+-- name: group_of_key
+SELECT
+    g.group_id,
+    (
+        SELECT count(*) FROM chat_graph_deliveries d
+        WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent') AND d.status = 'queued'
+    ),
+    (
+        SELECT count(*) FROM chat_graph_deliveries d
+        WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent') AND d.status = 'sent'
+    )
+FROM chat_graph_groups g
+WHERE g.group_key = :group_key
+
+-- name: group_with_id
+SELECT group_key FROM chat_graph_groups WHERE group_id = :group_id
+
+-- name: ids_of_person
+SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+WHERE g.person_id = :person_id
+ORDER BY p.person_id <> p.canonical_id, p.first_seen_at, p.person_id
+LIMIT 20

@@ -1,0 +1,113 @@
+-- Stored turns to be delivered to Graphiti.
+
+-- name: add_graph_turn
+-- In the transaction that stores the turn, only with consent. The database checks it, not the process: consent may
+-- have been withdrawn elsewhere a moment ago.
+INSERT INTO chat_graph_turns (session_id, first_seq, last_seq, workspace, backfill, created_at)
+SELECT
+    CAST(:session_id AS TEXT), CAST(:first_seq AS BIGINT), CAST(:last_seq AS BIGINT), CAST(:workspace AS TEXT), FALSE, :now
+WHERE EXISTS (
+        SELECT 1 FROM chat_graph_grants
+        WHERE endpoint = :endpoint AND version = :version AND data_classes LIKE '% chat_text %'
+    )
+    AND EXISTS (SELECT 1 FROM chat_graph_trust t WHERE t.workspace = coalesce(CAST(:workspace AS TEXT), ''))
+
+-- name: oldest_turns
+SELECT t.number, t.session_id, t.first_seq, t.last_seq, t.workspace, t.backfill, s.user_id, s.agent
+FROM chat_graph_turns t JOIN chat_sessions s ON s.session_id = t.session_id
+ORDER BY t.number
+LIMIT :limit
+
+-- name: remove_turn
+DELETE FROM chat_graph_turns WHERE number = :number
+
+-- name: turn_messages
+-- The messages of a turn and possible questions before it; active messages of people and agents, and notes.
+SELECT
+    seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
+    answers, ordinal
+FROM chat_messages
+WHERE session_id = :session_id AND seq BETWEEN :first_seq AND :last_seq AND superseded_at IS NULL
+ORDER BY seq
+
+-- name: answer_number
+-- The number of complete answers to a question up to a seq.
+SELECT count(*) FROM chat_messages
+WHERE session_id = :session_id AND answers = :question AND role = 'assistant' AND status = 'complete' AND seq <= :seq
+
+-- name: place_of
+SELECT seq FROM chat_messages WHERE session_id = :session_id AND id = :message_id AND superseded_at IS NULL
+
+-- name: canonical_id
+SELECT canonical_id FROM chat_persons WHERE person_id = :person_id
+
+-- name: find_group
+SELECT group_id FROM chat_graph_groups WHERE group_key = :group_key
+
+-- name: add_group
+INSERT INTO chat_graph_groups (group_key, group_id, scope, next_try_at) VALUES (:group_key, :group_id, :scope, :now)
+ON CONFLICT DO NOTHING
+RETURNING group_id
+
+-- name: add_delivery
+INSERT INTO chat_graph_deliveries (
+    group_id, scope, workspace, turn, name, session_id, message_id, role, content, bytes, backfill, said_at, status,
+    created_at
+)
+VALUES (
+    :group_id, :scope, :workspace, :turn, :name, :session_id, :message_id, :role, :content, :bytes, :backfill, :said_at,
+    'queued', :now
+)
+ON CONFLICT (group_id, name) DO NOTHING
+
+-- name: queue_size
+SELECT count(*), coalesce(sum(bytes), 0) FROM chat_graph_deliveries
+WHERE status IN ('queued', 'sent') AND status = 'queued'
+
+-- name: least_urgent
+-- The oldest queued turn of the least urgent kind: backfill first, then sessions, whose messages are available anyway.
+SELECT group_id, turn FROM chat_graph_deliveries
+WHERE status IN ('queued', 'sent') AND status = 'queued'
+ORDER BY backfill DESC, CASE scope WHEN 'session' THEN 0 WHEN 'workspace' THEN 1 ELSE 2 END, number
+LIMIT 1
+
+-- name: bury_turn
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
+WHERE group_id = :group_id AND turn = :turn AND status IN ('queued', 'sent') AND status = 'queued'
+
+-- name: has_session
+SELECT 1 FROM chat_sessions WHERE session_id = :session_id
+
+-- name: sessions_to_backfill
+-- Those of people with a complete answer that was never queued.
+SELECT s.session_id FROM chat_sessions s
+WHERE s.agent IS NULL AND (CAST(:user_id AS TEXT) IS NULL OR s.user_id = :user_id) AND EXISTS (
+    SELECT 1 FROM chat_messages m
+    WHERE m.session_id = s.session_id AND m.role = 'assistant' AND m.status = 'complete' AND m.superseded_at IS NULL
+        AND NOT EXISTS (
+            SELECT 1 FROM chat_graph_deliveries d WHERE d.session_id = m.session_id AND d.message_id = m.id
+        )
+        AND NOT EXISTS (
+            SELECT 1 FROM chat_graph_turns t
+            WHERE t.session_id = m.session_id AND m.seq BETWEEN t.first_seq AND t.last_seq
+        )
+)
+ORDER BY s.created_at, s.session_id
+LIMIT :limit
+
+-- name: answers_to_backfill
+-- Places of complete answers that were never queued, the oldest first.
+SELECT m.seq FROM chat_messages m
+WHERE m.session_id = :session_id AND m.role = 'assistant' AND m.status = 'complete' AND m.superseded_at IS NULL
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_graph_deliveries d WHERE d.session_id = m.session_id AND d.message_id = m.id
+    )
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_graph_turns t WHERE t.session_id = m.session_id AND m.seq BETWEEN t.first_seq AND t.last_seq
+    )
+ORDER BY m.seq
+LIMIT :limit
+
+-- name: add_backfill
+INSERT INTO chat_graph_turns (session_id, first_seq, last_seq, workspace, backfill, created_at)
+VALUES (:session_id, :seq, :seq, :workspace, TRUE, :now)

@@ -1,0 +1,12 @@
+-- Checks of the guarantees of transcripts, on both engines.
+
+-- Sessions in the tables whose messages are not numbered without gaps up to the last one. Sessions in a graph store
+-- have no rows here.
+-- name: gaps
+SELECT s.session_id, s.last_seq - s.deleted_seq AS expected, count(m.seq) AS found
+FROM chat_sessions s LEFT JOIN chat_messages m ON m.session_id = s.session_id
+WHERE s.graph_version IS NULL
+GROUP BY s.session_id, s.last_seq, s.deleted_seq
+HAVING count(m.seq) <> s.last_seq - s.deleted_seq OR coalesce(max(m.seq), s.deleted_seq) <> s.last_seq
+ORDER BY s.session_id
+LIMIT 20

@@ -1,0 +1,99 @@
+-- Learning: messages to learn from, and the facts that were proposed.
+
+-- name: unread_messages
+-- What was said since a learner last read the session, of the last :reach messages, with what stands before it.
+SELECT m.seq, m.role, m.content, m.author, m.run_id, m.created_at, coalesce(l.upto_seq, 0)
+FROM chat_sessions s
+    JOIN chat_messages m ON m.session_id = s.session_id
+    LEFT JOIN chat_fact_learning l ON l.session_id = s.session_id AND l.learner = :kind
+WHERE s.session_id = :session_id AND s.agent IS NULL AND m.seq > s.last_seq - :reach AND m.seq > s.reset_seq
+    AND m.seq > coalesce(l.upto_seq, 0) - :before
+    AND m.role IN ('user', 'assistant') AND m.status = 'complete' AND m.superseded_at IS NULL
+ORDER BY m.seq
+
+-- name: note_read
+-- A row only if nobody has read further meanwhile.
+INSERT INTO chat_fact_learning (session_id, learner, upto_seq) VALUES (:session_id, :kind, :upto_seq)
+ON CONFLICT (session_id, learner) DO UPDATE SET upto_seq = excluded.upto_seq
+WHERE chat_fact_learning.upto_seq = :before_seq
+RETURNING upto_seq
+
+-- name: add_proposal
+-- Unless the same was proposed before, and waits or was refused.
+INSERT INTO chat_fact_proposals (
+    proposal_id, scope, owner, session_id, person_id, seq, run_id, key, value, kind, promoted, confidence, learner, status,
+    created_at, updated_at
+)
+SELECT
+    CAST(:proposal_id AS TEXT), CAST(:scope AS TEXT), CAST(:owner AS TEXT), CAST(:session_id AS TEXT),
+    CAST(:person_id AS TEXT), CAST(:seq AS BIGINT), CAST(:run_id AS TEXT), CAST(:key AS TEXT), CAST(:value AS TEXT),
+    CAST(:kind AS TEXT), CAST(:promoted AS TEXT), CAST(:confidence AS DOUBLE PRECISION), CAST(:learner AS TEXT), 'open',
+    :now, :now
+WHERE NOT EXISTS (
+    SELECT 1 FROM chat_fact_proposals o
+    WHERE o.scope = :scope AND o.owner = :owner AND o.key = :key AND o.value = :value
+        AND (o.status IN ('open', 'rejected', 'undone') AND o.promoted IS NULL OR o.session_id = :session_id AND o.seq = :seq)
+)
+
+-- name: proposal
+SELECT
+    p.proposal_id, p.scope, p.owner, p.session_id, p.seq, p.run_id, p.key, p.value, p.kind, p.promoted, p.confidence,
+    p.learner, p.status, p.fact_id, p.created_at, p.updated_at, p.decided_by
+FROM chat_fact_proposals p
+WHERE p.proposal_id = :proposal_id
+
+-- name: proposals
+-- The last changed first, from the cursor (:updated_at, :proposal_id) on.
+SELECT
+    p.proposal_id, p.scope, p.owner, p.session_id, p.seq, p.run_id, p.key, p.value, p.kind, p.promoted, p.confidence,
+    p.learner, p.status, p.fact_id, p.created_at, p.updated_at, p.decided_by
+FROM chat_fact_proposals p
+WHERE (p.updated_at, p.proposal_id) < (:updated_at, :proposal_id)
+    AND (CAST(:status AS TEXT) IS NULL OR p.status = :status)
+    AND (CAST(:session_id AS TEXT) IS NULL OR p.session_id = :session_id)
+    AND (
+        CAST(:owner AS TEXT) IS NULL
+        OR p.scope = :scope
+        AND p.owner IN (
+            SELECT CAST(:owner AS TEXT)
+            UNION
+            SELECT q.person_id FROM chat_persons g JOIN chat_persons q ON q.canonical_id = g.canonical_id
+            WHERE g.person_id = :owner AND :scope = 'user'
+        )
+    )
+    AND (
+        CAST(:user_id AS TEXT) IS NULL
+        OR p.person_id IN (
+            SELECT q.person_id FROM chat_persons g JOIN chat_persons q ON q.canonical_id = g.canonical_id
+            WHERE g.person_id = :user_id
+        )
+        OR p.scope = 'session' AND p.session_id IN (SELECT s.session_id FROM chat_sessions s WHERE s.user_id = :user_id)
+    )
+ORDER BY p.updated_at DESC, p.proposal_id DESC
+LIMIT :limit
+
+-- name: open_proposals_of
+SELECT proposal_id FROM chat_fact_proposals
+WHERE session_id = :session_id AND status = 'open' AND confidence >= :confidence
+    AND (promoted IS NOT NULL) = (:kind = 'directives')
+ORDER BY seq, proposal_id
+
+-- name: decide_proposal
+UPDATE chat_fact_proposals SET status = :status, fact_id = coalesce(:fact_id, fact_id), decided_by = :by, updated_at = :now
+WHERE proposal_id = :proposal_id AND status = :before
+
+-- name: is_said
+-- A row if a message is there and was not taken back.
+SELECT 1 FROM chat_messages WHERE session_id = :session_id AND seq = :seq AND superseded_at IS NULL
+
+-- name: known_keys
+SELECT DISTINCT f.key FROM chat_facts f
+WHERE f.scope = :scope AND f.valid_to IS NULL
+    AND f.owner IN (
+        SELECT CAST(:owner AS TEXT)
+        UNION
+        SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
+        WHERE g.person_id = :owner AND :scope = 'user'
+    )
+ORDER BY f.key
+LIMIT 200

@@ -1,0 +1,174 @@
+-- The outbox: answers to be sent.
+
+-- name: add
+INSERT INTO chat_outbox (channel, session_id, message_id, status, content, address, next_try_at, created_at)
+VALUES (:channel, :session_id, :message_id, :status, :content, :address, :first_try_at, :now)
+ON CONFLICT (session_id, channel, message_id) DO NOTHING
+RETURNING number
+
+-- name: hear
+-- The newest message has the person's current address.
+INSERT INTO chat_channel_sessions AS s (session_id, channel, address, heard_at)
+VALUES (:session_id, :channel, :address, :now)
+ON CONFLICT (session_id) DO UPDATE SET
+    channel = excluded.channel, address = excluded.address, heard_at = excluded.heard_at, sent = 0
+
+-- name: answer
+UPDATE chat_outbox SET
+    status = 'ready', content = :content, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
+WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
+
+-- name: waits
+SELECT 1 FROM chat_outbox
+WHERE session_id = :session_id AND channel = :channel AND message_id = :message_id AND status = 'waiting'
+
+-- name: run_of
+-- The run that a message began or joined; also if only its answer is left.
+SELECT run_id FROM chat_runs WHERE session_id = :session_id AND message_id = :message_id
+UNION ALL
+SELECT run_id FROM chat_run_messages WHERE session_id = :session_id AND message_id = :message_id
+UNION ALL
+SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
+LIMIT 1
+
+-- name: place
+SELECT channel, address, heard_at, sent FROM chat_channel_sessions WHERE session_id = :session_id
+
+-- name: make_ready
+-- Answers of runs that are over or wait for a person; of one session, or of all.
+-- Before the first try, the platform may fetch the answer itself.
+UPDATE chat_outbox SET
+    status = 'ready', partial = NULL, next_try_at = CASE WHEN next_try_at > :now THEN next_try_at ELSE :now END
+WHERE status = 'waiting' AND (CAST(:session_id AS TEXT) IS NULL OR session_id = :session_id) AND (
+    EXISTS (
+        SELECT 1 FROM chat_runs r
+        WHERE r.session_id = chat_outbox.session_id AND r.message_id = chat_outbox.message_id
+            AND r.status NOT IN ('queued', 'running')
+    ) OR EXISTS (
+        SELECT 1 FROM chat_run_messages m JOIN chat_runs r ON r.run_id = m.run_id
+        WHERE m.session_id = chat_outbox.session_id AND m.message_id = chat_outbox.message_id
+            AND r.status NOT IN ('queued', 'running')
+    ) OR EXISTS (
+        SELECT 1 FROM chat_answered_messages a
+        WHERE a.session_id = chat_outbox.session_id AND a.message_id = chat_outbox.message_id
+    )
+)
+RETURNING number
+
+-- name: end_unasked
+-- Answers to messages without a run: their process died, and the platform did not send them again.
+UPDATE chat_outbox SET status = 'nothing', error = 'NoRun', address = NULL, ended_at = :now
+WHERE status = 'waiting' AND created_at < :before
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_runs r WHERE r.session_id = chat_outbox.session_id AND r.message_id = chat_outbox.message_id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM chat_run_messages m
+        WHERE m.session_id = chat_outbox.session_id AND m.message_id = chat_outbox.message_id
+    ) AND NOT EXISTS (
+        SELECT 1 FROM chat_answered_messages a
+        WHERE a.session_id = chat_outbox.session_id AND a.message_id = chat_outbox.message_id
+    )
+
+-- name: due
+-- The first message of each session, if no process sends it.
+SELECT number FROM chat_outbox
+WHERE channel = :channel AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now) AND NOT EXISTS (
+    SELECT 1 FROM chat_outbox b
+    WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
+)
+ORDER BY next_try_at, number
+LIMIT :limit
+
+-- name: claim
+-- An owner that did not return in time may have sent a part without recording it.
+UPDATE chat_outbox SET
+    uncertain = uncertain OR owner IS NOT NULL, owner = :owner, owned_until = :until, tries = tries + 1
+WHERE number = :number AND status = 'ready' AND next_try_at <= :now AND (owner IS NULL OR owned_until < :now)
+    AND NOT EXISTS (
+        SELECT 1 FROM chat_outbox b
+        WHERE b.session_id = chat_outbox.session_id AND b.status = 'ready' AND b.number < chat_outbox.number
+    )
+RETURNING
+    number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
+    created_at
+
+-- name: find
+SELECT
+    number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
+    created_at, partial
+FROM chat_outbox
+WHERE channel = :channel AND (
+    number = CAST(:number AS BIGINT) OR (session_id = CAST(:session_id AS TEXT) AND message_id = CAST(:message_id AS TEXT))
+)
+
+-- name: note_partial
+UPDATE chat_outbox SET partial = :partial WHERE number = :number AND status = 'waiting'
+
+-- name: end_fetched
+-- The platform fetched the whole answer. Its own text stays, because the platform may fetch it once more.
+UPDATE chat_outbox SET status = 'delivered', address = NULL, ended_at = :now
+WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
+
+-- name: note_fetched
+-- The platform fetched the first part; the others are sent.
+UPDATE chat_outbox SET parts_sent = 1, next_try_at = :now
+WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
+
+-- name: note_part
+UPDATE chat_outbox SET parts_sent = :parts, owned_until = :until
+WHERE number = :number AND owner = :owner AND status = 'ready'
+
+-- name: count_part
+UPDATE chat_channel_sessions SET sent = sent + 1 WHERE session_id = :session_id
+
+-- name: move
+UPDATE chat_outbox SET address = :address WHERE number = :number AND owner = :owner AND status = 'ready'
+
+-- name: postpone
+UPDATE chat_outbox SET
+    owner = NULL, owned_until = NULL, next_try_at = :at, error = :error,
+    uncertain = uncertain OR CAST(:uncertain AS BOOLEAN)
+WHERE number = :number AND owner = :owner AND status = 'ready'
+
+-- name: fail
+-- It keeps its text and its address for a retry by a person.
+UPDATE chat_outbox SET status = 'failed', owner = NULL, owned_until = NULL, error = :error, ended_at = :now
+WHERE number = :number AND owner = :owner AND status = 'ready'
+
+-- name: end
+UPDATE chat_outbox SET
+    status = :status, owner = NULL, owned_until = NULL, error = :error, content = NULL, address = NULL, ended_at = :now
+WHERE number = :number AND owner = :owner AND status = 'ready'
+
+-- name: retry
+UPDATE chat_outbox SET status = 'ready', tries = 0, error = NULL, next_try_at = :now, ended_at = NULL
+WHERE number = :number AND status = 'failed'
+
+-- name: drop
+UPDATE chat_outbox SET
+    status = 'dropped', owner = NULL, owned_until = NULL, content = NULL, partial = NULL, address = NULL, ended_at = :now
+WHERE number = :number AND status IN ('waiting', 'ready', 'failed')
+
+-- name: entries
+SELECT
+    number, channel, session_id, message_id, status, content, address, parts_sent, tries, uncertain, error, next_try_at,
+    created_at
+FROM chat_outbox
+WHERE number > :after AND (CAST(:status AS TEXT) IS NULL OR status = :status)
+    AND (CAST(:channel AS TEXT) IS NULL OR channel = :channel)
+ORDER BY number
+LIMIT :limit
+
+-- name: counts
+SELECT channel, status, count(*) FROM chat_outbox GROUP BY channel, status ORDER BY channel, status
+
+-- name: times
+SELECT channel, min(oldest), max(heard) FROM (
+    SELECT channel, created_at AS oldest, NULL AS heard FROM chat_outbox WHERE status IN ('waiting', 'ready', 'failed')
+    UNION ALL
+    SELECT channel, NULL, heard_at FROM chat_channel_sessions
+) both_tables
+GROUP BY channel
+
+-- name: remove_ended
+DELETE FROM chat_outbox WHERE status IN ('delivered', 'dropped', 'nothing') AND ended_at < :before

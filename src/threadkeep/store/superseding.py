@@ -1,0 +1,240 @@
+"""Superseding of messages and branching of sessions in the tables, inside an open transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.errors import (
+    InvalidInput,
+    InvalidMessage,
+    MessageNotFound,
+    MessageSuperseded,
+    SessionNotFound,
+    WrongUser,
+)
+from threadkeep.records import Message, Turn
+from threadkeep.store.codec import (
+    LAST_MESSAGE_CHARACTERS,
+    TITLE_CHARACTERS,
+    marked_message_of,
+    message_of,
+    session_parameters,
+    shorten,
+)
+from threadkeep.store.driver import Connection, Row
+from threadkeep.store.preparing import Prepared
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_text
+from threadkeep.store.transcripts import Branching, Superseded, Superseding
+
+
+@dataclass(frozen=True)
+class _Span:
+    """A range of `seq`, both ends included, and the message in it that has a new version.
+
+    With a `run_id` only the messages of that run are selected.
+    """
+
+    first_seq: int
+    last_seq: int
+    replaced_id: str | None = None
+    run_id: str | None = None
+
+
+class SupersedingWriter:
+    """A writer that supersedes messages, with all data derived from them."""
+
+    def __init__(self) -> None:
+        self._sql = load_statements("transcripts.sql", "superseding.sql")
+
+    async def supersede(
+        self, connection: Connection, superseding: Superseding, new: Prepared | None, *, now: str
+    ) -> Superseded:
+        """Supersede messages; `new` is the version that replaces them. Raises as `Transcripts.supersede`."""
+        place = {"session_id": superseding.session_id}
+        held = await connection.fetch(self._sql["hold"], place)
+        if held and superseding.user_id not in (None, held[0][0]):
+            raise WrongUser(superseding.session_id)
+        if superseding.message_id is None:
+            span = await self._newest(connection, superseding) if held else None
+        else:
+            last_seq = min(int(held[0][2]), superseding.upto) if held else 0
+            found = await self._named(connection, superseding, last_seq)
+            if isinstance(found, Superseded):
+                return found
+            span = found
+        if span is None:
+            return Superseded()
+        between = {**place, "first_seq": span.first_seq, "last_seq": span.last_seq}
+        taken: Sequence[Row] = ()
+        if superseding.newest:
+            taken = await connection.fetch(self._sql["active_between"], between)
+        new_id = None if new is None else new.columns[0]["id"]
+        mark = {**between, "now": now, "id": span.replaced_id, "superseded_by": new_id, "run_id": span.run_id}
+        seqs = [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], mark)]
+        by = None if new is None else await self._insert(connection, superseding, new, now=now)
+        if seqs:
+            await self.refresh(connection, superseding.session_id, seqs)
+        if not seqs and by is None:
+            return Superseded()
+        messages = tuple(message_of(row) for row in taken)
+        return Superseded(len(seqs), min(seqs, default=0), max(seqs, default=0), messages, by)
+
+    async def refresh(self, connection: Connection, session_id: str, seqs: Sequence[int]) -> None:
+        """Update all data derived from a session, after messages with these `seq` values were superseded."""
+        between: dict[str, object] = {"session_id": session_id, "first_seq": min(seqs), "last_seq": max(seqs)}
+        await self.forget_derived(connection, session_id, min(seqs), max(seqs))
+        newest_user = await connection.fetch(self._sql["newest_active_user"], between)
+        known = {
+            "session_id": session_id,
+            "superseded": len(seqs),
+            "title": await self._title(connection, between, frozenset(seqs)),
+            "last_message": await self._shortened(
+                connection, "newest_active_message", session_id, LAST_MESSAGE_CHARACTERS
+            ),
+            "last_user_seq": newest_user[0][0] if newest_user else 0,
+        }
+        await connection.execute(self._sql["refresh_session"], known)
+
+    async def _title(self, connection: Connection, between: dict[str, object], seqs: frozenset[int]) -> str | None:
+        """Return the title without the messages with these `seq` values; a title not made of them stays."""
+        title: str | None = (await connection.fetch(self._sql["hold"], between))[0][1]
+        users = await connection.fetch(self._sql["superseded_users"], between)
+        # Some of the messages in the range may have been superseded before.
+        first = next((seq for (seq,) in users if seq in seqs), None)
+        if title is None or first is None:
+            return title
+        place = {"session_id": between["session_id"], "at": first}
+        [(content,)] = await connection.fetch(self._sql["content_at"], place)
+        if title != shorten(content, TITLE_CHARACTERS):
+            return title
+        return await self._shortened(connection, "first_user", str(place["session_id"]), TITLE_CHARACTERS)
+
+    async def forget_derived(self, connection: Connection, session_id: str, first_seq: int, last_seq: int) -> None:
+        """Deactivate summaries, anchors, steps and vectors of messages between two `seq` values, both included."""
+        between = {"session_id": session_id, "first_seq": first_seq, "last_seq": last_seq}
+        withdrawn = [row[0] for row in await connection.fetch(self._sql["withdraw_summaries"], between)]
+        while withdrawn:
+            # The parts of a merged summary become active again, if none of their messages was superseded.
+            part = {"session_id": session_id, "id": withdrawn.pop()}
+            for part_id, part_end in await connection.fetch(self._sql["parts_of_summary"], part):
+                if part_end < first_seq:
+                    await connection.execute(self._sql["restore_summary"], {**part, "id": part_id})
+                else:
+                    withdrawn.append(part_id)
+        await connection.execute(self._sql["forget_anchors"], between)
+        await connection.execute(self._sql["forget_steps"], between)
+        for (model,) in await connection.fetch(self._sql["vector_models"], between):
+            await connection.execute(self._sql["forget_vectors"], {**between, "model": model})
+
+    async def branch(self, connection: Connection, branching: Branching, *, now: str) -> None:
+        """Create a session with the messages of another one. Raises as `Transcripts.branch`."""
+        held = await connection.fetch(self._sql["hold"], {"session_id": branching.session_id})
+        if not held:
+            raise SessionNotFound(branching.session_id)
+        if branching.user_id not in (None, held[0][0]):
+            raise WrongUser(branching.session_id)
+        parent = {"session_id": branching.session_id, "at": held[0][2] if branching.at is None else branching.at}
+        since = None if branching.at is None else await self._superseded_at(connection, parent)
+        copy = {**parent, "branch_id": branching.branch_id, "since": since, "now": now}
+        if not await connection.execute(self._sql["begin_branch"], copy):
+            await self._check_branch(connection, branching)
+            return
+        await connection.execute(self._sql["copy_messages"], copy)
+        await connection.execute(self._sql["copy_summaries"], copy)
+        title, first = held[0][1], await connection.fetch(self._sql["first_user"], parent)
+        if title is None or (first and title == shorten(first[0][0], TITLE_CHARACTERS)):
+            title = await self._shortened(connection, "first_user", branching.branch_id, TITLE_CHARACTERS)
+        last = await self._shortened(connection, "newest_active_message", branching.branch_id, LAST_MESSAGE_CHARACTERS)
+        known = {"session_id": branching.branch_id, "title": title, "last_message": last}
+        await connection.execute(self._sql["name_branch"], known)
+
+    async def _superseded_at(self, connection: Connection, place: dict[str, object]) -> str | None:
+        """Return when the message at a place was superseded. Raises `InvalidInput` if there is no message."""
+        places = await connection.fetch(self._sql["place_at"], place)
+        if not places:
+            raise no_message_at(place["session_id"], place["at"])
+        superseded_at: str | datetime | None = places[0][1]
+        return time_text(superseded_at) if isinstance(superseded_at, datetime) else superseded_at
+
+    async def _check_branch(self, connection: Connection, branching: Branching) -> None:
+        rows = await connection.fetch(self._sql["session"], {"session_id": branching.branch_id, "user_id": None})
+        check_branch(branching, rows[0][-2:] if rows else (None, None))
+
+    async def _newest(self, connection: Connection, superseding: Superseding) -> _Span | None:
+        wanted = {"session_id": superseding.session_id, "newest": superseding.newest}
+        [(first_seq, last_seq)] = await connection.fetch(self._sql["newest_active"], wanted)
+        return None if first_seq is None else _Span(int(first_seq), int(last_seq))
+
+    async def _named(self, connection: Connection, superseding: Superseding, last_seq: int) -> _Span | Superseded:
+        """Return the range that a message id selects, or the result of the same call before."""
+        session_id, message_id = superseding.session_id, str(superseding.message_id)
+        message = await self._message(connection, session_id, message_id)
+        if message is None:
+            raise MessageNotFound(session_id, message_id)
+        version = None
+        if superseding.by is not None and superseding.by.id is not None:
+            version = await self._message(connection, session_id, superseding.by.id)
+        if done := done_before(superseding, message, version):
+            return done
+        seq = message.seq or 0
+        if superseding.scope == "after":
+            return _Span(seq + 1, last_seq)
+        alone = superseding.scope == "message" or (superseding.scope == "run" and message.run_id is None)
+        run_id = message.run_id if superseding.scope == "run" else None
+        return _Span(seq, seq if alone else last_seq, message.id, run_id)
+
+    async def _insert(
+        self, connection: Connection, superseding: Superseding, new: Prepared, *, now: str
+    ) -> Message | None:
+        turn = Turn(superseding.session_id, tuple(new.messages), superseding.user_id)
+        reserved = session_parameters(turn, new.messages, now=now)
+        [(_, last_seq, _)] = await connection.fetch(self._sql["reserve"], reserved)
+        [columns] = new.columns
+        row = {**columns, "session_id": superseding.session_id, "seq": last_seq}
+        await connection.execute(self._sql["insert_message"], row)
+        return await self._message(connection, superseding.session_id, str(columns["id"]))
+
+    async def _message(self, connection: Connection, session_id: str, message_id: str) -> Message | None:
+        key = {"session_id": session_id, "id": message_id}
+        rows = await connection.fetch(self._sql["message_with_id"], key)
+        return marked_message_of(rows[0]) if rows else None
+
+    async def _shortened(self, connection: Connection, statement: str, session_id: str, characters: int) -> str | None:
+        rows = await connection.fetch(self._sql[statement], {"session_id": session_id})
+        return shorten(rows[0][0], characters) if rows else None
+
+
+def done_before(superseding: Superseding, message: Message, version: Message | None) -> Superseded | None:
+    """Return the result of a superseding that was made before, None if it is still to be made.
+
+    `message` is the message that it names, and `version` the stored message with the id of its new version.
+
+    Raises:
+        MessageSuperseded: the message was superseded before, and not by the given version.
+        InvalidMessage: the id of the new version is another message's.
+    """
+    if version is not None and message.superseded_by == version.id:
+        return Superseded(by=version)
+    if message.superseded_at is not None:
+        raise MessageSuperseded(superseding.session_id, str(message.id), message.superseded_by)
+    if version is not None:
+        raise InvalidMessage("The id of the new version is another message's; give it an id of its own, or None.")
+    return None
+
+
+def check_branch(branching: Branching, parent: Sequence[object]) -> None:
+    """Refuse an existing session that is not the requested branch; `parent` has its session and `seq`.
+
+    Raises:
+        InvalidInput: it is another session.
+    """
+    if tuple(parent) != (branching.session_id, parent[1] if branching.at is None else branching.at):
+        raise InvalidInput(f"There is a session {branching.branch_id!r} already; give the branch an id of its own.")
+
+
+def no_message_at(session_id: object, place: object) -> InvalidInput:
+    """Return the error of a branch at a place where there is no message."""
+    return InvalidInput(f"Session {session_id!r} has no message at place {place}; branch at one that it has.")

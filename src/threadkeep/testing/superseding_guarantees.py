@@ -1,0 +1,419 @@
+"""Guarantees of superseding: messages that are taken back or replaced stay stored, but are not active."""
+# ruff: noqa: S101 - a contract asserts
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from threadkeep.errors import (
+    InvalidInput,
+    InvalidMessage,
+    MessageNotFound,
+    MessageSuperseded,
+    SessionNotFound,
+    WrongUser,
+)
+from threadkeep.records import Message, SessionInfo, Turn
+from threadkeep.store.transcripts import Branching, SessionChanges, Superseding, Transcripts
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, places, turn, user
+
+_TOLD = Message("assistant", "told", "told", answers="q")
+_LATE = Turn("room:1", (_TOLD,), answers="q", told_at=datetime(2026, 3, 1, tzinfo=UTC))
+
+
+class SupersedingGuarantees(TranscriptSource):
+    """The guarantees that apply when messages are superseded, and when a session is branched."""
+
+    async def test_the_newest_messages_are_taken_back_and_returned(self) -> None:
+        """They are returned oldest first, unchanged; the others stay, and `seq` continues after all of them."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            taken = await transcripts.supersede(Superseding("room:1", newest=3))
+            assert (taken.count, taken.first_seq, taken.last_seq) == (3, 2, 4)
+            assert contents(taken.messages) == ["a1", "q2", "a2"]
+            assert await _active(transcripts) == ["q1"]
+            receipt = await transcripts.append(turn(user("q3")))
+            assert receipt.first_seq == 5
+            assert await _active(transcripts) == ["q1", "q3"]
+            assert (await transcripts.supersede(Superseding("room:1", newest=9))).count == 2
+            assert await transcripts.supersede(Superseding("room:1", newest=1)) == await transcripts.supersede(
+                Superseding("no:room", newest=1)
+            )
+
+    async def test_the_history_shows_what_was_superseded_and_by_what(self) -> None:
+        """The history has the time and the id of the new version; active messages have neither."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1")
+            edited = await transcripts.supersede(
+                Superseding("room:1", message_id="q1", by=Message("user", "better", "q1b", metadata={"a": 1}))
+            )
+            assert edited.by is not None
+            assert (edited.by.seq, edited.by.id, edited.by.metadata) == (3, "q1b", {"a": 1})
+            page = await transcripts.newest("room:1", limit=9, view="history")
+            assert places(page.messages) == [1, 2, 3]
+            assert [message.superseded_by for message in page.messages] == ["q1b", None, None]
+            assert [message.superseded_at is None for message in page.messages] == [False, False, True]
+            assert edited.by == page.messages[-1]
+            found = await transcripts.find("room:1", "q1")
+            assert found == page.messages[0]
+            assert await transcripts.at("room:1", [1, 2]) == list(page.messages[:2])
+            assert await transcripts.with_ids("room:1", ["a1", "nothing", "q1"]) == list(page.messages[:2])
+
+    async def test_pages_of_the_active_view_pass_superseded_messages_over(self) -> None:
+        """A page has the requested length, and the next one continues before it."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, *(f"{number}" for number in range(1, 9)))
+            await transcripts.supersede(Superseding("room:1", message_id="3"))
+            await _say(transcripts, "9", "10")
+            page = await transcripts.newest("room:1", limit=3)
+            assert (places(page.messages), page.next_before) == ([2, 9, 10], 2)
+            rest = await transcripts.newest("room:1", limit=3, before=2)
+            assert (places(rest.messages), rest.next_before) == ([1], None)
+            page = await transcripts.newest("room:1", limit=3, view="history")
+            assert (places(page.messages), page.next_before) == ([8, 9, 10], 8)
+
+    async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
+        """Messages before and after it stay active."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2", "q3")
+            one = await transcripts.supersede(Superseding("room:1", message_id="a1", scope="message"))
+            assert (one.count, one.first_seq, one.last_seq) == (1, 2, 2)
+            assert await _active(transcripts) == ["q1", "q2", "a2", "q3"]
+            after = await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))
+            assert after.count == 2
+            assert await _active(transcripts) == ["q1", "q2"]
+            assert (await transcripts.supersede(Superseding("room:1", message_id="q2", scope="after"))).count == 0
+
+    async def test_a_told_answer_takes_the_place_of_one_that_nobody_was_told(self) -> None:
+        """The other one stays, superseded; a request for it returns the delivered one."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("hi", "q")))
+            await transcripts.append(Turn("room:1", (replace(_TOLD, id="takeover", content="of it"),), answers="q"))
+            for _ in range(2):
+                assert (await transcripts.append(_LATE)).adopted is None
+            assert await _active(transcripts) == ["hi", "told"]
+            old = await transcripts.find("room:1", "takeover")
+            assert (old and old.superseded_by, await transcripts.superseded("room:1")) == ("told", [(2, 2)])
+            told = await transcripts.tell("room:1", "takeover")
+            assert told is not None
+            assert (told.id, told.seq, told.answers) == ("told", 3, "q")
+            assert [one.id for one in await transcripts.answers_to("room:1", await _question(transcripts))] == ["told"]
+            info = await transcripts.session("room:1")
+            assert info is not None
+            assert (info.message_count, info.last_seq, info.last_message) == (2, 3, "told")
+
+    async def test_an_answer_that_a_repeat_was_told_stays(self) -> None:
+        """The late one is kept beside it, superseded from the beginning."""
+        async with self.open_transcripts() as transcripts:
+            takeover = replace(_TOLD, id="takeover", content="of it")
+            await transcripts.append(Turn("room:1", (Message("user", "hi", "q"), takeover)))
+            assert await transcripts.tell("room:1", "takeover") is not None
+            for _ in range(2):
+                await transcripts.append(_LATE)
+            assert await _active(transcripts) == ["hi", "of it"]
+            late = await transcripts.find("room:1", "told")
+            assert late is not None
+            assert (late.seq, late.superseded_by) == (3, "takeover")
+            told = await transcripts.tell("room:1", "told")
+            assert told is not None
+            assert told.id == "takeover"
+            info = await transcripts.session("room:1")
+            assert info is not None
+            assert (info.message_count, info.last_seq) == (2, 3)
+
+    async def test_the_turn_of_a_run_can_be_superseded_between_other_turns(self) -> None:
+        """Messages of other turns stay; a question without a run is superseded alone."""
+        async with self.open_transcripts() as transcripts:
+            of_run = [Message("user", "q1", "q1", run_id="r1"), Message("assistant", "a1", "a1", run_id="r1")]
+            await transcripts.append(turn(user("q0", "q0"), of_run[0], assistant("other", run_id="r2"), of_run[1]))
+            taken = await transcripts.supersede(Superseding("room:1", message_id="q1", scope="run"))
+            assert (taken.count, taken.first_seq, taken.last_seq) == (2, 2, 4)
+            assert await _active(transcripts) == ["q0", "other"]
+            assert await transcripts.superseded("room:1") == [(2, 2), (4, 4)]
+            assert (await transcripts.supersede(Superseding("room:1", message_id="q0", scope="run"))).count == 1
+            assert await _active(transcripts) == ["other"]
+
+    async def test_what_came_after_a_place_can_be_left_as_it_is(self) -> None:
+        """A caller supersedes the messages it has seen, and no later ones."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            superseding = Superseding("room:1", message_id="q1", scope="after", upto=3)
+            assert (await transcripts.supersede(superseding)).count == 2
+            assert await _active(transcripts) == ["q1", "a2"]
+            assert (await transcripts.supersede(superseding)).count == 0
+            assert (await transcripts.supersede(replace(superseding, upto=1))).count == 0
+
+    async def test_those_who_take_back_at_once_get_different_messages(self) -> None:
+        """Each message goes to one caller; the last caller may get none."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, *(f"{number}" for number in range(1, 7)))
+            takings = (transcripts.supersede(Superseding("room:1", newest=1)) for _ in range(8))
+            taken = await asyncio.gather(*takings)
+            assert sorted(message.content for one in taken for message in one.messages) == list("123456")
+            assert sorted(one.count for one in taken) == [0, 0, 1, 1, 1, 1, 1, 1]
+            assert await _active(transcripts) == []
+
+    async def test_a_session_tells_of_its_active_messages(self) -> None:
+        """Count, title and last message are of active messages; each superseding increases the revision."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            assert (await _info(transcripts)).revision == 0
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            info = await _info(transcripts)
+            assert (info.message_count, info.last_message, info.title, info.revision) == (3, "q2", "q1", 1)
+            await transcripts.supersede(Superseding("room:1", message_id="q1", by=user("other", "q1b")))
+            info = await _info(transcripts)
+            assert (info.message_count, info.last_message, info.title, info.revision) == (1, "other", "other", 2)
+            assert info.last_seq == 5
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            info = await _info(transcripts)
+            assert (info.message_count, info.last_message, info.title, info.revision) == (0, None, None, 3)
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            assert (await _info(transcripts)).revision == 3
+
+    async def test_a_title_that_somebody_gave_stays(self) -> None:
+        """Only a title derived from the superseded message is derived again."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1")
+            await transcripts.change("room:1", SessionChanges(title="Mine"))
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            assert (await _info(transcripts)).title == "Mine"
+
+    async def test_windows_are_made_of_active_messages(self) -> None:
+        """This includes the newest user message, with any number of superseded ones after it."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            await transcripts.supersede(Superseding("room:1", message_id="q2"))
+            await transcripts.append(turn(*[assistant(f"step {number}") for number in range(5)]))
+            recent = await transcripts.recent("room:1", limit=3)
+            assert contents(recent.messages) == ["step 4", "step 3", "step 2"]
+            assert recent.newest_user is not None
+            assert (recent.newest_user.content, recent.revision) == ("q1", 1)
+            assert contents((await transcripts.recent("room:1", limit=9)).messages)[-2:] == ["a1", "q1"]
+            assert await transcripts.superseded("room:1") == [(3, 4)]
+
+    async def test_the_places_of_superseded_messages_are_told_as_ranges(self) -> None:
+        """The ranges are of the whole session, or between two positions."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, *(f"{number}" for number in range(1, 10)))
+            assert await transcripts.superseded("room:1") == []
+            for place in ("2", "3", "5"):
+                await transcripts.supersede(Superseding("room:1", message_id=place, scope="message"))
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            assert await transcripts.superseded("room:1") == [(2, 3), (5, 5), (8, 9)]
+            assert await transcripts.superseded("room:1", after=2, before=9) == [(3, 3), (5, 5), (8, 8)]
+            assert await transcripts.superseded("no:room") == []
+
+    async def test_an_id_stays_known_when_its_message_is_superseded(self) -> None:
+        """A repeated delivery of the message does not restore it."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1")
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            receipt = await transcripts.append(turn(user("q1", "q1")))
+            assert (receipt.duplicates, receipt.first_seq) == (("q1",), 1)
+            assert await _active(transcripts) == []
+
+    async def test_the_answers_to_a_question_are_active_ones(self) -> None:
+        """Answers to a superseded question are superseded with it: a repeat of its id gets its old answer."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("q", "q"), Message("assistant", "a", "a", answers="q")))
+            await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert await transcripts.answers_to("room:1", question) == []
+            await transcripts.append(turn(Message("assistant", "again", "b", answers="q")))
+            assert [found.id for found in await transcripts.answers_to("room:1", question)] == ["b"]
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            question = await transcripts.find("room:1", "q")
+            assert question is not None
+            assert [found.id for found in await transcripts.answers_to("room:1", question)] == ["a", "b"]
+
+    async def test_a_superseded_answer_leaves_its_place_to_another(self) -> None:
+        """The same author can answer the question once more, and again only once."""
+        async with self.open_transcripts() as transcripts:
+            answer = Message("assistant", "one", "a1", author="writer", answers="q")
+            await transcripts.append(turn(user("q", "q"), answer))
+            await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
+            assert (await transcripts.append(turn(replace(answer, id="a2")))).adopted is None
+            assert (await transcripts.append(turn(replace(answer, id="a3")))).adopted == "a2"
+            assert places((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
+
+    async def test_an_answer_to_a_superseded_question_is_superseded_too(self) -> None:
+        """It is stored, because a person may have read it, but it is not active."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2")
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            before = await _info(transcripts)
+            late = Turn("room:1", (assistant("late", "a2"),), answers="q2")
+            receipt = await transcripts.append(late)
+            assert (receipt.first_seq, receipt.last_seq) == (4, 4)
+            assert await _active(transcripts) == ["q1", "a1"]
+            [stored] = (await transcripts.newest("room:1", limit=1, view="history")).messages
+            assert (stored.id, stored.superseded_at is None) == ("a2", False)
+            info = await _info(transcripts)
+            assert (info.message_count, info.last_message) == (before.message_count, before.last_message) == (2, "a1")
+            assert info.last_seq == 4
+            assert (await transcripts.append(late)).duplicates == ("a2",)
+            assert (await transcripts.append(turn(user("q3")))).first_seq == 5
+
+    async def test_what_is_not_there_or_was_superseded_is_refused(self) -> None:
+        """Each case has its own error; nothing is changed."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2")
+            for session_id, message_id in (("room:1", "q9"), ("no:room", "q1")):
+                with pytest.raises(MessageNotFound) as missing:
+                    await transcripts.supersede(Superseding(session_id, message_id=message_id))
+                assert (missing.value.session_id, missing.value.message_id) == (session_id, message_id)
+            await transcripts.supersede(Superseding("room:1", newest=1))
+            with pytest.raises(MessageSuperseded) as before:
+                await transcripts.supersede(Superseding("room:1", message_id="q2", by=user("new", "q2b")))
+            assert before.value.superseded_by is None
+            with pytest.raises(InvalidMessage):
+                await transcripts.supersede(Superseding("room:1", message_id="q1", by=user("new", "a1")))
+            assert await _active(transcripts) == ["q1", "a1"]
+            assert (await _info(transcripts)).revision == 1
+
+    async def test_the_same_new_version_again_changes_nothing(self) -> None:
+        """A caller that repeats a request gets the first result; another version is rejected."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1")
+            edit = Superseding("room:1", message_id="q1", by=user("new", "q1b"))
+            first = await transcripts.supersede(edit)
+            again = await transcripts.supersede(edit)
+            assert (again.count, again.by) == (0, first.by)
+            with pytest.raises(MessageSuperseded) as before:
+                await transcripts.supersede(replace(edit, by=user("newer", "q1c")))
+            assert before.value.superseded_by == "q1b"
+            assert await _active(transcripts) == ["new"]
+            assert (await _info(transcripts)).revision == 1
+
+    async def test_another_users_messages_are_not_superseded(self) -> None:
+        """The session cannot be branched either."""
+        async with self.open_transcripts() as transcripts:
+            await transcripts.append(turn(user("mine", "m"), user_id="u1"))
+            for superseding in (Superseding("room:1", newest=1), Superseding("room:1", message_id="m")):
+                with pytest.raises(WrongUser):
+                    await transcripts.supersede(replace(superseding, user_id="u2"))
+            with pytest.raises(WrongUser):
+                await transcripts.branch(Branching("room:1", "room:2", 1, "u2"))
+            assert await transcripts.session("room:2") is None
+            assert (await transcripts.supersede(Superseding("room:1", newest=1, user_id="u1"))).count == 1
+
+    async def test_new_messages_and_take_backs_at_once_leave_no_gaps(self) -> None:
+        """Each message is active or was returned once, and the count equals the active messages."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "0")
+            saying = (transcripts.append(turn(user(f"{number}", f"{number}"))) for number in range(1, 13))
+            taking = (transcripts.supersede(Superseding("room:1", newest=1)) for _ in range(6))
+            outcomes, _ = await asyncio.gather(asyncio.gather(*taking), asyncio.gather(*saying))
+            taken = [message.content for one in outcomes for message in one.messages]
+            active = await _active(transcripts)
+            assert sorted([*taken, *active], key=int) == [f"{number}" for number in range(13)]
+            history = (await transcripts.newest("room:1", limit=99, view="history")).messages
+            assert places(history) == list(range(1, 14))
+            assert (await _info(transcripts)).message_count == len(active)
+
+    async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
+        """The branch names its origin, keeps ids and times, and continues independently."""
+        async with self.open_transcripts() as transcripts:
+            messages = (user("q1", "q1"), assistant("a1", "a1", run_id="r"), note("n"), user("q2", "q2"))
+            await transcripts.append(turn(*messages, user_id="u1"))
+            await transcripts.change("room:1", SessionChanges(tags=["t"], metadata={"k": [1]}))
+            await transcripts.branch(Branching("room:1", "room:2", 3))
+            parent, branch = await _info(transcripts), await _info(transcripts, "room:2")
+            assert (branch.parent_session_id, branch.parent_seq, branch.user_id) == ("room:1", 3, "u1")
+            assert (branch.message_count, branch.last_seq, branch.title, branch.last_message) == (3, 3, "q1", "n")
+            assert (branch.tags, branch.metadata, branch.revision) == (("t",), {"k": [1]}, 0)
+            assert parent.parent_session_id is None
+            own = (await transcripts.newest("room:1", limit=3, before=4)).messages
+            assert (await transcripts.newest("room:2", limit=9)).messages == own
+            await transcripts.append(turn(user("other", "q2"), session="room:2"))
+            assert await _active(transcripts) == ["q1", "a1", "n", "q2"]
+            assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
+            await transcripts.delete("room:1")
+            assert await _active(transcripts, "room:2") == ["q1", "a1", "n", "other"]
+
+    async def test_a_branch_has_active_messages_numbered_from_1(self) -> None:
+        """It has the messages up to the position; its windows begin where those of the session did."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            await transcripts.supersede(Superseding("room:1", message_id="a1"))
+            await _say(transcripts, "q3", "a3")
+            await transcripts.reset("room:1")
+            await _say(transcripts, "q4")
+            await transcripts.branch(Branching("room:1", "room:2", 7))
+            page = await transcripts.newest("room:2", limit=9)
+            assert (contents(page.messages), places(page.messages)) == (["q1", "q3", "a3", "q4"], [1, 2, 3, 4])
+            assert (await _info(transcripts, "room:2")).reset_seq == 3
+            assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
+
+    async def test_a_branch_at_a_superseded_message_is_the_session_as_it_was(self) -> None:
+        """The branch has neither the replacement of the message nor earlier superseded messages."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            await transcripts.supersede(Superseding("room:1", message_id="a1", by=assistant("a1b", "a1b")))
+            await _say(transcripts, "q3")
+            await transcripts.supersede(Superseding("room:1", message_id="a1b", by=assistant("a1c", "a1c")))
+            for place, expected in ((4, ["q1", "a1", "q2", "a2"]), (6, ["q1", "a1b", "q3"]), (7, ["q1", "a1c"])):
+                await transcripts.branch(Branching("room:1", f"room:1{place}", place))
+                assert await _active(transcripts, f"room:1{place}") == expected
+                assert (await _info(transcripts, f"room:1{place}")).revision == 0
+
+    async def test_a_branch_of_all_has_nothing_that_was_taken_back(self) -> None:
+        """Also right after the newest messages were taken back, and of a session that has none left."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1", "q2", "a2")
+            await transcripts.supersede(Superseding("room:1", newest=2))
+            for _ in range(2):
+                await transcripts.branch(Branching("room:1", "room:2"))
+            assert await _active(transcripts, "room:2") == ["q1", "a1"]
+            branch = await _info(transcripts, "room:2")
+            assert (branch.parent_seq, branch.last_seq, branch.last_message, branch.title) == (4, 2, "a1", "q1")
+            await transcripts.supersede(Superseding("room:1", newest=9))
+            await transcripts.branch(Branching("room:1", "room:3"))
+            assert await _active(transcripts, "room:3") == []
+            assert (await _info(transcripts, "room:3")).message_count == 0
+
+    async def test_a_branch_is_made_once(self) -> None:
+        """Repeating the request changes nothing; a session of that id that is not the branch is rejected."""
+        async with self.open_transcripts() as transcripts:
+            await _say(transcripts, "q1", "a1")
+            await transcripts.branch(Branching("room:1", "room:2", 2))
+            await transcripts.append(turn(user("more"), session="room:2"))
+            await transcripts.branch(Branching("room:1", "room:2", 2))
+            assert await _active(transcripts, "room:2") == ["q1", "a1", "more"]
+            for wrong in (Branching("room:1", "room:2", 1), Branching("room:1", "room:1", 1)):
+                with pytest.raises(InvalidInput):
+                    await transcripts.branch(wrong)
+            with pytest.raises(SessionNotFound):
+                await transcripts.branch(Branching("no:room", "room:3", 1))
+            for place in (0, 3):
+                with pytest.raises(InvalidInput):
+                    await transcripts.branch(Branching("room:1", "room:3", place))
+            assert await transcripts.session("room:3") is None
+
+
+async def _say(transcripts: Transcripts, *words: str) -> None:
+    """Append words as messages, each with its text as its id; ids of the assistant begin with `a`."""
+    messages = [assistant(word, word) if word.startswith("a") else user(word, word) for word in words]
+    await transcripts.append(turn(*messages))
+
+
+async def _active(transcripts: Transcripts, session_id: str = "room:1") -> list[str]:
+    return contents((await transcripts.newest(session_id, limit=99)).messages)
+
+
+async def _info(transcripts: Transcripts, session_id: str = "room:1") -> SessionInfo:
+    info = await transcripts.session(session_id)
+    assert info is not None
+    return info
+
+
+async def _question(transcripts: Transcripts) -> Message:
+    question = await transcripts.find("room:1", "q")
+    assert question is not None
+    return question

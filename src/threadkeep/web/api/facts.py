@@ -1,0 +1,146 @@
+"""Facts that outlive a session."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query
+
+from threadkeep.errors import KnowledgeNotFound
+from threadkeep.knowledge.views import (
+    DecisionInput,
+    FactInput,
+    FactList,
+    FactView,
+    ForgetFactsInput,
+    Forgotten,
+    ProposalList,
+    ProposalView,
+)
+from threadkeep.records.knowledge import FactKind, FactQuery, ProposalQuery, ProposalStatus, Scope, ScopeKind
+from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, KnowledgeUser, Limit, OwnerInQuery
+from threadkeep.web.cursors import read_cursor, write_cursor
+from threadkeep.web.problems import documented
+
+router = APIRouter(prefix="/api/v1/facts", tags=["knowledge"])
+
+_FAILURES = documented(404, 422, 503)
+_WRITING = {**_FAILURES, **documented(400, 413)}
+
+type FactId = Annotated[str, Path(min_length=1, max_length=64, description="The fact's id.")]
+
+
+@router.get("", summary="List facts", responses=_FAILURES)
+async def list_facts(
+    app: AppInUse,
+    *,
+    scope: Annotated[ScopeKind | None, Query(description="Only facts of this kind of scope.")] = None,
+    owner: OwnerInQuery = None,
+    kind: Annotated[FactKind | None, Query(description="Only facts of this kind.")] = None,
+    key: Annotated[str | None, Query(max_length=128, description="Only values of this key.")] = None,
+    q: Annotated[str | None, Query(max_length=200, description="Only facts with this text in key or value.")] = None,
+    past: Annotated[bool, Query(description="Also values that are not valid any more.")] = False,
+    user_id: KnowledgeUser = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> FactList:
+    """List facts, most recently changed first; with a scope and an owner only theirs."""
+    query = FactQuery(
+        Scope(scope, owner) if scope and owner else None,
+        scope,
+        kind,
+        key,
+        q,
+        past,
+        user_id=user_id,
+        limit=limit,
+        cursor=read_cursor(cursor),
+    )
+    found, following = await app.memory.knowledge.facts_page(query)
+    next_cursor = write_cursor(following)
+    return FactList(facts=[FactView.of(fact) for fact in found], next_cursor=next_cursor)
+
+
+@router.put("", summary="Remember a fact", responses=_WRITING)
+async def remember_fact(fact: FactInput, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
+    """Remember a value of a key. The same value confirms the fact; another value replaces it."""
+    remembered = await app.memory.knowledge.remember(
+        Scope(fact.scope, fact.owner),
+        fact.key,
+        fact.value,
+        kind=fact.kind,
+        confidence=fact.confidence,
+        evidence=None if fact.evidence is None else fact.evidence.record(),
+        user_id=user_id,
+    )
+    return FactView.of(remembered)
+
+
+@router.post("/forget", summary="Forget facts", responses=_WRITING)
+async def forget_facts(what: ForgetFactsInput, app: AppInUse, user_id: KnowledgeUser = None) -> Forgotten:
+    """Delete facts by their ids, or those of an owner: each with all values of its key, permanently."""
+    knowledge = app.memory.knowledge
+    if what.ids is not None:
+        gone, missing = await knowledge.forget_facts(what.ids, user_id=user_id)
+        return Forgotten(forgotten=gone, not_found=missing)
+    scope = what.named_scope()
+    if what.keys is None:
+        return Forgotten(forgotten=await knowledge.forget_all(scope, user_id=user_id))
+    counts = {key: await knowledge.forget(scope, key, user_id=user_id) for key in what.keys}
+    return Forgotten(forgotten=sum(counts.values()), not_found=[key for key, count in counts.items() if not count])
+
+
+@router.get("/proposals", summary="List proposed facts", responses=_FAILURES)
+async def list_proposals(
+    app: AppInUse,
+    *,
+    status: Annotated[ProposalStatus | None, Query(description="Only those of this status.")] = None,
+    scope: Annotated[ScopeKind | None, Query(description="Only those of this scope; with its owner.")] = None,
+    owner: OwnerInQuery = None,
+    session_id: Annotated[str | None, Query(max_length=256, description="Only those from this session.")] = None,
+    user_id: KnowledgeUser = None,
+    limit: Limit = DEFAULT_LIMIT,
+    cursor: Cursor = None,
+) -> ProposalList:
+    """List the facts that were proposed from messages, most recently changed first, each with its message."""
+    query = ProposalQuery(
+        status,
+        Scope(scope, owner) if scope and owner else None,
+        session_id,
+        user_id,
+        limit,
+        read_cursor(cursor),
+    )
+    found, following = await app.memory.proposals.page(query)
+    next_cursor = write_cursor(following)
+    return ProposalList(proposals=[ProposalView.of(one) for one in found], next_cursor=next_cursor)
+
+
+@router.get("/proposals/{proposal_id}", summary="See a proposed fact", responses=_FAILURES)
+async def get_proposal(proposal_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> ProposalView:
+    """Return a proposal with the message that it comes from."""
+    return ProposalView.of(await app.memory.proposals.proposal(proposal_id, user_id=user_id))
+
+
+@router.post("/proposals/{proposal_id}", summary="Decide about a proposed fact", responses=_WRITING)
+async def decide_proposal(
+    proposal_id: FactId, decision: DecisionInput, app: AppInUse, user_id: KnowledgeUser = None
+) -> ProposalView:
+    """Accept a proposal, reject it for good, or undo an accepted one: the value before it is valid again."""
+    proposals = app.memory.proposals
+    verbs = {"accept": proposals.accept, "reject": proposals.reject, "undo": proposals.undo}
+    return ProposalView.of(await verbs[decision.decision](proposal_id, by=decision.by, user_id=user_id))
+
+
+@router.get("/{fact_id}", summary="See a fact", responses=_FAILURES)
+async def get_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> FactView:
+    """Return one value with the messages and runs that it comes from, valid or not."""
+    return FactView.of(await app.memory.knowledge.fact(fact_id, user_id=user_id))
+
+
+@router.delete("/{fact_id}", summary="Forget a fact", status_code=204, responses=_FAILURES)
+async def forget_fact(fact_id: FactId, app: AppInUse, user_id: KnowledgeUser = None) -> None:
+    """Delete a fact with all values of its key, permanently."""
+    _, missing = await app.memory.knowledge.forget_facts([fact_id], user_id=user_id)
+    if missing:
+        raise KnowledgeNotFound("fact", fact_id)

@@ -1,0 +1,128 @@
+"""Graphiti: consents, deliveries, and requests of a person."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Query
+
+from threadkeep.knowledge.graphiti.checks import all_ok
+from threadkeep.knowledge.graphiti.views import (
+    BackfilledView,
+    BackfillInput,
+    Changed,
+    CheckInput,
+    CheckList,
+    CheckView,
+    ConsentInput,
+    ConsentList,
+    ConsentView,
+    DeliveryChoice,
+    DeliveryList,
+    DeliveryView,
+    GraphitiStatusView,
+    PromotedView,
+    PromotionInput,
+    PurgedView,
+    PurgeInput,
+    RetractedView,
+    TrustInput,
+    TrustView,
+    UndoInput,
+)
+from threadkeep.records.graphiti import DeliveryStatus
+from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit
+from threadkeep.web.problems import documented
+
+router = APIRouter(prefix="/api/v1/knowledge", tags=["knowledge"])
+
+_READING = documented(422, 503)
+_WRITING = documented(400, 404, 409, 413, 422, 503)
+_ASKING = documented(400, 404, 409, 413, 422, 502, 503)
+
+
+@router.get("/status", summary="See how far Graphiti is", responses=documented(503))
+async def graphiti_status(app: AppInUse) -> GraphitiStatusView:
+    """Return the data that may go to Graphiti, the messages on their way, and any problems."""
+    return GraphitiStatusView.of(await app.memory.graphiti.status())
+
+
+@router.get("/consent", summary="See what was allowed", responses=documented(503))
+async def list_consents(app: AppInUse) -> ConsentList:
+    """List the consent decisions for all endpoints, newest first."""
+    return ConsentList(consents=[ConsentView.of(one) for one in await app.memory.graphiti.gate.decisions()])
+
+
+@router.put("/consent", summary="Allow or decline", responses=_WRITING)
+async def decide_consent(decision: ConsentInput, app: AppInUse) -> ConsentView:
+    """Record a person's decision about the configured endpoint. A refusal gives up the waiting messages."""
+    graphiti = app.memory.graphiti
+    if decision.decision == "grant":
+        return ConsentView.of(await graphiti.grant(decision.data_classes, by=decision.by))
+    return ConsentView.of(await graphiti.decline(by=decision.by))
+
+
+@router.put("/trust", summary="Trust a workspace", responses=_WRITING)
+async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
+    """Set whether the messages of a workspace may go to Graphiti."""
+    gate = app.memory.graphiti.gate
+    await (gate.trust(trust.workspace, by=trust.by) if trust.trusted else gate.distrust(trust.workspace))
+    return TrustView(trusted=await gate.trusted())
+
+
+@router.post("/test", summary="Test the Graphiti server", responses=_ASKING)
+async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
+    """Check the server without sending people's words; a smoke test writes its own message and deletes it."""
+    checks = await app.memory.graphiti.test(smoke=how.smoke)
+    return CheckList(ok=all_ok(checks), checks=[CheckView.of(check) for check in checks])
+
+
+@router.post("/promote", summary="Promote a fact", responses=_WRITING)
+async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView:
+    """Store a fact here, and send it to the graph if that is allowed."""
+    return PromotedView.of(await app.memory.graphiti.promote(promotion.record(), promotion.owner))
+
+
+@router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING)
+async def undo_promotion(what: UndoInput, app: AppInUse) -> RetractedView:
+    """Take a promoted fact back here and in the graph, and check that its episode is gone."""
+    return RetractedView.of(await app.memory.graphiti.undo_promotion(what.fact_id))
+
+
+@router.post("/backfill", summary="Send earlier turns", responses=_WRITING)
+async def backfill_turns(what: BackfillInput, app: AppInUse) -> BackfilledView:
+    """Queue earlier turns after current ones; repeat the request for the remaining turns."""
+    graphiti = app.memory.graphiti
+    return BackfilledView.of(await graphiti.backfill(what.session_ids, user_id=what.user_id, limit=what.limit))
+
+
+@router.get("/deliveries", summary="List messages on their way", responses=_READING)
+async def list_deliveries(
+    app: AppInUse,
+    *,
+    status: Annotated[DeliveryStatus | None, Query(description="Only those of this status.")] = None,
+    after: Annotated[int, Query(ge=0, description="Those with a higher number.")] = 0,
+    limit: Limit = DEFAULT_LIMIT,
+) -> DeliveryList:
+    """List messages on their way, delivered messages, and those that were given up, with the reason."""
+    found = await app.memory.graphiti.deliveries(status=status, after=after, limit=limit)
+    following = found[-1].number if len(found) == limit else None
+    return DeliveryList(deliveries=[DeliveryView.of(one) for one in found], next_after=following)
+
+
+@router.post("/deliveries/retry", summary="Send dead messages again", responses=_WRITING)
+async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
+    """Retry a dead message, or all dead messages that were not dropped."""
+    return Changed(changed=await app.memory.graphiti.retry(choice.number))
+
+
+@router.post("/deliveries/drop", summary="Give messages up", responses=_WRITING)
+async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
+    """Drop a message that waits or is dead, or all of them, permanently."""
+    return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
+
+
+@router.post("/purge", summary="Delete a group", responses=_ASKING)
+async def purge_group(what: PurgeInput, app: AppInUse) -> PurgedView:
+    """Delete the server's data of a scope, and check that it is gone."""
+    return PurgedView.of(await app.memory.graphiti.purge(what.record()))

@@ -1,0 +1,127 @@
+"""The built-in workflow `chat`: an agent with the memory of the session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
+from langchain_core.runnables.config import ensure_config, var_child_runnable_config
+from langchain_core.tools import BaseTool
+from langgraph.graph import END, START, StateGraph
+
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.chat_options import ChatOptions
+from threadkeep.agent.invocation import question_before
+from threadkeep.agent.node_turns import identify
+from threadkeep.agent.partial import PartialAnswer, listening
+from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.records import Json
+from threadkeep.workflows.building import add_node
+from threadkeep.workflows.definition import Workflow, digest_of
+from threadkeep.workflows.nodes import AgentNode
+from threadkeep.workflows.nodes.base import Step
+from threadkeep.workflows.nodes.model import tell_model_failure
+from threadkeep.workflows.nodes.places import place_of_session
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.questions import only_wraps_tools
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState
+from threadkeep.workflows.turn_ends import Graph
+
+CHAT = "chat"
+
+type AskModel = Callable[[BaseChatModel, list[BaseMessage]], Awaitable[AIMessage]]
+"""Calls a model."""
+
+
+class ChatNode(AgentNode):
+    """An agent whose prompt is a setting: literal text, not a template."""
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return no templates."""
+        return ()
+
+    def system_message(self, state: WorkflowState) -> SystemMessage | None:
+        """Return the prompt as it is."""
+        return SystemMessage(self.system_prompt) if self.system_prompt.strip() else None
+
+    def needs_agent(self, resources: Resources) -> bool:
+        """Return whether an agent has to call the model: it has tools, or middleware that sees more than tool calls."""
+        return bool(self.tools or self.history_tools or self.memory_tools) or not all(
+            map(only_wraps_tools, resources.middleware)
+        )
+
+    async def reply(self, step: Step, state: WorkflowState, metadata: Mapping[str, Json], ask: AskModel) -> AIMessage:
+        """Answer the run's question without an agent: store the question, call the model once, store the answer.
+
+        The config of the run is that of the current context.
+        """
+        place, messages = place_of_session(step), self.asked(state, step)
+        session = place.memory.session(place.session_id, user_id=place.user_id)
+        options = self._options_for(place.kind, self.turn_options(step))
+        question, speaker = question_before(messages), Speaker(step.name)
+        turn = OpenTurn(place.memory, session, options, question, place.call, speaker=speaker)
+        await turn.begin(step.context.run_id, metadata)
+        if turn.answered is not None:
+            return turn.answered
+        model, system = self.chat_model(step), self.system_message(state)
+        sent = await turn.context([*([system] if system else []), *messages], None, ModelUse(model))
+        reply = await self._asked_model(
+            turn, step, ask, model, [*([sent.system] if sent.system else []), *sent.messages]
+        )
+        turn.contexts.report(reply)
+        return await turn.close(reply) or reply
+
+    async def _asked_model(
+        self, turn: OpenTurn, step: Step, ask: AskModel, model: BaseChatModel, messages: list[BaseMessage]
+    ) -> AIMessage:
+        """Return the model's answer; if there is none, store the part of it that came."""
+        partial = PartialAnswer()
+        token = var_child_runnable_config.set(listening(ensure_config(), partial))
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                reply = await ask(model, messages)
+        except BaseException as error:
+            if isinstance(error, Exception):
+                tell_model_failure(step, error)
+            await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
+            raise
+        finally:
+            var_child_runnable_config.reset(token)
+        identify([reply])
+        return reply
+
+
+def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] = ()) -> Workflow:
+    """Return the built-in chat as a workflow.
+
+    Args:
+        options: the limits and the prompt. The rest (extras for each question, the window, the compression) comes
+            from the resources of its runs.
+        tools: the tools of the agent.
+    """
+    options = options or ChatOptions()
+    node = ChatNode(
+        system_prompt=options.system_prompt,
+        max_messages=options.max_messages,
+        max_tokens=options.max_tokens,
+        max_output_tokens=options.max_output_tokens,
+        timeout_seconds=options.model_timeout_seconds,
+        tools=tuple(tools),
+        snippets=False,
+    )
+    builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
+    add_node(builder, "answer", node)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    return Workflow(
+        CHAT,
+        builder,
+        version=digest_of(node.model_dump(mode="json", exclude={"tools"})),
+        source="built-in",
+        description="Answers in the memory of the session.",
+        # A client waits for the answer: it learns of a failure at once and can send the message again.
+        options=RunOptions(max_tries=1, double_texting=options.double_texting),
+    )

@@ -1,0 +1,122 @@
+"""Workflows: uncompiled graphs with the data that their runs need."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+from langgraph.graph import StateGraph
+
+from threadkeep.errors import InvalidWorkflow
+from threadkeep.records import Json
+from threadkeep.workflows.nodes import Node, SubworkflowNode
+from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.turn_ends import Graph, nodes_in, with_turn_ends
+from threadkeep.workflows.yaml_source import YamlSource
+
+type Source = Literal["yaml", "python", "built-in"]
+
+_DIGITS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Workflow:
+    """A workflow. `builder` is compiled only in `threadkeep.workflows.compiling`.
+
+    `version` changes with the definition: a run ends on the version that it began with. `definition` is the YAML as
+    JSON values, from which the same workflow can be rebuilt; None for Python. `output` names the node whose output
+    is the result; without it the result is the answer. `origin` is the file or the import string; `places` are the
+    positions of its parts in the file, for problems that involve several workflows.
+    """
+
+    name: str
+    builder: Graph
+    version: str
+    source: Source = "python"
+    description: str = ""
+    options: RunOptions = field(default_factory=RunOptions)
+    definition: Mapping[str, Json] | None = None
+    output: str | None = None
+    origin: str | None = None
+    places: YamlSource | None = field(default=None, repr=False)
+
+    @property
+    def nodes(self) -> dict[str, Node]:
+        """The nodes of Threadkeep's kinds, by name; a graph in Python may have others."""
+        return nodes_in(self.builder)
+
+    @property
+    def children(self) -> tuple[str, ...]:
+        """The names of the workflows that it runs."""
+        return tuple(dict.fromkeys(node.workflow for node in self.nodes.values() if isinstance(node, SubworkflowNode)))
+
+
+def python_workflow(
+    name: str,
+    builder: object,
+    *,
+    version: str | None = None,
+    description: str = "",
+    options: RunOptions | None = None,
+    output: str | None = None,
+    origin: str | None = None,
+) -> Workflow:
+    """Return the workflow of a graph that was built in Python.
+
+    If none of its nodes is a Threadkeep node that answers or stores messages, the question is stored in the run's
+    session before the first node, and the graph's last message is stored as the answer.
+
+    Args:
+        name: its name.
+        builder: a `StateGraph` that is not compiled.
+        version: of the graph; by default a digest of the source of the calling or the named module.
+        description: its purpose.
+        options: the options of its runs.
+        output: the node whose output is the result.
+        origin: the import string of the graph, if any.
+
+    Raises:
+        InvalidWorkflow: the object is not such a graph; the sentence says what to name instead.
+    """
+    if not isinstance(builder, StateGraph):
+        compiled = isinstance(getattr(builder, "builder", None), StateGraph)
+        cure = "it is compiled already: name its `builder`" if compiled else "name a StateGraph that is not compiled"
+        raise InvalidWorkflow(f"Workflow {name!r} cannot be used ({type(builder).__name__}): {cure}.")
+    module = (origin or "").partition(":")[0] or _caller()
+    return Workflow(
+        name,
+        with_turn_ends(builder),
+        version=version or _digest_of_module(module),
+        description=description,
+        options=options or RunOptions(),
+        output=output,
+        origin=origin,
+    )
+
+
+def digest_of(definition: Json) -> str:
+    """Return the version of a definition; it is independent of the notation of the values."""
+    text = json.dumps(definition, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+
+
+def _caller() -> str:
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")) if frame is not None else ""
+
+
+def _digest_of_module(name: str) -> str:
+    """Return a digest of a module's source, or of its name if there is no source."""
+    module = sys.modules.get(name)
+    try:
+        text = inspect.getsource(module) if module is not None else name
+    except (OSError, TypeError):
+        text = name
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]

@@ -1,0 +1,108 @@
+"""Drawings of workflows: LangGraph's Mermaid output with the kinds of nodes; SVG and PNG made from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from langchain_core.runnables.graph import Edge as DrawableEdge
+from langchain_core.runnables.graph import Graph as DrawableGraph
+from langchain_core.runnables.graph import Node as DrawableNode
+
+from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.nodes import NodeKind, SubworkflowNode
+
+# Keywords of Mermaid: a node id that begins with one would be misread.
+_WORDS = frozenset(
+    {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
+    | {"linkstyle", "style", "subgraph"}
+)
+_PLAIN_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[A-Za-z0-9_]+)*")
+_MOST_LABEL_CHARACTERS = 60
+
+type PictureFormat = Literal["mermaid", "svg", "png"]
+
+_COLORS: Mapping[str, tuple[NodeKind, ...]] = {
+    "fill:#dbeafe,stroke:#2563eb,color:#111": ("agent", "model"),
+    "fill:#fef3c7,stroke:#d97706,color:#111": ("categorizer", "router"),
+    "fill:#dcfce7,stroke:#16a34a,color:#111": ("retrieve", "identify_user", "remember", "recall"),
+    "fill:#ede9fe,stroke:#7c3aed,color:#111": ("subworkflow",),
+    "fill:#f3f4f6,stroke:#6b7280,color:#111": ("template", "append_message", "ingest_prompt", "build_candidate"),
+    "fill:#ffffff,stroke:#9ca3af,color:#6b7280,stroke-dasharray:4": ("record_question", "record_answer"),
+}
+
+
+def draw_mermaid(workflow: Workflow) -> str:
+    """Return the workflow in Mermaid's language, as GitHub and most editors show it.
+
+    Raises:
+        InvalidWorkflow: the graph cannot be compiled.
+    """
+    graph = Compiler(checkpointer=None, store=None).compiled(workflow).get_graph()
+    kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
+    ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
+    drawn = DrawableGraph(
+        {ids[name]: _labelled(node, ids[name], _label(workflow, name, kinds)) for name, node in graph.nodes.items()},
+        [_drawn_edge(edge, ids) for edge in graph.edges],
+    )
+    lines = [drawn.draw_mermaid().rstrip()]
+    for color, colored in _COLORS.items():
+        for kind in colored:
+            named = [ids[name] for name, found in kinds.items() if found == kind]
+            if named:
+                lines += [f"\tclassDef {kind} {color}", f"\tclass {','.join(named)} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def draw_svg(workflow: Workflow) -> str:
+    """Return the workflow as SVG. Needs the extra `draw`: an embedded Mermaid engine without a browser or network.
+
+    Raises:
+        ModuleNotFoundError: the extra is not installed.
+    """
+    return str(_drawn(workflow).svg())
+
+
+def draw_png(workflow: Workflow, *, scale: float = 2.0) -> bytes:
+    """Return the workflow as PNG on white; see `draw_svg`."""
+    return bytes(_drawn(workflow).png(scale=scale, background="#ffffff"))
+
+
+def _drawn(workflow: Workflow) -> Any:
+    import mermaidx  # type: ignore[import-untyped]
+
+    return mermaidx.render(draw_mermaid(workflow))
+
+
+def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
+    kind = kinds.get(name)
+    if kind is None or kind in ("record_question", "record_answer"):
+        return name.replace("_", " ") if kind is not None else _harmless(name)
+    node = workflow.nodes[name]
+    told = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
+    return f"{_harmless(name)}<br/><small>{_harmless(told)}</small>"
+
+
+def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
+    # The label already has the metadata that LangGraph would draw.
+    return node._replace(id=node_id, name=label, metadata=None)
+
+
+def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
+    label = _harmless(str(edge.data)) if edge.data is not None else None
+    return edge._replace(source=ids[edge.source], target=ids[edge.target], data=label)
+
+
+def _id_of(name: str, number: int) -> str:
+    """Return the node's own name if it is a valid Mermaid id, else a number."""
+    plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
+    return name if plain else f"_node{number}"
+
+
+def _harmless(text: str) -> str:
+    """Return a text as a label on one line, with Mermaid's special characters as numeric entities."""
+    line = " ".join(text.split())
+    shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
+    return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

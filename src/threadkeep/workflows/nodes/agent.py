@@ -1,0 +1,244 @@
+"""`agent`: a model with tools, called until it requests no more tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import fields, replace
+from typing import Any, ClassVar
+
+from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool
+from langgraph.runtime import Runtime
+from pydantic import Field, InstanceOf, PrivateAttr
+from pydantic.json_schema import SkipJsonSchema
+
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.knowledge_tools import MemoryKind, knowledge_tools
+from threadkeep.agent.lookup_tools import history_tools
+from threadkeep.agent.middleware import SessionMemory
+from threadkeep.agent.model_deadline import ModelDeadline
+from threadkeep.agent.turn_options import CallPlace, NodeTurnOptions, TurnOptions
+from threadkeep.errors import InvalidInput
+from threadkeep.workflows.nodes.base import Again, NodeKind, Step
+from threadkeep.workflows.nodes.history_fields import HistoryFields, is_reset
+from threadkeep.workflows.nodes.passages import FoundPassages, passages_in
+from threadkeep.workflows.nodes.places import (
+    Place,
+    PlaceKind,
+    StepContext,
+    place_in_store,
+    place_of_run,
+    place_of_session,
+    step_context,
+)
+from threadkeep.workflows.nodes.references import Reference, import_named
+from threadkeep.workflows.nodes.speaking import SpeakingNode, said
+from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.state import WorkflowState
+from threadkeep.workflows.tool_marks import is_idempotent
+
+type Tool = BaseTool | Callable[..., Any]
+type ToolReference = Reference | SkipJsonSchema[InstanceOf[BaseTool]]
+
+RESET_ANSWER = "The conversation begins anew."
+"""The answer to a reset command; neither of them is stored."""
+
+_MOST_AGENTS = 8
+_STEPS_A_CALL = 4
+
+
+class AgentNode(SpeakingNode, HistoryFields):
+    """An agent with tools, in the memory of the run's session.
+
+    Only its final message enters the shared state. The whole loop is in the agent's own state, and is sent to the
+    stream `custom` as `agent_messages`, for the run's trace. With `use_graph_chat_history` the earlier turns come
+    from a conversation in the graph's store, under a key that each run resolves again; without a key the agent works
+    in memory only. A run without a session works in memory only, too.
+    """
+
+    node_kind: ClassVar[NodeKind] = "agent"
+
+    tools: tuple[ToolReference, ...] = Field(
+        (), max_length=64, description="Import strings of tools, of functions, or of lists of them."
+    )
+    history_tools: bool = Field(
+        False, description="Whether it may look up what is not in its context: older messages, results that were cut."
+    )
+    memory_tools: tuple[MemoryKind, ...] = Field(
+        (),
+        max_length=3,
+        description="Which tools of the memory it has: facts (remember, recall, forget), episodes (what was asked and "
+        "answered earlier), procedures (how something is done).",
+    )
+    tool_memory: int | None = Field(
+        None,
+        ge=0,
+        description="Earlier turns whose tool calls and results it is shown again, within their share; 0 means none, "
+        "the service's option (1) if not set.",
+    )
+    max_steps: int = Field(25, ge=1, le=500, description="Model calls of one turn at most.")
+
+    _agents: dict[object, tuple[object, Any]] = PrivateAttr(default_factory=dict)
+
+    @property
+    def again(self) -> Again:
+        """Return its model calls, or those with marked tools; unknown if its tools cannot be inspected."""
+        if not self.tools:
+            return "model calls" if self.history_tools or self.memory_tools else "a model call"
+        try:
+            harmless = all(map(is_idempotent, self.tool_objects()))
+        except InvalidInput:
+            return "unknown"
+        return "model calls" if harmless else "marked tools"
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Answer the run's question."""
+        step = Step.of(config, runtime)
+        messages = self.asked(state, step)
+        place = await self.place(step, state, config)
+        question = [message for message in messages if message.type == "human"]
+        if is_reset(self.reset_command, [text_of(message) for message in question[-1:]]):
+            await place.memory.session(place.session_id, user_id=place.user_id).reset()
+            return said(step, AIMessage(RESET_ANSWER, id=step.message_id))
+        system = self.system_message(state)
+        given = [*([system] if system else []), *messages]
+        context = _of_step(step.context, place, passages_in(state) if self.snippets else ())
+        limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
+        result = await self._agent(step, place).ainvoke({"messages": given}, limit, context=context)
+        loop = result["messages"][len(given) :]
+        runtime.stream_writer(
+            {"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}}
+        )
+        # A stored answer keeps its position among the messages, so no message is new.
+        return said(step, _final(loop or result["messages"]))
+
+    def tool_objects(self) -> list[Tool]:
+        """Return the tools.
+
+        Raises:
+            InvalidInput: a tool cannot be imported, or is not a tool.
+        """
+        return [tool for reference in self.tools for tool in _tools_of(reference)]
+
+    def turn_options(self, step: Step) -> TurnOptions:
+        """Return the limits of a call, and how many earlier turns' steps it shows."""
+        options = super().turn_options(step)
+        return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
+
+    async def place(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Place:
+        """Resolve the memory and the session of this turn, for this run only."""
+        if self.input is not None:
+            return place_of_run(step)
+        if not self.use_graph_chat_history:
+            return place_of_session(step)
+        resolution = self.resolve_in(state, step.context, config)
+        if resolution.key is None:
+            return place_of_run(step)
+        return await place_in_store(step, self.layout, resolution.key)
+
+    def _agent(self, step: Step, place: Place) -> Any:
+        """Return the compiled agent for a memory and a model, cached because it holds no data of a run."""
+        resources = step.context.resources
+        model = self.chat_model(step)
+        # The key includes the node, because copies of a node share its private attributes.
+        parts = (self, place.memory, resources.memory, model, resources.turn_options, *resources.middleware)
+        # Ids are unique while the parts are stored with the agent.
+        key = (place.kind, *map(id, parts))
+        if key not in self._agents:
+            if len(self._agents) >= _MOST_AGENTS:
+                del self._agents[next(iter(self._agents))]
+            options = self._options_for(place.kind, self.turn_options(step))
+            self._agents[key] = (parts, self._make(model, place, options, resources))
+        return self._agents[key][1]
+
+    def _make(
+        self,
+        model: BaseChatModel,
+        place: Place,
+        options: TurnOptions,
+        resources: Resources,
+    ) -> Any:
+        memory = SessionMemory.of(place.memory, options)
+        lookups = history_tools(place.memory, session_id=_session_of, user_id=_user_of) if self.history_tools else []
+        return create_agent(
+            model,
+            [*self.tool_objects(), *lookups, *self._memory_tools(resources)],
+            middleware=[memory, *resources.middleware, ModelDeadline(self.timeout_seconds)],
+            context_schema=RunContext,
+        )
+
+    def _memory_tools(self, resources: Resources) -> list[BaseTool]:
+        if not self.memory_tools:
+            return []
+        return knowledge_tools(
+            resources.memory,
+            kinds=self.memory_tools,
+            workspace=resources.workspace,
+            session_id=_session_of,
+            user_id=_user_of,
+        )
+
+    def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:
+        found_before = (FoundPassages(),) if self.snippets else ()
+        sources = (*(options.sources if kind == "session" else ()), *found_before)
+        placed = NodeTurnOptions.of(options, _call_of)
+        named = replace(placed, sources=sources, session_id=_session_of, user_id=_user_of)
+        if kind == "session":
+            return named
+        # Anchors and summaries exist only in tables, which do not cover other stores.
+        return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
+
+
+def check_tools(reference: str | BaseTool) -> None:
+    """Check that a tool reference names tools.
+
+    Raises:
+        InvalidInput: it cannot be imported, or is not a tool.
+    """
+    for _ in _tools_of(reference):
+        pass
+
+
+def _of_step(context: RunContext, place: Place, passages: tuple[tuple[str | None, str], ...]) -> StepContext:
+    run = {one.name: getattr(context, one.name) for one in fields(RunContext)}
+    return StepContext(**run, place=place, passages=passages)
+
+
+def _session_of(_: RunnableConfig) -> str | None:
+    context = step_context()
+    return context.place.session_id if context is not None else None
+
+
+def _user_of(_: RunnableConfig) -> str | None:
+    context = step_context()
+    return context.place.user_id if context is not None else None
+
+
+def _call_of(_: RunnableConfig) -> CallPlace | None:
+    context = step_context()
+    return context.place.call if context is not None else None
+
+
+def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:
+    found = import_named(reference) if isinstance(reference, str) else reference
+    for tool in found if isinstance(found, list | tuple) else (found,):
+        if not isinstance(tool, BaseTool) and not (callable(tool) and getattr(tool, "__doc__", None)):
+            raise InvalidInput(
+                f"{reference!r} is no tool: name a LangChain tool, a function with a docstring, or a list of them."
+            )
+        yield tool
+
+
+def _final(loop: Sequence[BaseMessage]) -> AIMessage:
+    """Return the last message of an agent as an answer: without tool calls, or a tool's direct answer."""
+    last = next((message for message in reversed(loop) if isinstance(message, AIMessage | ToolMessage)), None)
+    if last is None:
+        return AIMessage("")
+    if isinstance(last, AIMessage) and not last.tool_calls:
+        return last
+    return AIMessage(text_of(last), id=last.id)

@@ -1,0 +1,114 @@
+"""The base of all nodes: immutable options, and the step of a run in which a node is called."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.graph import END
+from langgraph.runtime import Runtime
+from langgraph.store.base import BaseStore
+from langgraph.types import Command
+from pydantic import BaseModel, ConfigDict
+
+from threadkeep.errors import InvalidInput
+from threadkeep.records import Json
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
+from threadkeep.workflows.templates import render, scope_of
+
+type NodeKind = Literal[
+    "agent",
+    "model",
+    "categorizer",
+    "router",
+    "retrieve",
+    "template",
+    "append_message",
+    "subworkflow",
+    "ingest_prompt",
+    "build_candidate",
+    "identify_user",
+    "remember",
+    "recall",
+    "record_question",
+    "record_answer",
+]
+
+type Again = Literal["nothing", "a model call", "model calls", "marked tools", "unknown"]
+"""The costs of repeating a node after its process died.
+
+With marked tools only model calls are repeated, because tool results are recorded. Unknown means that actions may be
+repeated.
+"""
+
+END_NAME = "end"
+"""The name of the end of a workflow in YAML and options."""
+
+
+class Node(BaseModel):
+    """A node: its options, frozen, so that no data of a run remains for the next run.
+
+    Add it to any graph whose state is a `WorkflowState`: `builder.add_node("answer", AgentNode(...))`.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    node_kind: ClassVar[NodeKind]
+    speaks: ClassVar[bool] = False
+    """True if the node adds an assistant message to the state."""
+
+    @property
+    def again(self) -> Again:
+        """Return the costs of repeating the node."""
+        return "unknown"
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return the templates among the options, each with the path of its option."""
+        return ()
+
+    def targets(self) -> Mapping[str, str]:
+        """Return the nodes that it may choose as next, with reasons; empty if edges determine the next node."""
+        return {}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A call of a node: its name, its run, and the graph's store."""
+
+    name: str
+    context: RunContext
+    store: BaseStore | None
+
+    @classmethod
+    def of(cls, config: RunnableConfig, runtime: Runtime[RunContext]) -> Step:
+        """Return the step of a node's call.
+
+        Raises:
+            InvalidInput: the graph was called without a RunContext.
+        """
+        if not isinstance(runtime.context, RunContext):
+            raise InvalidInput("A workflow's nodes need their run: call the graph with context=RunContext(...).")
+        return cls(str(config.get("metadata", {}).get("langgraph_node", "")), runtime.context, runtime.store)
+
+    @property
+    def message_id(self) -> str:
+        """Return the id of this node's message in this run; it is the same when the node is repeated."""
+        return f"{self.context.run_id}:{self.name}"
+
+
+def found(step: Step, output: Json, result: Mapping[str, Json]) -> WorkflowState:
+    """Return a state update with the node's output, and its result for templates."""
+    return {"node_outputs": {step.name: output}, "results": {step.name: dict(result)}}
+
+
+def rendered(template: str, state: WorkflowState) -> str:
+    """Render a template with the values of this run."""
+    return render(template, scope_of(state))
+
+
+def sent_to(target: str, update: WorkflowState) -> Command[str]:
+    """Return a command with an update and the next node."""
+    return Command(goto=END if target == END_NAME else target, update=update)

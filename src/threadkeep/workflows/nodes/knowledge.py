@@ -1,0 +1,263 @@
+"""`identify_user`, `remember` and `recall`: what is known beyond the session, for the nodes of a workflow.
+
+A memory that cannot be read or written never fails a run: the node reports it as an event and in its result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from typing import ClassVar, Literal
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import Field
+
+from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.agent.invocation import question_before, workspace_in
+from threadkeep.agent.knowledge_tools import MemoryKind
+from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
+from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
+from threadkeep.history.keys import channel_of
+from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.observe import ExtraNotFound, WriteFailed
+from threadkeep.records import Json
+from threadkeep.records.knowledge import SCOPE_KINDS, Episode, Evidence, Fact, FactKind, Procedure, Scope, ScopeKind
+from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
+
+type NotRemembered = Literal["nothing_to_remember", "no_owner", "secret", "invalid", "unavailable"]
+
+
+class KnowledgeNode(Node):
+    """A node that reads or writes the memory beyond the session."""
+
+    timeout_seconds: float = Field(3.0, gt=0, description="Seconds that the memory may take.")
+
+    @property
+    def again(self) -> Again:
+        """Return nothing: a repeated write of a run is known by its evidence."""
+        return "nothing"
+
+
+class IdentifyUserNode(KnowledgeNode):
+    """Resolves the run's user to a person, and puts what is known of the person into `user_context`.
+
+    A run without a user has no person: nobody shares a default.
+    """
+
+    node_kind: ClassVar[NodeKind] = "identify_user"
+
+    max_facts: int = Field(20, ge=0, le=200, description="Facts of the person at most, the last changed first.")
+    max_episodes: int = Field(5, ge=0, le=50, description="Last questions and answers of the person at most.")
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Identify the user."""
+        step = Step.of(config, runtime)
+        user_id = step.context.user_id
+        known: dict[str, Json] = {"user_id": None, "is_new_user": False, "names": [], "facts": [], "episodes": []}
+        if user_id is not None:
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    known |= await self._known(step, user_id)
+            except StoreClosed:
+                raise
+            except (StoreError, TimeoutError, InvalidInput) as error:
+                _tell_unread(step, error)
+        update = found(step, known, known)
+        update["user_context"] = {**(state.get("user_context") or {}), **known}
+        return update
+
+    async def _known(self, step: Step, user_id: str) -> dict[str, Json]:
+        memory = step.context.resources.memory
+        person = await memory.persons.resolve(user_id)
+        scope = Scope("user", person.id)
+        facts = await memory.knowledge.valid([scope], limit=max(self.max_facts, 1))
+        episodes = await memory.episodes.latest(scope, limit=max(self.max_episodes, 1))
+        return {
+            "user_id": person.id,
+            # Not `person.new`: a repeated node, or a channel that resolved the sender, would have made the person.
+            "is_new_user": not facts and not episodes,
+            "names": list(person.names),
+            "facts": [_fact(fact) for fact in facts[: self.max_facts]],
+            "episodes": [_episode(episode) for episode in episodes[: self.max_episodes]],
+        }
+
+
+class RememberNode(KnowledgeNode):
+    """Remembers a fact of the run's user, workspace or session, with the run's question as its evidence.
+
+    Text that looks like a secret is not remembered.
+    """
+
+    node_kind: ClassVar[NodeKind] = "remember"
+
+    key: str = Field(min_length=1, description="What the fact is about; a template.")
+    value: str = Field(min_length=1, description="The fact; a template. An empty text is not remembered.")
+    about: ScopeKind = Field("user", description="Whose fact it is: the run's user, workspace or session.")
+    fact_kind: FactKind | None = Field(None, description="Its kind; world_knowledge for a new fact if not set.")
+    confidence: float = Field(1.0, ge=0, le=1, description="How sure it is.")
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return key and value."""
+        yield "key", self.key
+        yield "value", self.value
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Remember the fact."""
+        step = Step.of(config, runtime)
+        key, value = rendered(self.key, state).strip(), rendered(self.value, state).strip()
+        remembered: Fact | None = None
+        reason: NotRemembered | None = None
+        scope = _scopes_of(step, config).get(self.about)
+        if not key or not value:
+            reason = "nothing_to_remember"
+        elif scope is None:
+            reason = "no_owner"
+        elif looks_like_secret(f"{key}: {value}"):
+            reason = "secret"
+        else:
+            try:
+                async with asyncio.timeout(self.timeout_seconds):
+                    remembered = await self._remember(step, state, scope, key, value)
+            except StoreClosed:
+                raise
+            except SessionNotFound:
+                reason = "no_owner"
+            except InvalidInput:
+                reason = "invalid"
+            except (StoreError, TimeoutError) as error:
+                reason = "unavailable"
+                _tell_unwritten(step, error)
+        known: dict[str, Json] = {"remembered": remembered is not None, "reason": reason}
+        if remembered is not None:
+            known |= {"fact_id": remembered.id, "key": remembered.key, "confirmed": remembered.confirmed}
+        return found(step, known, known)
+
+    async def _remember(self, step: Step, state: WorkflowState, scope: Scope, key: str, value: str) -> Fact:
+        context = step.context
+        memory, session_id, seq = context.resources.memory, context.session_id, None
+        asked = question_before(list(state.get("messages") or ()))
+        if session_id is not None and asked and (message_id := id_of(asked[-1])) is not None:
+            with suppress(SessionNotFound):
+                stored = await memory.session(session_id, user_id=context.user_id).find(message_id)
+                seq = None if stored is None else stored.seq
+        evidence = Evidence(session_id, seq, context.run_id)
+        return await memory.knowledge.remember(
+            scope, key, value, kind=self.fact_kind, confidence=self.confidence, evidence=evidence
+        )
+
+
+class RecallNode(KnowledgeNode):
+    """Recalls facts, episodes or procedures that bear on a question, from the run's session, workspace and user."""
+
+    node_kind: ClassVar[NodeKind] = "recall"
+
+    query: str | None = Field(None, description="What to look for in the place of the question; a template.")
+    memory: tuple[MemoryKind, ...] = Field(
+        ("facts",), min_length=1, max_length=3, description="What is looked for: facts, episodes, procedures."
+    )
+    scopes: tuple[ScopeKind, ...] = Field(
+        SCOPE_KINDS, min_length=1, max_length=3, description="Where to look: session, workspace, user."
+    )
+    limit: int = Field(10, ge=1, le=100, description="How many of each at most.")
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return the query, if it is set."""
+        if self.query is not None:
+            yield "query", self.query
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Recall what is known."""
+        step = Step.of(config, runtime)
+        query = rendered(self.query, state) if self.query is not None else _question(state)
+        scopes = [scope for kind, scope in _scopes_of(step, config).items() if kind in self.scopes]
+        facts: Sequence[Fact] = ()
+        episodes: Sequence[Episode] = ()
+        procedures: Sequence[Procedure] = ()
+        memory = step.context.resources.memory
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                if "facts" in self.memory:
+                    facts = await memory.knowledge.recall(query, scopes, limit=self.limit)
+                if "episodes" in self.memory:
+                    episodes = await memory.episodes.recall(query, scopes, limit=self.limit)
+                if "procedures" in self.memory:
+                    procedures = await memory.procedures.recall(query, scopes, limit=self.limit)
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            _tell_unread(step, error)
+        lines = [*map(quoted_fact, facts), *map(quoted_episode, episodes), *map(quoted_procedure, procedures)]
+        text = "\n".join(lines)
+        known: dict[str, Json] = {
+            "facts": [_fact(fact) for fact in facts],
+            "episodes": [_episode(episode) for episode in episodes],
+            "procedures": [_procedure(procedure) for procedure in procedures],
+            "text": text,
+            "count": len(lines),
+        }
+        return found(step, text, known)
+
+
+def _scopes_of(step: Step, config: RunnableConfig) -> dict[ScopeKind, Scope]:
+    """Return the scopes of a run, as far as it has them; nobody shares a default."""
+    context = step.context
+    owners: dict[ScopeKind, str | None] = {
+        "session": context.session_id,
+        "workspace": workspace_in(config, context.resources.workspace),
+        "user": context.user_id,
+    }
+    return {kind: Scope(kind, owner) for kind, owner in owners.items() if owner}
+
+
+def _question(state: WorkflowState) -> str:
+    asked = question_before(list(state.get("messages") or ()))
+    return "\n".join(map(text_of, asked)) or state.get("text") or ""
+
+
+def _fact(fact: Fact) -> dict[str, Json]:
+    since = fact.valid_from.date().isoformat()
+    return {"key": fact.key, "value": fact.value, "kind": fact.kind, "about": fact.scope.kind, "since": since}
+
+
+def _episode(episode: Episode) -> dict[str, Json]:
+    return {
+        "asked": episode.asked,
+        "answered": episode.answered,
+        "ended": episode.ended,
+        "tools": list(episode.tools),
+        "session_id": episode.session_id,
+        "seq": episode.seq,
+        "at": episode.at.isoformat(),
+    }
+
+
+def _procedure(procedure: Procedure) -> dict[str, Json]:
+    return {"name": procedure.name, "type": procedure.content_type, "content": procedure.content}
+
+
+def _tell_unread(step: Step, error: Exception) -> None:
+    step.context.resources.observer.notify(
+        ExtraNotFound(section="facts", error=type(error).__name__, session_id=step.context.session_id)
+    )
+
+
+def _tell_unwritten(step: Step, error: Exception) -> None:
+    session_id = step.context.session_id
+    step.context.resources.observer.notify(
+        WriteFailed(
+            backend="other",
+            channel=channel_of(session_id) if session_id is not None else "other",
+            error=type(error).__name__,
+            session_id=session_id,
+        )
+    )

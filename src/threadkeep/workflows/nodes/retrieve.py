@@ -1,0 +1,128 @@
+"""`retrieve`: passages of a knowledge base that fit the question, from any LangChain retriever."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import ClassVar
+
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import Field, InstanceOf
+from pydantic.json_schema import SkipJsonSchema
+
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.invocation import question_before
+from threadkeep.agent.retrieved_snippets import query_with
+from threadkeep.errors import InvalidInput, StoreClosed, StoreError
+from threadkeep.observe import ExtraNotFound
+from threadkeep.records import Json
+from threadkeep.records.json_values import as_json
+from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
+from threadkeep.workflows.nodes.references import Reference, import_named, made_by
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState
+
+_MOST_CHARACTERS = 20_000
+
+
+class RetrieveNode(Node):
+    """Queries a retriever with the run's question and recent turns, to resolve words such as "it" and "that".
+
+    The results are in the state (`results.<node>.passages`, `.text`), and in the contexts of later agents and models
+    as a separate section. If a retriever fails or takes too long, an event is emitted and the run continues without
+    results.
+    """
+
+    node_kind: ClassVar[NodeKind] = "retrieve"
+
+    retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
+        description="Import string of a LangChain retriever, or of a function that makes one."
+    )
+    query: str | None = Field(None, description="What to ask in the place of the question; a template.")
+    recent_messages: int = Field(4, ge=0, le=50, description="How many messages before the question are asked with it.")
+    max_passages: int = Field(8, ge=1, le=100, description="Passages that are kept at most.")
+    timeout_seconds: float = Field(5.0, gt=0, description="Seconds that the retriever may take.")
+
+    @property
+    def again(self) -> Again:
+        """Return nothing."""
+        return "nothing"
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return the query, if it is set."""
+        if self.query is not None:
+            yield "query", self.query
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Query the retriever."""
+        step = Step.of(config, runtime)
+        query = await self._query(step, state)
+        try:
+            async with asyncio.timeout(self.timeout_seconds):
+                documents = await self.made_retriever.ainvoke(query) if query else []
+        except Exception as error:  # noqa: BLE001 - whatever a retriever does, the run goes on
+            step.context.resources.observer.notify(
+                ExtraNotFound(section="snippets", error=type(error).__name__, session_id=step.context.session_id)
+            )
+            documents = []
+        passages = [_passage(one) for one in documents if one.page_content.strip()][: self.max_passages]
+        text = "\n\n".join(str(passage["text"]) for passage in passages)
+        return found(step, text, {"passages": passages, "text": text, "count": len(passages)})
+
+    @cached_property
+    def made_retriever(self) -> BaseRetriever:
+        """Return the retriever; a function that creates one is called once for the node.
+
+        Raises:
+            InvalidInput: it cannot be imported or created, or is not a retriever.
+        """
+        given: object = self.retriever
+        if isinstance(self.retriever, str):
+            given = import_named(self.retriever)
+            if not isinstance(given, BaseRetriever) and callable(given):
+                given = made_by(given, self.retriever)
+        if not isinstance(given, BaseRetriever):
+            raise InvalidInput(f"{self.retriever!r} is no LangChain retriever, nor a function that makes one.")
+        return given
+
+    async def _query(self, step: Step, state: WorkflowState) -> str:
+        if self.query is not None:
+            return rendered(self.query, state)
+        messages = list(state.get("messages") or ())
+        question = question_before(messages)
+        asked = {message.id for message in question}
+        text = "\n".join(map(text_of, question)) or state.get("text") or ""
+        # The question may already be stored; it is not one of the earlier messages.
+        earlier = [text for text_id, text in await self._earlier(step) if text_id not in asked]
+        return query_with(earlier[-self.recent_messages :] if self.recent_messages else [], text)
+
+    async def _earlier(self, step: Step) -> Sequence[tuple[str | None, str]]:
+        """Return the session's newest messages; empty if they cannot be read now."""
+        context = step.context
+        if context.session_id is None or not self.recent_messages:
+            return []
+        session = context.resources.memory.session(context.session_id, user_id=context.user_id)
+        try:
+            async with session.patience():
+                return [(one.id, one.content) for one in await session.tail(self.recent_messages + 2)]
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError):
+            return []
+
+
+def _passage(document: Document) -> dict[str, Json]:
+    """Return a passage as JSON, without metadata that is not JSON."""
+    known: dict[str, Json] = {}
+    for name, value in document.metadata.items():
+        try:
+            known[str(name)] = as_json(value)
+        except InvalidInput:
+            continue
+    return {"id": document.id, "text": document.page_content[:_MOST_CHARACTERS], "metadata": known}

@@ -1,0 +1,172 @@
+"""The registry of a service's workflows, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from threadkeep.context.budget import input_budget
+from threadkeep.errors import BudgetTooSmall, InvalidWorkflow, WorkflowNotFound, WorkflowProblem
+from threadkeep.records.runs import OWN_NAMES
+from threadkeep.workflows.built_in import chat_workflow
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
+from threadkeep.workflows.nesting import Way, circles, deepest_ways, drawn
+from threadkeep.workflows.nodes import SubworkflowNode
+from threadkeep.workflows.nodes.speaking import SpeakingNode
+from threadkeep.workflows.reading import meant
+from threadkeep.workflows.yaml_source import Path as ValuePath
+
+
+class Workflows:
+    """All registered workflows, by unique name. The built-in `chat` is always included."""
+
+    def __init__(self, workflows: Iterable[Workflow] = (), *, chat: Workflow | None = None) -> None:
+        """Raises `InvalidWorkflow` if two have the same name, or if they run each other in a cycle or too deeply."""
+        self._workflows: dict[str, Workflow] = {}
+        problems: list[WorkflowProblem] = []
+        for workflow in (chat or chat_workflow(), *workflows):
+            other = self._workflows.setdefault(workflow.name, workflow)
+            if workflow.name in OWN_NAMES:
+                sentence = f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise."
+                problems.append(_told(workflow, sentence, ("name",)))
+            elif other is not workflow:
+                places = ", ".join(one.origin or one.source for one in (other, workflow))
+                sentence = f"Two workflows are called {workflow.name!r} ({places}); rename one."
+                problems.append(_told(workflow, sentence, ("name",)))
+        if problems:
+            raise InvalidWorkflow(problems)
+        self._check_nesting()
+
+    @classmethod
+    def load(
+        cls, names: Sequence[str], *, chat: Workflow | None = None, imports: bool = True, complete: bool = True
+    ) -> Workflows:
+        """Load the workflows of a setting: YAML files, folders of them, and `name=package.module:graph`.
+
+        Args:
+            names: the values of the setting.
+            chat: the built-in chat with the service's own options.
+            imports: True to import tools and retrievers, to check that they exist.
+            complete: True if these are all workflows: then every child must be among them.
+
+        Raises:
+            InvalidWorkflow: lists every problem of every workflow.
+        """
+        found: list[Workflow] = []
+        problems: list[WorkflowProblem] = []
+        for name in names:
+            try:
+                paths = [] if "=" in name else yaml_files(Path(name))
+                found += [] if paths else [load_python(*_named(name))]
+            except InvalidWorkflow as error:
+                problems += error.problems
+                continue
+            for path in paths:
+                try:
+                    found.append(load_yaml(path, imports=imports))
+                except InvalidWorkflow as error:
+                    problems += error.problems
+        if problems:
+            raise InvalidWorkflow(problems)
+        loaded = cls(found, chat=chat)
+        if complete and (missing := loaded.missing_children()):
+            raise InvalidWorkflow(missing)
+        return loaded
+
+    def get(self, name: str) -> Workflow:
+        """Return the workflow with this name.
+
+        Raises:
+            WorkflowNotFound: there is none; the error lists the registered names.
+        """
+        if name not in self._workflows:
+            raise WorkflowNotFound(name, tuple(self._workflows))
+        return self._workflows[name]
+
+    def all(self) -> list[Workflow]:
+        """Return all workflows, the built-in first."""
+        return list(self._workflows.values())
+
+    def missing_children(self) -> list[WorkflowProblem]:
+        """Return a problem for each call of an unregistered workflow."""
+        problems: list[WorkflowProblem] = []
+        for workflow in self.all():
+            for child in workflow.children:
+                if child not in self._workflows:
+                    sentence = (
+                        f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name"
+                        f"{meant(child, self._workflows)}, or name its file, too."
+                    )
+                    problems.append(_told(workflow, sentence, _call_of(workflow, child)))
+        return problems
+
+    def check_room(self, model_name: str | None, window: int) -> None:
+        """Reject reply sizes that leave no tokens for a prompt, in nodes that call the service's own model.
+
+        Raises:
+            InvalidWorkflow: names the three numbers with their location.
+        """
+        problems: list[WorkflowProblem] = []
+        for workflow in self.all():
+            for name, node in workflow.nodes.items():
+                if isinstance(node, SpeakingNode) and node.model is None and node.max_output_tokens is not None:
+                    try:
+                        input_budget(model_name, node.max_output_tokens, node.context_window or window)
+                    except BudgetTooSmall as error:
+                        sentence = f"Node {name!r} cannot be used: {error}"
+                        problems.append(_told(workflow, sentence, ("nodes", name, "max_output_tokens")))
+        if problems:
+            raise InvalidWorkflow(problems)
+
+    def _check_nesting(self) -> None:
+        children = {workflow.name: workflow.children for workflow in self.all()}
+        problems = [self._in_circle(circle) for circle in circles(children)]
+        for way in () if problems else deepest_ways(children).values():
+            workflow = self._workflows[way[0]]
+            if len(way) - 1 > workflow.options.max_depth:
+                sentence = (
+                    f"{drawn(way)} is {len(way) - 1} levels deep, and {workflow.options.max_depth} are allowed: "
+                    f"nest less deeply, or raise max_depth of {workflow.name!r}."
+                )
+                problems.append(_told(workflow, sentence, _call_of(workflow, way[1])))
+        if problems:
+            raise InvalidWorkflow(problems)
+
+    def _in_circle(self, circle: Way) -> WorkflowProblem:
+        sentence = f"Workflows run each other in a circle ({drawn(circle)}); take one of these calls away."
+        workflow = self._workflows[circle[0]]
+        return _told(workflow, sentence, _call_of(workflow, circle[1]))
+
+
+def yaml_files(path: Path) -> list[Path]:
+    """Return the YAML files of a path: the file itself, or the files directly in the folder, sorted by name.
+
+    Raises:
+        InvalidWorkflow: the path does not exist, or the folder has no workflow.
+    """
+    if path.is_dir():
+        found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES and one.is_file())
+        if not found:
+            raise InvalidWorkflow([WorkflowProblem("There is no .yaml file in this folder; name another.", str(path))])
+        return found
+    if not path.exists():
+        sentence = "There is no such file; correct the path, or write name=package.module:graph for a graph in Python."
+        raise InvalidWorkflow([WorkflowProblem(sentence, str(path))])
+    return [path]
+
+
+def _named(text: str) -> tuple[str, str]:
+    name, _, reference = text.partition("=")
+    return name.strip(), reference.strip()
+
+
+def _call_of(workflow: Workflow, child: str) -> ValuePath:
+    """Return the path in a workflow's file where it names a child."""
+    nodes = workflow.nodes.items()
+    calling = [name for name, node in nodes if isinstance(node, SubworkflowNode) and node.workflow == child]
+    return ("nodes", calling[0], "workflow")
+
+
+def _told(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
+    return workflow.places.problem(sentence, path) if workflow.places else WorkflowProblem(sentence)

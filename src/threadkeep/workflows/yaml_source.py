@@ -1,0 +1,192 @@
+"""A YAML reader that records positions and rejects tags, aliases and duplicate names."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+from threadkeep.errors import InvalidWorkflow, WorkflowProblem
+from threadkeep.records import Json
+
+MOST_CHARACTERS = 256_000
+_MOST_DEPTH = 24
+_MOST_NODES = 20_000
+
+type Path = tuple[str | int, ...]
+
+# As in YAML 1.2: `no`, `on`, 12:30, 1_000 and dates are plain text.
+_TRUTHS = {"true": True, "false": False}
+_WHOLE = re.compile(r"[-+]?[0-9]{1,18}")
+_FRACTION = re.compile(r"[-+]?(?:[0-9]+\.[0-9]*|\.[0-9]+|[0-9]{1,18}(?=[eE]))(?:[eE][-+]?[0-9]{1,2})?")
+_NO_TEXT = re.compile("[\x00\ud800-\udfff]")
+_PLAIN = frozenset(f"tag:yaml.org,2002:{name}" for name in ("str", "bool", "int", "float", "timestamp", "value"))
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line and a column, both from 1."""
+
+    line: int
+    column: int
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """The value of a file with the positions of its parts; keys have their own positions."""
+
+    value: Json
+    file: str | None
+    values: dict[Path, Place] = field(default_factory=dict)
+    keys: dict[Path, Place] = field(default_factory=dict)
+
+    def problem(self, sentence: str, path: Path, *, at_key: bool = False) -> WorkflowProblem:
+        """Return a problem at a path, or at its nearest parent that exists in the file."""
+        place = None
+        while place is None:
+            place = (self.keys.get(path) if at_key else None) or self.values.get(path)
+            if not path:
+                break
+            path = path[:-1]
+        return WorkflowProblem(sentence, self.file, place.line if place else None, place.column if place else None)
+
+
+def read_yaml(text: str, file: str | None = None) -> YamlSource:
+    """Return the value of a YAML document.
+
+    Raises:
+        InvalidWorkflow: it is not YAML, or uses a feature that is not allowed; the problem has the position.
+    """
+    if len(text) > MOST_CHARACTERS:
+        raise InvalidWorkflow([WorkflowProblem(f"A workflow has at most {MOST_CHARACTERS} characters.", file)])
+    try:
+        _check_events(text, file)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+    except InvalidWorkflow:
+        raise
+    except yaml.MarkedYAMLError as error:
+        raise _broken(_no_yaml(error), file, error.problem_mark or error.context_mark) from None
+    except yaml.reader.ReaderError as error:
+        raise _odd_character(text, error.position, file) from None
+    except (yaml.YAMLError, RecursionError, ValueError):
+        raise InvalidWorkflow(
+            [WorkflowProblem("This is no YAML that can be read; is it text in UTF-8?", file)]
+        ) from None
+    if node is None:
+        raise InvalidWorkflow(
+            [WorkflowProblem("The file is empty; write a workflow, with schema, name and nodes.", file)]
+        )
+    reader = _Reader(file)
+    value = reader.read(node, ())
+    return YamlSource(value, file, reader.values, reader.keys)
+
+
+def _no_yaml(error: yaml.MarkedYAMLError) -> str:
+    what = ", ".join(filter(None, (error.context, error.problem))) or "this cannot be read"
+    if "\\t" in what:
+        cure = "indent with spaces, not with tabs"
+    elif "another document" in what:
+        cure = "one file is one workflow, so move what follows into a file of its own"
+    else:
+        cure = "correct it here, or above where it begins"
+    return f"This is no YAML: {what}; {cure}."
+
+
+def _odd_character(text: str, place: int, file: str | None) -> InvalidWorkflow:
+    sentence = f"A character stands here that no text has (U+{ord(text[place]):04X}); take it away."
+    line, column = text.count("\n", 0, place) + 1, place - text.rfind("\n", 0, place)
+    return InvalidWorkflow([WorkflowProblem(sentence, file, line, column)])
+
+
+def _check_events(text: str, file: str | None) -> None:
+    """Check the document event by event, before building its value."""
+    depth = nodes = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _broken("Aliases (*name) are not read in workflows: write it out.", file, event.start_mark)
+        if isinstance(event, yaml.NodeEvent):
+            nodes += 1
+            if event.anchor is not None:
+                raise _broken("Anchors (&name) are not read in workflows: take it away.", file, event.start_mark)
+            if nodes > _MOST_NODES:
+                raise _broken(f"A workflow has at most {_MOST_NODES} values.", file, event.start_mark)
+        if isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+            if depth > _MOST_DEPTH:
+                raise _broken(f"Values nest at most {_MOST_DEPTH} deep here.", file, event.start_mark)
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+
+
+class _Reader:
+    """A converter from YAML nodes to JSON that records positions."""
+
+    def __init__(self, file: str | None) -> None:
+        self._file = file
+        self.values: dict[Path, Place] = {}
+        self.keys: dict[Path, Place] = {}
+
+    def read(self, node: yaml.Node, path: Path) -> Json:
+        self.values[path] = _place(node.start_mark)
+        if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
+            return self._mapping(node, path)
+        if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":
+            return [self.read(item, (*path, place)) for place, item in enumerate(node.value)]
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(node)
+        raise _broken(
+            f"The tag {node.tag} is not read in workflows: write plain text, numbers, lists, maps.",
+            self._file,
+            node.start_mark,
+        )
+
+    def _mapping(self, node: yaml.MappingNode, path: Path) -> Json:
+        found: dict[str, Json] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.tag == "tag:yaml.org,2002:merge":
+                raise _broken("A name is plain text here; write name: value.", self._file, key.start_mark)
+            # Keep the spelling: `on`, `no` and `1` are names like others.
+            name = self._text(key)
+            if name in found:
+                raise _broken(f"{name!r} stands here twice; take one away.", self._file, key.start_mark)
+            self.keys[(*path, name)] = _place(key.start_mark)
+            found[name] = self.read(value, (*path, name))
+        return found
+
+    def _text(self, node: yaml.ScalarNode) -> str:
+        """Return the text of a scalar; reject escapes for characters that databases cannot store."""
+        text = str(node.value)
+        if _NO_TEXT.search(text):
+            sentence = "An escape here stands for no text (NUL, or half of a pair of surrogates); take it away."
+            raise _broken(sentence, self._file, node.start_mark)
+        return text
+
+    def _scalar(self, node: yaml.ScalarNode) -> Json:
+        text = self._text(node)
+        match node.tag:
+            case "tag:yaml.org,2002:null":
+                return None
+            case "tag:yaml.org,2002:bool" if text.lower() in _TRUTHS:
+                return _TRUTHS[text.lower()]
+            case "tag:yaml.org,2002:int" if _WHOLE.fullmatch(text):
+                return int(text)
+            case "tag:yaml.org,2002:float" | "tag:yaml.org,2002:str" if node.style is None and _FRACTION.fullmatch(
+                text
+            ):
+                return float(text)
+            case tag if tag in _PLAIN:
+                return text
+        raise _broken(f"The tag {node.tag} is not read in workflows: write plain text.", self._file, node.start_mark)
+
+
+def _broken(sentence: str, file: str | None, mark: Any) -> InvalidWorkflow:
+    place = _place(mark) if mark is not None else None
+    return InvalidWorkflow(
+        [WorkflowProblem(sentence, file, place.line if place else None, place.column if place else None)]
+    )
+
+
+def _place(mark: Any) -> Place:
+    return Place(mark.line + 1, mark.column + 1)

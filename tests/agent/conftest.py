@@ -1,0 +1,33 @@
+"""A memory on SQLite alone, for tests of what does not depend on the database."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from tests.conftest import url_of
+from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, open_memory
+
+
+@pytest.fixture(scope="session", autouse=True)
+def unhurried_turns() -> Iterator[None]:
+    """Older turns are not left out because the machine is slow."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("threadkeep.agent.recalled_turns._PATIENCE_SECONDS", HANG_SECONDS)
+        yield
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def database_url(request: pytest.FixtureRequest) -> str:
+    """An empty database of each engine in turn; SQLite in memory has `small_memory`, and the contracts of the store."""
+    return url_of(request, str(request.param))
+
+
+@pytest.fixture
+async def small_memory(memory_options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
+    """An open memory over an empty SQLite database in memory."""
+    async with open_memory("sqlite://", observers=[events], options=memory_options) as opened:
+        yield opened

@@ -1,0 +1,190 @@
+"""What holds for every model call, and for the record of it, whatever was said before."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
+
+from threadkeep import ContextManifest, Memory, Message, count_tokens
+from threadkeep.agent.content_blocks import is_text
+from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.tokens import TokenCounter
+
+_WHOLE_SESSION = 10_000
+_ROLES = {"human": "user", "ai": "assistant"}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """One model call: what the model was given, and the record of it."""
+
+    messages: Sequence[BaseMessage]
+    manifest: ContextManifest
+
+
+async def sent_calls(
+    memory: Memory, calls: Sequence[Sequence[BaseMessage]], session_id: str, *, newest: int | None = None
+) -> list[Sent]:
+    """Each call of a session with its manifest, in order; the `newest` only, if that is given."""
+    stored = await memory.manifests.of_session(session_id, limit=1_000)
+    manifests = [ContextManifest.from_dict(one.manifest) for one in reversed(stored)]
+    if newest is not None:
+        calls, manifests = calls[-newest:], manifests[-newest:]
+    assert len(manifests) == len(calls)
+    return [Sent(messages, manifest) for messages, manifest in zip(calls, manifests, strict=True)]
+
+
+def check_budget(sent: Sent, budget: int, counter: TokenCounter) -> None:
+    """The budget is held, and the record has the tokens of each message as the counter counts them."""
+    counted = [count_tokens(message, counter=counter) for message in sent.messages]
+    assert counted == [entry.tokens for entry in sent.manifest.entries]
+    assert sum(counted) == sent.manifest.tokens <= budget
+    assert sum(sent.manifest.sections.values()) == sent.manifest.tokens
+
+
+def check_shape(messages: Sequence[BaseMessage]) -> None:
+    """One system message at most, first; then a user message; each tool call is answered right after it."""
+    assert not any(isinstance(message, SystemMessage) for message in messages[1:])
+    assert next(message.type for message in messages if not isinstance(message, SystemMessage)) == "human"
+    blocks = [block for message in messages if isinstance(message.content, list) for block in message.content]
+    assert all(text_of(HumanMessage([block])).strip() for block in blocks if is_text(block))
+    open_calls: list[str] = []
+    for message in messages:
+        if isinstance(message, ToolMessage):
+            assert message.tool_call_id in open_calls
+            open_calls.remove(message.tool_call_id)
+            continue
+        assert not open_calls
+        if isinstance(message, AIMessage):
+            assert not message.invalid_tool_calls
+            open_calls = [str(call["id"]) for call in message.tool_calls]
+    assert not open_calls
+
+
+def check_order(sent: Sent) -> None:
+    """Sections stand in their order, and what is of the transcript in its own."""
+    seqs = [entry.seq for entry in sent.manifest.entries if entry.seq is not None]
+    assert seqs == sorted(set(seqs))
+    ranks = {section: rank for rank, section in enumerate(("system", "summary", "window", "input", "extra", "steps"))}
+    ranks["earlier_steps"] = ranks["window"]
+    order = [ranks.get(entry.section, ranks["extra"]) for entry in sent.manifest.entries]
+    assert order == sorted(order)
+
+
+def check_input(sent: Sent, question: BaseMessage) -> None:
+    """The newest user message is there: whole, or its beginning with the mark, which the record tells."""
+    [place] = [place for place, entry in enumerate(sent.manifest.entries) if entry.id == id_of(question)]
+    entry, there = sent.manifest.entries[place], sent.messages[place]
+    assert entry.section == "input"
+    if entry.tokens_before is None:
+        assert there.content == question.content
+        return
+    assert entry.tokens < entry.tokens_before
+    text = re.sub(r"\n?\[[0-9a-z ]+ left out\]", "", text_of(there))
+    assert text == text_of(question) or text.endswith(CUT_MARK)
+    assert text_of(question).startswith(text.removesuffix(CUT_MARK))
+
+
+def check_newest_step(sent: Sent, asked: AIMessage) -> None:
+    """What the model asked of tools just before is the end of what it is sent: the calls with all keys, answered."""
+    newest = sent.messages[-1 - len(asked.tool_calls) :]
+    said, *results = newest
+    assert isinstance(said, AIMessage)
+    assert [(call["id"], set(call["args"])) for call in said.tool_calls] == [
+        (call["id"], set(call["args"])) for call in asked.tool_calls
+    ]
+    assert {one.tool_call_id for one in results if isinstance(one, ToolMessage)} == {c["id"] for c in said.tool_calls}
+    assert [entry.section for entry in sent.manifest.entries[-len(newest) :]] == ["steps"] * len(newest)
+
+
+def check_coverage(manifest: ContextManifest, rows: Sequence[Message], summaries: Iterable[range] = ()) -> None:
+    """Each message up to the input is in, or in one summary's range, or out for exactly one reason."""
+    last = max((entry.seq for entry in manifest.entries if entry.section == "input" and entry.seq), default=0)
+    told = Counter(entry.seq for entry in manifest.entries if entry.seq is not None)
+    shown = any(entry.section == "summary" for entry in manifest.entries)
+    for gap in manifest.excluded:
+        assert gap.first_seq <= gap.last_seq
+        if gap.reason == "summarised" and shown:
+            assert range(gap.first_seq, gap.last_seq + 1) in summaries
+        told.update(range(gap.first_seq, gap.last_seq + 1))
+    untold = {row.seq: told[row.seq] for row in rows if row.seq is not None and row.seq <= last and told[row.seq] != 1}
+    assert not untold
+
+
+def check_state(sent: Sent, state: Sequence[BaseMessage], question: BaseMessage, rows: Sequence[Message]) -> None:
+    """Each message of the state up to the question is in, or left out for a reason, or has a seq in the transcript.
+
+    A message that has the words of a stored one may stand under the id of that one.
+    """
+    manifest = sent.manifest
+    seqs = {row.id: row.seq for row in rows}
+    out = {seq for gap in manifest.excluded for seq in range(gap.first_seq, gap.last_seq + 1)}
+    ids = [_ids_of(message, rows) for message in state if not isinstance(message, SystemMessage)]
+    told = {entry.id for entry in manifest.entries}
+    without_id = sum(one.count for one in manifest.left_out if one.id is None)
+    for one in manifest.left_out:
+        stretch = _between(ids, one.id, one.last_id) if one.last_id is not None else [{one.id}]
+        # What has its id only now is counted apart; which of several messages with the same words is known is open.
+        exact = all(len(known) == 1 for known in stretch)
+        # A message that was stored as new stands where the transcript has it.
+        placed = sum(bool(known & set(seqs)) for known in stretch)
+        assert one.id is None or not exact or 0 <= len(stretch) - one.count <= without_id + placed
+        told.update(*stretch)
+    for message in state[: state.index(question) + 1]:
+        # The agent's own answer to a call that is no JSON gets its id after the call.
+        known = _ids_of(message, rows) | ({None} if isinstance(message, ToolMessage) else set())
+        in_transcript = any(seqs.get(known_id) in out for known_id in known)
+        assert isinstance(message, SystemMessage) or known & told or in_transcript
+
+
+def _ids_of(message: BaseMessage, rows: Sequence[Message]) -> set[str | None]:
+    """Return the ids under which a message may stand in a manifest: an answer may be known by its place."""
+    alike = (row for row in rows if row.role == _ROLES.get(message.type))
+    return {id_of(message), *(row.id for row in alike if row.role == "assistant" or row.content == text_of(message))}
+
+
+def _between(ids: Sequence[set[str | None]], first: str | None, last: str | None) -> Sequence[set[str | None]]:
+    begin = next(place for place, known in enumerate(ids) if first in known)
+    end = max(place for place, known in enumerate(ids) if last in known)
+    return ids[begin : end + 1]
+
+
+async def check_call(
+    memory: Memory,
+    sent: Sent,
+    question: BaseMessage,
+    *,
+    budget: int,
+    counter: TokenCounter,
+    summaries: Iterable[range] = (),
+) -> None:
+    """All laws that need no more than the call, its record and the transcript."""
+    check_budget(sent, budget, counter)
+    check_shape(sent.messages)
+    check_order(sent)
+    check_input(sent, question)
+    rows = await memory.session(sent.manifest.session_id or "").tail(_WHOLE_SESSION)
+    check_coverage(sent.manifest, rows, list(summaries))
+    await check_summaries(memory, sent)
+
+
+async def check_summaries(memory: Memory, sent: Sent) -> None:
+    """What the record says that summaries stand for is in a summary that was sent: whole, unless it is told as cut."""
+    gaps = {(gap.first_seq, gap.last_seq) for gap in sent.manifest.excluded if gap.reason == "summarised"}
+    known = {one.id: one for one in await memory.summaries.all_of(sent.manifest.session_id or "")} if gaps else {}
+    shown: set[tuple[int, int]] = set()
+    for entry, message in zip(sent.manifest.entries, sent.messages, strict=True):
+        for one in (known[name] for name in entry.summaries):
+            shown.add((one.first_seq, one.last_seq))
+            assert entry.tokens_before is not None or one.text in text_of(message)
+    assert gaps <= shown
+
+
+async def rows_of(memory: Memory, session_id: str) -> list[Message]:
+    """All messages of a session."""
+    return await memory.session(session_id).tail(_WHOLE_SESSION)

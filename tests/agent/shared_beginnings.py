@@ -1,0 +1,27 @@
+"""How much of one model call the next one begins with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+
+from threadkeep.agent.quoted_turns import SECTION_KEY
+
+
+def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
+    """What a provider is told of messages."""
+    return [(m.type, m.content, m.tool_calls if isinstance(m, AIMessage) else None) for m in messages]
+
+
+def up_to_input(call: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
+    """A call up to its last input, which no block of the context is."""
+    inputs = [n for n, m in enumerate(call) if isinstance(m, HumanMessage) and SECTION_KEY not in m.additional_kwargs]
+    return told(call[: inputs[-1] + 1])
+
+
+def shared_beginnings(calls: Sequence[Sequence[BaseMessage]]) -> float:
+    """The share of calls that begin with the whole of the call before, up to its last input."""
+    pairs = [(up_to_input(before), told(after)) for before, after in itertools.pairwise(calls)]
+    return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)

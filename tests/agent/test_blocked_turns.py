@@ -1,0 +1,131 @@
+"""Runs that fail before or after their model call: other middleware blocks them, or breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from langchain.agents.middleware import AgentMiddleware, AgentState, PIIDetectionError, PIIMiddleware
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+from tests.agent.talking import ROOM, config_of, input_of, kept_with_status, make_agent, seen
+from tests.limits import HANG_SECONDS
+from threadkeep import Memory, SessionMemory
+from threadkeep.testing import ScriptedModel
+
+MAIL = "write to a@b.co"
+
+
+def blocking(memory: Memory, model: ScriptedModel, *, first: bool, **options: Any) -> Any:
+    """Return an agent whose middleware blocks e-mail addresses, before the memory or behind it."""
+    pii = PIIMiddleware("email", strategy="block", **options.pop("pii", {}))
+    order = [pii, SessionMemory(memory)] if first else [SessionMemory(memory), pii]
+    return make_agent(model, order, **options)
+
+
+class Failing(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Looks something up before the model, and fails as often as it is told to."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    async def abefore_model(self, state: AgentState[Any], runtime: Any) -> None:
+        """Fail, or do nothing."""
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("the knowledge base is down")
+
+
+class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Asks a person before the model is called."""
+
+    async def abefore_model(self, state: AgentState[Any], runtime: Any) -> None:
+        """Interrupt the run."""
+        interrupt("may I?")
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
+async def test_a_blocked_question_is_stored_as_failed_without_its_text(
+    memory: Memory, checkpointed: bool, first: bool
+) -> None:
+    """On every database: at once, and once however often it comes; later calls are not sent it."""
+    model = ScriptedModel(["fine"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = blocking(memory, model, first=first, checkpointer=saver)
+    for _ in range(2):
+        with pytest.raises(PIIDetectionError):
+            await agent.ainvoke(input_of(MAIL, "m1"), config_of())
+        assert await kept_with_status(memory) == [("user", "", "failed")]
+    if not checkpointed:  # the saver keeps what was blocked, and it is blocked again
+        await agent.ainvoke(input_of("hello"), config_of())
+        assert seen(model.calls[0]) == [("human", "hello")]
+    info = await memory.session(ROOM).info()
+    assert info.title == (None if checkpointed else "hello")
+
+
+async def test_a_blocked_turn_keeps_no_other_turn_waiting(
+    small_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the run is known although its error is still held."""
+    monkeypatch.setattr("threadkeep.agent.session_order._IDLE_SECONDS", 10 * HANG_SECONDS)
+    agent = blocking(small_memory, ScriptedModel(["fine"]), first=True)
+    with pytest.raises(PIIDetectionError) as held:
+        await agent.ainvoke(input_of(MAIL), config_of())
+    async with asyncio.timeout(HANG_SECONDS):
+        await agent.ainvoke(input_of("hello"), config_of())
+    assert held.value.args
+    texts = [text for _, text, _ in await kept_with_status(small_memory)]
+    assert texts == ["", "hello", "fine"]
+
+
+async def test_a_message_that_passes_at_the_second_try_is_stored(memory: Memory) -> None:
+    """On every database: the words are not lost because a lookup failed the first time."""
+    agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory), Failing(1)])
+    with pytest.raises(ConnectionError):
+        await agent.ainvoke(input_of("hello", "m1"), config_of())
+    assert await kept_with_status(memory) == [("user", "", "failed")]
+    await agent.ainvoke(input_of("hello", "m1"), config_of())
+    stored = await kept_with_status(memory)
+    assert stored[1:] == [("user", "hello", "complete"), ("assistant", "fine", "complete")]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_a_blocked_answer_is_never_stored(small_memory: Memory, first: bool) -> None:
+    """Not as a cut off one either, when the memory settles what did not end."""
+    middleware = SessionMemory(small_memory)
+    pii = PIIMiddleware("email", strategy="block", apply_to_output=True)
+    model = ScriptedModel(["mail c@d.co", "fine"])
+    agent = make_agent(model, [pii, middleware] if first else [middleware, pii])
+    with pytest.raises(PIIDetectionError):
+        await agent.ainvoke(input_of("whom do I ask?"), config_of())
+    assert middleware.open_runs == 0
+    assert await kept_with_status(small_memory) == [("user", "whom do I ask?", "complete")]
+    await agent.ainvoke(input_of("and now?"), config_of())
+    assert "c@d.co" not in str(await kept_with_status(small_memory))
+
+
+async def test_an_interrupt_before_the_model_is_no_failure(memory: Memory) -> None:
+    """On every database: nothing is stored until the person has decided; then the turn is whole."""
+    model = ScriptedModel(["fine"])
+    agent = make_agent(model, [SessionMemory(memory), Approving()], checkpointer=InMemorySaver())
+    await agent.ainvoke(input_of("hello"), config_of())
+    assert await kept_with_status(memory) == []
+    await agent.ainvoke(Command(resume="yes"), config_of())
+    assert await kept_with_status(memory) == [("user", "hello", "complete"), ("assistant", "fine", "complete")]
+
+
+async def test_a_second_agent_that_is_blocked_changes_nothing_of_the_first(memory: Memory) -> None:
+    """On every database: the question and the first answer stay as they are."""
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("first", make_agent(ScriptedModel(["one"]), [SessionMemory(memory)]))
+    graph.add_node("second", make_agent(ScriptedModel(["two"]), [SessionMemory(memory), Failing(9)]))
+    graph.add_edge(START, "first")
+    graph.add_edge("first", "second")
+    with pytest.raises(ConnectionError):
+        await graph.compile().ainvoke(input_of("hello"), config_of())
+    assert await kept_with_status(memory) == [("user", "hello", "complete"), ("assistant", "one", "complete")]

@@ -1,0 +1,118 @@
+"""Compression under an agent: what its model is sent, and that each message is there, in short, or named."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from tests.agent.talking import ROOM, ask, make_agent, seen, stream
+from tests.history.summaries import Asked, WrittenDown, check_coverage
+from threadkeep import Compression, Memory, Message, SessionMemory, rebuild
+from threadkeep.context.manifest import ContextManifest, Exclusion
+from threadkeep.records import Json
+from threadkeep.testing import Gate, ScriptedModel
+
+WORDS = "and some more words " * 10
+
+
+def compressing(memory: Memory, summarizer: WrittenDown | None, *, max_tokens: int | None = 2_000) -> SessionMemory:
+    """The middleware with compression, and no limit on the number of messages."""
+    options = Compression(trigger=("messages", 30), keep=("messages", 8), summarizer=summarizer)
+    return SessionMemory(memory, max_messages=None, max_tokens=max_tokens, compression=options)
+
+
+def accounted(values: Mapping[str, Json]) -> list[int]:
+    """The places of earlier messages that a manifest accounts for, each as often as it does."""
+    manifest = ContextManifest.from_dict(values)
+    sent = [entry.seq for entry in manifest.entries if entry.seq is not None]
+    out = [seq for gap in manifest.excluded for seq in range(gap.first_seq, gap.last_seq + 1)]
+    return sorted([*sent, *out])
+
+
+@pytest.mark.parametrize("max_tokens", [1_200, 2_000, None])
+async def test_each_call_accounts_for_every_message(sqlite_memory: Memory, max_tokens: int | None) -> None:
+    """Sent as it was said, in a summary that is sent, or out for a reason; each once."""
+    model = ScriptedModel(f"answer {number} {WORDS}" for number in range(100))
+    agent = make_agent(model, [compressing(sqlite_memory, WrittenDown(), max_tokens=max_tokens)])
+    for number in range(60):
+        await ask(agent, f"question {number} {WORDS}")
+        await sqlite_memory.compressor.idle()
+        await check_coverage(sqlite_memory, ROOM)
+    manifests = await sqlite_memory.manifests.of_session(ROOM, limit=100)
+    assert len(manifests) == 60
+    for turn, stored in enumerate(reversed(manifests)):
+        assert accounted(stored.manifest) == list(range(1, 2 * turn + 2))
+    newest = ContextManifest.from_dict(manifests[0].manifest)
+    assert {gap.reason for gap in newest.excluded} == {"summarised"}
+
+
+async def test_a_summary_stands_where_its_messages_stood(sqlite_memory: Memory) -> None:
+    """With its range; what follows it begins with a question."""
+    model = ScriptedModel(f"answer {number}" for number in range(100))
+    agent = make_agent(model, [compressing(sqlite_memory, WrittenDown())], system_prompt="Be kind.")
+    for number in range(16):
+        await ask(agent, f"question {number}")
+        await sqlite_memory.compressor.idle()
+    (kind, system), (_, summary), *talk = seen(model.calls[-1])
+    assert (kind, system) == ("system", "Be kind.")
+    assert '<summary of="messages 1 to 22 (22 messages)">\nMessages 1 to 22.\n</summary>' in summary
+    assert talk[0] == ("human", "question 11")
+    assert talk[-1] == ("human", "question 15")
+
+
+async def test_no_turn_waits_for_a_summary(sqlite_memory: Memory) -> None:
+    """While one is being written the agent answers, with its window alone."""
+    summarizer, gate = WrittenDown(), Gate()
+
+    async def wait(asked: Asked) -> str:
+        await gate.pass_through()
+        return "At last."
+
+    summarizer.answer = wait
+    model = ScriptedModel(f"answer {number}" for number in range(100))
+    agent = make_agent(model, [compressing(sqlite_memory, summarizer)])
+    for number in range(20):
+        await ask(agent, f"question {number}")
+    await gate.reached()
+    assert "At last." not in str(seen(model.calls[-1]))
+    gate.open()
+    await sqlite_memory.compressor.idle()
+    await ask(agent, "And now?")
+    assert "At last." in seen(model.calls[-1])[0][1]
+
+
+async def test_without_a_summarizer_the_agents_own_model_writes(sqlite_memory: Memory) -> None:
+    """Outside of the run: nobody who reads its stream hears of it."""
+    model = ScriptedModel(f"answer {number}" for number in range(100))
+    agent = make_agent(model, [compressing(sqlite_memory, None)])
+    heard = [await stream(agent, f"question {number}") for number in range(15)]
+    await sqlite_memory.compressor.idle()
+    [summary] = await check_coverage(sqlite_memory, ROOM)
+    assert (summary.first_seq, summary.last_seq, summary.text) == (1, 22, "answer 15")
+    assert heard == [f"answer {number}" for number in range(15)]
+
+
+async def test_an_agent_with_less_room_says_which_summaries_it_leaves_out(sqlite_memory: Memory) -> None:
+    """Those that were made for a larger budget are sent whole, the newest of them; the others' messages are named."""
+    summarizer = WrittenDown()
+    summarizer.answer = lambda asked: f"Summary {len(summarizer.asked)}. " + "fact " * 100
+    session = sqlite_memory.session(ROOM)
+    options = Compression(trigger=("messages", 20), keep=("messages", 4))
+    for _ in range(3):
+        for number in range(12):
+            await session.append([Message("user", f"question {number}"), Message("assistant", "answer")])
+        await sqlite_memory.compressor.compress_now(ROOM, options, summarizer, budget=8_000)
+    first, *others = await sqlite_memory.summaries.active(ROOM)
+    model = ScriptedModel(["so"])
+    await ask(make_agent(model, [SessionMemory(sqlite_memory, max_tokens=1_600)]), "And?")
+    [stored] = await sqlite_memory.manifests.of_session(ROOM)
+    manifest = ContextManifest.from_dict(stored.manifest)
+    [entry] = [entry for entry in manifest.entries if entry.section == "summary"]
+    assert entry.summaries == tuple(summary.id for summary in others)
+    assert entry.tokens_before is None
+    assert all(summary.text in model.calls[0][0].text for summary in others)
+    assert first.text not in model.calls[0][0].text
+    assert manifest.excluded[0] == Exclusion(first.first_seq, first.last_seq, "over_budget")
+    assert accounted(stored.manifest) == list(range(1, 74))
+    assert await rebuild(stored) == model.calls[0]

@@ -1,0 +1,110 @@
+"""What a context owes to the model that is called, and to sources that are no history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.retrievers import BaseRetriever
+from pydantic import PrivateAttr
+
+from tests.agent.talking import ROOM, ask, config_of, make_agent
+from threadkeep import (
+    Memory,
+    MemoryOptions,
+    Message,
+    RetrievedSnippets,
+    SessionMemory,
+    count_tokens,
+    open_memory,
+)
+from threadkeep.context.tokens import chars4
+from threadkeep.testing import ScriptedModel
+from threadkeep.testing.scripted import Reply
+
+THINKING = {"type": "thinking", "thinking": "Hm.", "signature": "c2lnbmVk"}
+PICTURE = {"type": "image", "base64": "aGk=", "mime_type": "image/png"}
+
+
+class Known(ScriptedModel):
+    """A model that says its name, and who its provider is."""
+
+    model_name: str = "model-1"
+    _provider: str = PrivateAttr()
+
+    def __init__(self, replies: Iterable[Reply], provider: str = "somebody") -> None:
+        super().__init__(replies)
+        self._provider = provider
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+        return {**super()._get_ls_params(stop, **kwargs), "ls_provider": self._provider}
+
+
+@pytest.mark.parametrize(
+    ("provider", "stays"),
+    [("anthropic", True), ("openai", False), ("azure", False), ("amazon_bedrock", False), ("somebody", True)],
+)
+async def test_reasoning_is_sent_only_to_the_provider_that_signed_it(
+    sqlite_memory: Memory, provider: str, stays: bool
+) -> None:
+    """The model is another one since the last turn; who is not known by name is taken for the one that spoke last."""
+    said = AIMessage([THINKING, {"type": "text", "text": "Yes."}], response_metadata={"model_provider": "anthropic"})
+    memory = SessionMemory(sqlite_memory, keep_originals=True)
+    await ask(make_agent(ScriptedModel([said]), [memory]), "Is it?")
+    model = Known(["Yes, I am sure."], provider)
+    await ask(make_agent(model, [memory]), "Are you sure?")
+    [_, answer, _] = model.calls[0]
+    assert answer.text == "Yes."
+    assert (answer.content == said.content) is stays
+
+
+@pytest.mark.parametrize(("content", "learns"), [("words " * 400, True), (["words " * 400, PICTURE], False)])
+async def test_only_texts_teach_how_texts_are_counted(
+    sqlite_memory: Memory, content: str | list[str | dict[Any, Any]], learns: bool
+) -> None:
+    """What a provider charges for an image says nothing of words."""
+    reply = AIMessage("Yes.", usage_metadata={"input_tokens": 3000, "output_tokens": 2, "total_tokens": 3002})
+    agent = make_agent(Known([reply]), [SessionMemory(sqlite_memory)])
+    messages: Sequence[BaseMessage] = [HumanMessage(content)]
+    await agent.ainvoke({"messages": messages}, config_of())
+    factor = await sqlite_memory.learned_factors.of("model-1")
+    assert (factor is not None and factor.samples > 0) is learns
+
+
+@pytest.mark.parametrize("tokens", [1, None])
+async def test_a_budget_is_in_tokens_of_todays_counter(
+    sqlite_url: str, memory_options: MemoryOptions, tokens: int | None
+) -> None:
+    """Whatever was stored with the messages: by another counter, or a caller's own number."""
+    before = replace(memory_options, counter=chars4)
+    async with open_memory(sqlite_url, options=before) as memory:
+        for _ in range(10):
+            await memory.session(ROOM).append([Message("user", "你好，请问包裹什么时候到？" * 20, tokens=tokens)])
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        model = ScriptedModel(["Soon."])
+        await ask(make_agent(model, [SessionMemory(memory, max_tokens=1000)]), "?")
+        [stored] = await memory.manifests.of_session(ROOM)
+        assert sum(map(count_tokens, model.calls[0])) == stored.manifest["tokens"]
+        assert sum(map(count_tokens, model.calls[0])) <= 1000
+
+
+class Shelf(BaseRetriever):
+    """Answers every question with one passage."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        return [Document("Parcels take three days.", id="doc-1")]
+
+
+async def test_a_knowledge_base_is_no_history(sqlite_memory: Memory) -> None:
+    """Without earlier turns its passages are there all the same."""
+    model = ScriptedModel(["one", "Three days."])
+    agent = make_agent(model, [SessionMemory(sqlite_memory, max_messages=0, sources=[RetrievedSnippets(Shelf())])])
+    await ask(agent, "Hello")
+    await ask(agent, "How long does a parcel take?")
+    assert not any("Hello" in message.text for message in model.calls[1])
+    assert any("Parcels take three days." in message.text for message in model.calls[1])

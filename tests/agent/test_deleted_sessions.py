@@ -1,0 +1,107 @@
+"""A session that is deleted while its agent thinks is gone: the answer does not bring it back."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.talking import ROOM, Agent, Meanwhile, add, adding, ask, config_of, input_of, make_agent, numbered
+from tests.outages import Outage
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, open_memory
+from threadkeep.errors import QuestionGone
+from threadkeep.observe import AnswerDiscarded
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.keeping import Keeping
+from threadkeep.testing import ScriptedModel
+
+
+def agent_with(memory: Memory, event: Callable[[], Awaitable[object]]) -> Agent:
+    """An agent to whose session something is done while its model thinks."""
+    return make_agent(ScriptedModel(replies=["answer"]), [SessionMemory(memory), Meanwhile(event)])
+
+
+async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events: RecordedEvents) -> None:
+    """The caller gets the answer, and it is told that the session does not."""
+    session = memory.session(ROOM)
+    await session.append(numbered(6))
+    assert await ask(agent_with(memory, session.delete), "question") == "answer"
+    assert [info async for info in memory.sessions()] == []
+    assert [event.session_id for event in events.of(AnswerDiscarded)] == [ROOM]
+
+
+@pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
+async def test_another_process_may_have_deleted_it(
+    shared_url: str, memory_options: MemoryOptions, transcripts: Keeping
+) -> None:
+    """Nothing in this process knows of that: the question is looked for where the answer is stored."""
+    options = replace(memory_options, transcripts=transcripts)
+    async with open_memory(shared_url, options=options) as memory, open_memory(shared_url, options=options) as other:
+        assert await ask(agent_with(memory, other.session(ROOM).delete), "question") == "answer"
+        assert await memory.session(ROOM).count() == 0
+        assert [info async for info in memory.sessions()] == []
+
+
+async def test_a_run_that_goes_on_elsewhere_does_not_bring_it_back(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """It stopped for a person, the session was deleted meanwhile, and another process takes the run up."""
+    saver = InMemorySaver()
+    async with open_memory(shared_url, options=memory_options) as memory:
+        model = ScriptedModel([adding()])
+        waits = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
+        await waits.ainvoke(input_of("1 + 2?"), config_of(), interrupt_before=["tools"])
+        await memory.session(ROOM).delete()
+    async with open_memory(shared_url, options=memory_options, observers=[events]) as memory:
+        goes_on = make_agent(ScriptedModel(["3"]), [SessionMemory(memory)], [add], checkpointer=saver)
+        state = await goes_on.ainvoke(None, config_of())
+        assert state["messages"][-1].text == "3"
+        assert await memory.session(ROOM).count() == 0
+        assert len(events.of(AnswerDiscarded)) == 1
+
+
+async def test_an_answer_stays_out_of_a_session_that_was_begun_anew(memory: Memory) -> None:
+    """Who deletes a session and speaks again is not answered what was asked before."""
+    session = memory.session(ROOM)
+
+    async def delete_and_speak() -> None:
+        await session.delete()
+        await session.append([Message(role="user", content="hello again")])
+
+    await ask(agent_with(memory, delete_and_speak), "question")
+    assert [message.content for message in await session.tail(10)] == ["hello again"]
+
+
+async def test_an_answer_that_waits_does_not_bring_its_session_back(
+    tmp_path: Path, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """It waits for the database, also through a restart, and another process deletes the session: it waits no more."""
+    outage = Outage(tmp_path / "threadkeep.db")
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    elsewhere = replace(options, pending=replace(options.pending, folder=tmp_path / "elsewhere"))
+    async with AsyncExitStack() as lock, open_memory(outage.url, options=options) as memory:
+        agent = agent_with(memory, lambda: lock.enter_async_context(outage()))
+        assert await ask(agent, "question") == "answer"
+        assert [kept.turn.answers is not None for kept in memory.pending.entries] == [True]
+    async with open_memory(outage.url, options=elsewhere) as other:
+        await other.session(ROOM).delete()
+    async with open_memory(outage.url, options=options, observers=[events]) as memory:
+        await events.until(lambda: bool(events.of(AnswerDiscarded)))
+        assert memory.pending.entries == ()
+        assert await memory.session(ROOM).count() == 0
+
+
+async def test_what_answers_a_message_is_stored_with_it_or_not_at_all(memory: Memory) -> None:
+    """Whoever stores answers by hand names the question, and is told when it is gone."""
+    session = memory.session(ROOM)
+    await session.record([Message(role="user", content="question", id="q")])
+    await session.record([Message(role="assistant", content="answer")], answers="q")
+    await session.delete()
+    with pytest.raises(QuestionGone):
+        await session.record([Message(role="assistant", content="late")], answers="q")
+    assert await session.count() == 0

@@ -1,0 +1,231 @@
+"""Learning on each database: facts are proposed from what people say, and each can be explained and undone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+
+from tests.recorded_events import RecordedEvents
+from threadkeep import FactLearning, InvalidInput, KnownFacts, Memory, Scope, SessionMemory
+from threadkeep.knowledge.learning import LearningRequest
+from threadkeep.knowledge.proposals import LearnerKind
+from threadkeep.observe import FactsProposed
+from threadkeep.records.knowledge import Proposal, ProposalQuery, ProposalStatus
+from threadkeep.testing import ScriptedModel
+
+ADA = Scope("user", "ada")
+SHOP = Scope("workspace", "shop")
+CONFIG: Any = {"configurable": {"thread_id": "room:1", "user_id": "ada", "workspace": "shop"}}
+
+
+def found(message: int, key: str, value: str, *, about: str = "user", sure: float = 0.9) -> dict[str, Any]:
+    """An entry of a model's answer."""
+    return {
+        "message": message, "about": about, "key": key, "value": value, "kind": "preference", "confidence": sure,
+    }  # fmt: skip
+
+
+def answering(*entries: Any) -> ScriptedModel:
+    """A model that learns, and answers each time with the next list."""
+    return ScriptedModel([json.dumps(each) if isinstance(each, list) else each for each in entries])
+
+
+async def talk(memory: Memory, learning: FactLearning, *texts: str, config: Any = CONFIG) -> None:
+    """Have an agent that learns answer each text."""
+    agent: Any = create_agent(
+        ScriptedModel(f"reply {number}" for number in range(1, 99)),
+        [],
+        middleware=[SessionMemory(memory, learning=learning)],
+    )
+    for text in texts:
+        await agent.ainvoke({"messages": [{"role": "user", "content": text}]}, config)
+        await memory.learning.idle()
+
+
+async def proposals(memory: Memory, status: ProposalStatus | None = None) -> Sequence[Proposal]:
+    """The proposals, the oldest first."""
+    return (await memory.proposals.page(ProposalQuery(status)))[0][::-1]
+
+
+async def test_a_fact_is_proposed_from_a_message_and_waits_for_a_person(memory: Memory) -> None:
+    """It names its message, and becomes a fact when it is accepted."""
+    learning = FactLearning(memory, model=answering([], [found(3, "Home City", "Lisbon")]))
+    await talk(memory, learning, "Hello", "I live in Lisbon")
+    [proposal] = await proposals(memory)
+    assert (proposal.scope, proposal.key, proposal.value, proposal.status) == (ADA, "home_city", "Lisbon", "open")
+    assert proposal.origin == "from message 3 of room:1"
+    assert await memory.knowledge.facts(ADA) == []
+    accepted = await memory.proposals.accept(proposal.id, by="ops")
+    assert (accepted.status, accepted.decided_by) == ("accepted", "ops")
+    [fact] = await memory.knowledge.facts(ADA)
+    assert (fact.id, fact.value, fact.kind) == (accepted.fact_id, "Lisbon", "preference")
+    assert (fact.evidence[0].session_id, fact.evidence[0].seq) == ("room:1", 3)
+
+
+async def test_off_by_default_nothing_is_read(memory: Memory) -> None:
+    """An agent without the option never asks a model."""
+    agent: Any = create_agent(ScriptedModel(["Hi."]), [], middleware=[SessionMemory(memory)])
+    await agent.ainvoke({"messages": [{"role": "user", "content": "I live in Lisbon"}]}, CONFIG)
+    await memory.learning.idle()
+    assert await proposals(memory) == []
+
+
+async def test_a_confidence_lets_a_proposal_in(memory: Memory, events: RecordedEvents) -> None:
+    """What is less sure waits."""
+    entries = [found(1, "home_city", "Lisbon", sure=0.9), found(1, "pet", "a dog", sure=0.5)]
+    await talk(memory, FactLearning(memory, model=answering(entries), accept_from=0.8), "I live in Lisbon, with a dog?")
+    assert {one.key: (one.status, one.decided_by) for one in await proposals(memory)} == {
+        "home_city": ("accepted", "confidence 0.8"),
+        "pet": ("open", None),
+    }
+    assert [fact.text for fact in await memory.knowledge.facts(ADA)] == ["home_city: Lisbon"]
+    told = [(event.proposed, event.accepted) for event in events.of(FactsProposed)]
+    assert told in ([(2, 1)], [])  # events are recorded by the memories of this test's fixture only
+
+
+async def test_nothing_is_learned_from_what_the_agent_says_or_was_shown(memory: Memory) -> None:
+    """The agent's answer may repeat what was recalled: only a message of a person is evidence."""
+    await memory.knowledge.remember(ADA, "diet", "vegan RECALLED")
+    model = answering([found(2, "diet", "vegan"), found(9, "x", "y"), found(1, "plan", "gold", about="workspace")])
+    learning = FactLearning(memory, model=model)
+    agent: Any = create_agent(
+        ScriptedModel(["You are vegan."]),
+        [],
+        middleware=[SessionMemory(memory, sources=[KnownFacts(memory)], learning=learning)],
+    )
+    await agent.ainvoke({"messages": [{"role": "user", "content": "What do I eat?"}]}, CONFIG)
+    await memory.learning.idle()
+    asked = "".join(str(message.text) for message in model.calls[0])
+    assert "RECALLED" not in asked
+    assert '"diet"' in asked
+    assert await proposals(memory) == []
+
+
+async def test_a_message_is_read_once(memory: Memory) -> None:
+    """Later calls are shown what came since, with a few messages before it."""
+    model = answering([found(1, "a", "1")], [found(1, "a", "1"), found(3, "b", "2")])
+    await talk(memory, FactLearning(memory, model=model), "first", "second")
+    assert [one.key for one in await proposals(memory)] == ["a", "b"]
+    assert "Look at the messages 3." in model.calls[1][1].text
+    request = LearningRequest("room:1", _Refusing(), {"user": ADA})
+    assert await memory.learning.learn(request) == 0
+
+
+class _Refusing:
+    kind: LearnerKind = "model"
+    name = "another"
+
+    async def learn(self, record: object) -> list[Any]:
+        """Fail if anything is to be read."""
+        raise AssertionError(record)
+
+
+async def test_a_model_that_fails_delays_and_loses_nothing(memory: Memory) -> None:
+    """The next turn reads what was not read."""
+    model = answering("no list at all", [found(1, "home_city", "Lisbon"), found(3, "pet", "a dog")])
+    await talk(memory, FactLearning(memory, model=model), "I live in Lisbon", "I have a dog")
+    assert [one.key for one in await proposals(memory)] == ["home_city", "pet"]
+
+
+async def test_a_secret_is_never_proposed(memory: Memory) -> None:
+    """Nor stored in any table."""
+    model = answering([found(1, "password", "hunter22"), found(1, "note", "the token is ghp_abcdefgh")])
+    await talk(memory, FactLearning(memory, model=model), "my password is hunter22")
+    assert await proposals(memory) == []
+
+
+async def test_what_a_person_rejected_is_not_proposed_again(memory: Memory) -> None:
+    """In the same words."""
+    learning = FactLearning(memory, model=answering([found(1, "pet", "a dog")], [found(3, "pet", "a dog")]))
+    await talk(memory, learning, "I have a dog")
+    [proposal] = await proposals(memory)
+    assert (await memory.proposals.reject(proposal.id, by="ada")).status == "rejected"
+    await talk(memory, learning, "Did I say that I have a dog?")
+    assert [one.status for one in await proposals(memory)] == ["rejected"]
+
+
+async def test_undoing_brings_back_the_value_before(memory: Memory) -> None:
+    """The history is as if it had not been learned."""
+    await memory.knowledge.remember(ADA, "home_city", "Oslo")
+    learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)
+    await talk(memory, learning, "I live in Lisbon")
+    [proposal] = await proposals(memory, "accepted")
+    assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Lisbon"]
+    assert (await memory.proposals.undo(proposal.id, by="ada")).status == "undone"
+    [fact] = await memory.knowledge.facts(ADA, past=True)
+    assert (fact.value, fact.valid_to, fact.contradicted) == ("Oslo", None, 0)
+    with pytest.raises(InvalidInput, match="undone"):
+        await memory.proposals.undo(proposal.id, by="ada")
+
+
+async def test_undoing_a_confirmation_keeps_what_was_known_otherwise(memory: Memory) -> None:
+    """With one confirmation less."""
+    await memory.knowledge.remember(ADA, "home_city", "Lisbon")
+    learning = FactLearning(memory, model=answering([found(1, "home_city", "Lisbon")]), accept_from=0.5)
+    await talk(memory, learning, "I live in Lisbon")
+    [proposal] = await proposals(memory, "accepted")
+    assert [fact.confirmed for fact in await memory.knowledge.facts(ADA)] == [2]
+    await memory.proposals.undo(proposal.id, by="ada")
+    [fact] = await memory.knowledge.facts(ADA)
+    assert (fact.value, fact.confirmed, fact.evidence) == ("Lisbon", 1, ())
+
+
+async def test_a_message_that_was_taken_back_cannot_be_accepted(memory: Memory) -> None:
+    """The person did not say it any more."""
+    await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
+    await memory.session("room:1", user_id="ada").take_back(2)
+    [proposal] = await proposals(memory)
+    with pytest.raises(InvalidInput, match="taken back"):
+        await memory.proposals.accept(proposal.id, by="ops")
+    await memory.session("room:1", user_id="ada").delete()
+    assert await proposals(memory) == []
+
+
+async def test_a_directive_is_remembered_listed_and_undone(memory: Memory) -> None:
+    """Opt-in; without a model, in the scope that its words name."""
+    text = "Hi.\npreference (user): Keep diffs small.\n\ndecision: Use PostgreSQL."
+    await talk(memory, FactLearning(memory, proposes=False, directives=True), text)
+    assert [fact.value for fact in await memory.knowledge.facts(ADA)] == ["Keep diffs small."]
+    assert [fact.value for fact in await memory.knowledge.facts(SHOP)] == ["Use PostgreSQL."]
+    listed = {one.promoted: one for one in await proposals(memory, "accepted")}
+    assert listed.keys() == {"preference", "decision"}
+    assert listed["decision"].origin == "from message 1 of room:1"
+    await memory.proposals.undo(listed["decision"].id, by="ada")
+    assert await memory.knowledge.facts(SHOP) == []
+
+
+async def test_a_directive_with_a_secret_is_refused_with_a_word_to_the_person(memory: Memory) -> None:
+    """The model is told to say so; nothing of it is kept beside the message itself."""
+    model = ScriptedModel(["I did not remember that."])
+    learning = FactLearning(memory, proposes=False, directives=True)
+    source = KnownFacts(memory, directives=True)
+    agent: Any = create_agent(model, [], middleware=[SessionMemory(memory, sources=[source], learning=learning)])
+    await agent.ainvoke({"messages": [{"role": "user", "content": "remember: my password is hunter22"}]}, CONFIG)
+    await memory.learning.idle()
+    shown = "".join(str(message.text) for message in model.calls[0][:-1])
+    assert "looks like a secret" in shown
+    assert "hunter22" not in shown
+    assert await proposals(memory) == []
+    assert await memory.knowledge.facts() == []
+
+
+async def test_only_the_person_sees_and_decides(memory: Memory) -> None:
+    """Another user's call finds nothing."""
+    await talk(memory, FactLearning(memory, model=answering([found(1, "pet", "a dog")])), "I have a dog")
+    [proposal] = await proposals(memory)
+    assert (await memory.proposals.page(ProposalQuery(user_id="bob")))[0] == []
+    assert len((await memory.proposals.page(ProposalQuery(user_id="ada")))[0]) == 1
+    for verb in (memory.proposals.accept, memory.proposals.reject):
+        with pytest.raises(LookupError):
+            await verb(proposal.id, by="bob", user_id="bob")
+
+
+@pytest.mark.parametrize("options", [{"accept_from": 2.0}, {"scopes": ()}, {"scopes": ("everybody",)}])
+async def test_options_that_mean_nothing_are_refused(memory: Memory, options: Any) -> None:
+    """At once."""
+    with pytest.raises(InvalidInput):
+        FactLearning(memory, **options)

@@ -1,0 +1,201 @@
+"""The section `facts` of a context, through agents that have it."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from langchain_core.messages import BaseMessage
+
+from tests.agent.talking import ROOM, input_of, make_agent
+from tests.databases import execute
+from tests.recorded_events import RecordedEvents
+from threadkeep import (
+    ContextManifest,
+    ContextPlan,
+    Evidence,
+    InvalidInput,
+    KnownFacts,
+    Memory,
+    MemoryOptions,
+    Scope,
+    SessionMemory,
+    open_memory,
+    rebuild,
+)
+from threadkeep.context.manifest import Entry, FactReference, TurnReference
+from threadkeep.context.quotation import FACTS_HEADER
+from threadkeep.observe import ExtraNotFound
+from threadkeep.testing import ScriptedModel, SettableClock
+
+ANN = Scope("user", "ann")
+SHOP = Scope("workspace", "shop")
+
+
+class Talk:
+    """An agent with its facts, and what its model was sent."""
+
+    def __init__(self, memory: Memory, source: KnownFacts | None = None, *, max_tokens: int = 4_000) -> None:
+        self.memory = memory
+        self.model = ScriptedModel("Sure." for _ in range(100))
+        self._plan = ContextPlan()
+        middleware = SessionMemory(
+            memory, max_tokens=max_tokens, sources=[source or KnownFacts(memory)], plan=self._plan
+        )
+        self._agent = make_agent(self.model, [middleware], system_prompt="Be kind.")
+
+    async def sent(self, words: str, **configurable: object) -> list[BaseMessage]:
+        """What the model is sent for an input."""
+        given = {"thread_id": ROOM, "user_id": "ann", "workspace": "shop", **configurable}
+        config = {name: value for name, value in given.items() if value is not None}
+        await self._agent.ainvoke(input_of(words), {"configurable": config})
+        return list(self.model.calls[-1])
+
+    async def facts(self, words: str, **configurable: object) -> list[str]:
+        """The lines of the block of facts, without its header; none if there is no block."""
+        blocks = [message.text for message in await self.sent(words, **configurable) if FACTS_HEADER in message.text]
+        assert len(blocks) < 2
+        return blocks[0].splitlines()[2:] if blocks else []
+
+    async def entry(self) -> Entry:
+        """The entry of the facts in the record of the newest call."""
+        manifest = ContextManifest.from_dict((await self.memory.manifests.of_session(ROOM))[0].manifest)
+        [entry] = [entry for entry in manifest.entries if entry.section == "facts"]
+        return entry
+
+
+async def test_what_is_known_stands_before_the_talk(memory: Memory, clock: SettableClock) -> None:
+    """Behind the system message and before the window, so that calls go on to begin alike."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    clock.advance(86_400)
+    await memory.knowledge.remember(SHOP, "refund_days", 30)
+    talk = Talk(memory)
+    first = await talk.sent("Hello!")
+    lines = first[1].text.splitlines()
+    assert [message.text for message in (first[0], first[2])] == ["Be kind.", "Hello!"]
+    assert lines == [
+        FACTS_HEADER,
+        "",
+        "> refund_days: 30 (workspace, 2026-01-02)",
+        '> diet: "vegan" (user, 2026-01-01)',
+    ]
+    second = await talk.sent("And now?")
+    assert [message.text for message in second[:3]] == [message.text for message in first]
+    [newest, before] = [ContextManifest.from_dict(found.manifest) for found in await memory.manifests.of_session(ROOM)]
+    assert list(newest.sections) == ["system", "facts", "window", "input"]
+    assert before.prefix is not None
+    assert before.prefix.messages == 2
+
+
+async def test_the_record_names_the_facts_and_where_they_come_from(memory: Memory) -> None:
+    """Not a word of them; and the call can be rebuilt after they have changed and were forgotten."""
+    fact = await memory.knowledge.remember(ANN, "diet", "vegan", evidence=Evidence("room:9", 17, "run-1"))
+    talk = Talk(memory)
+    sent = await talk.sent("Hello!")
+    entry = await talk.entry()
+    assert entry.facts == (FactReference(fact.id, "user", "memory", "2026-01-01", (TurnReference("room:9", 17),)),)
+    assert entry.source == "text"
+    stored = (await memory.manifests.of_session(ROOM))[0]
+    assert "vegan" not in str(stored.manifest)
+    await memory.knowledge.remember(ANN, "diet", "vegetarian")
+    await memory.knowledge.forget(ANN, "diet")
+    assert [message.text for message in await rebuild(stored)] == [message.text for message in sent]
+
+
+async def test_without_facts_there_is_no_section(memory: Memory) -> None:
+    """And a run without a user or a workspace has only what its session knows."""
+    talk = Talk(memory)
+    assert await talk.facts("Hello!") == []
+    await memory.knowledge.remember(Scope("session", ROOM), "topic", "bees")
+    await memory.knowledge.remember(SHOP, "refund_days", 30)
+    [line] = await talk.facts("Hello!", workspace=None)
+    assert line.startswith("> topic")
+
+
+async def test_nobody_elses_facts_are_sent(memory: Memory) -> None:
+    """Each run has those of its own scopes, whatever it asks."""
+    for owner in ("ann", "bob"):
+        await memory.knowledge.remember(Scope("user", owner), "name", f"I am {owner}")
+    talk = Talk(memory)
+    owners: dict[str, str | None] = {"room:a": "ann", "room:b": "bob", "room:c": None}
+    for thread_id, user_id in owners.items():
+        lines = await talk.facts("What is the name of ann and of bob?", thread_id=thread_id, user_id=user_id)
+        assert [f"I am {user_id}" in line for line in lines] == ([True] if user_id else [])
+
+
+async def test_only_the_named_scopes_are_read(memory: Memory) -> None:
+    """And a workspace for runs that name none can be given."""
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    await memory.knowledge.remember(SHOP, "refund_days", 30)
+    assert len(await Talk(memory, KnownFacts(memory, scopes=["user"])).facts("Hi")) == 1
+    given = Talk(memory, KnownFacts(memory, workspace="shop"))
+    assert len(await given.facts("Hi", workspace=None)) == 2
+    assert len(await given.facts("Hi", workspace="another")) == 1
+    found = Talk(memory, KnownFacts(memory, workspace=lambda config: str(config["configurable"]["project"])))
+    assert len(await found.facts("Hi", workspace=None, project="shop")) == 2
+
+
+async def test_of_too_many_facts_those_are_sent_that_matter(memory: Memory) -> None:
+    """Within the share of the section; and the rest of it has what was remembered last."""
+    await memory.knowledge.remember(ANN, "dog_name", "Rex")
+    for number in range(100):
+        await memory.knowledge.remember(ANN, f"note {number}", f"something about matter number {number} of the list")
+    talk = Talk(memory)
+    lines = await talk.facts("What is my dog called?")
+    assert any("Rex" in line for line in lines)
+    assert 5 < len(lines) < 40
+    assert (await talk.entry()).tokens <= 400
+    assert lines == sorted(lines)
+
+
+async def test_a_selection_stays_until_an_input_needs_another(memory: Memory) -> None:
+    """Calls that follow each other begin alike, although each asks for something else."""
+    await memory.knowledge.remember(ANN, "dog_name", "Rex")
+    await memory.knowledge.remember(ANN, "home_city", "Lisbon")
+    for number in range(100):
+        await memory.knowledge.remember(ANN, f"note {number}", f"something about matter number {number} of the list")
+    talk = Talk(memory)
+    with_dog = await talk.facts("What is my dog called?")
+    assert await talk.facts("Thank you!") == with_dog
+    assert await talk.facts("And what was the dog's name again?") == with_dog
+    with_city = await talk.facts("Which town do I live in?")
+    assert any("Lisbon" in line for line in with_city)
+
+
+async def test_a_fact_that_fits_nowhere_is_left_out(sqlite_memory: Memory) -> None:
+    """The others are sent."""
+    await sqlite_memory.knowledge.remember(ANN, "a", "x " * 4_000)
+    await sqlite_memory.knowledge.remember(ANN, "b", "short")
+    assert await Talk(sqlite_memory).facts("Hi") == ['> b: "short" (user, 2026-01-01)']
+
+
+async def test_a_changed_fact_is_sent_as_it_is_now(memory: Memory) -> None:
+    """From the next turn on, in the sessions of all of the person's channels."""
+    talk = Talk(memory)
+    await memory.knowledge.remember(ANN, "diet", "vegetarian")
+    assert await talk.facts("Hi") == ['> diet: "vegetarian" (user, 2026-01-01)']
+    await memory.knowledge.remember(ANN, "diet", "vegan")
+    assert await talk.facts("Hi") == ['> diet: "vegan" (user, 2026-01-01)']
+    await memory.persons.resolve("telegram:7")
+    await memory.persons.merge("telegram:7", "ann")
+    assert await talk.facts("Hi", thread_id="telegram:7", user_id="telegram:7") == [
+        '> diet: "vegan" (user, 2026-01-01)'
+    ]
+
+
+async def test_without_a_database_the_agent_answers_without_facts(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents
+) -> None:
+    """And it is told."""
+    async with open_memory(shared_url, observers=[events], options=memory_options) as memory:
+        await memory.knowledge.remember(ANN, "diet", "vegan")
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE chat_facts RENAME TO elsewhere")
+        assert await Talk(memory).facts("Hi") == []
+        assert [event.section for event in events.of(ExtraNotFound)] == ["facts"]
+        await asyncio.to_thread(execute, shared_url, "ALTER TABLE elsewhere RENAME TO chat_facts")
+
+
+async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
+    """Others are refused at once."""
+    with pytest.raises(InvalidInput, match="scopes"):
+        KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]

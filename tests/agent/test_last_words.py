@@ -1,0 +1,92 @@
+"""What is stored when a memory closes, or when the caller who asked for it is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import sqlite3
+from contextlib import AsyncExitStack
+
+import pytest
+
+from tests.agent.talking import ask, kept, make_agent
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
+from threadkeep.testing import Gate, ScriptedModel
+
+
+class Speaker:
+    """Says something when the memory closes, or fails."""
+
+    def __init__(self, memory: Memory, said: list[str], error: Exception | None = None) -> None:
+        self._said = said
+        self._error = error
+        memory.before_closing(self)
+
+    async def settle_all(self) -> None:
+        """Say it."""
+        if self._error is not None:
+            raise self._error
+        self._said.append("last words")
+
+    async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
+        """Nothing is said by runs."""
+
+
+async def test_one_who_fails_keeps_nobody_from_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
+    """Everybody is asked, what is unfinished is waited for, and then the error is told."""
+    said: list[str] = []
+    gate = Gate()
+
+    async def unfinished() -> None:
+        await gate.pass_through()
+        said.append("unfinished")
+
+    async with AsyncExitStack() as stack:
+        memory = await stack.enter_async_context(open_memory(sqlite_url, options=memory_options))
+        speakers = [Speaker(memory, said), Speaker(memory, said, WrongUser("s")), Speaker(memory, said)]
+        caller = asyncio.create_task(memory.finish(unfinished))
+        await gate.reached()
+        caller.cancel()
+        gate.open()
+        with pytest.raises(WrongUser):
+            await stack.aclose()
+    assert sorted(said) == ["last words", "last words", "unfinished"]
+    del speakers  # they had to be there till now
+
+
+async def test_whoever_is_gone_is_not_kept_for_the_last_words(memory_options: MemoryOptions, sqlite_url: str) -> None:
+    """Some make an agent for each request: nothing of it stays with the memory."""
+    said: list[str] = []
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        for _ in range(10):
+            Speaker(memory, said)
+        gc.collect()
+    assert said == []
+
+
+async def test_work_that_is_finished_answers(small_memory: Memory) -> None:
+    """With what the work did; its error reaches a caller who waits."""
+    session = small_memory.session("telegram:1", user_id="ann")
+    receipt = await small_memory.finish(session.record, [Message(role="user", content="hi")])
+    assert receipt is not None
+    assert receipt.last_seq == 1
+    other = small_memory.session("telegram:1", user_id="bob")
+    with pytest.raises(WrongUser):
+        await small_memory.finish(other.record, [Message(role="user", content="hi")])
+
+
+async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """The database was locked when the person gave up: what they said was said."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        agent = make_agent(ScriptedModel(["never"]), [SessionMemory(memory)])
+        path = sqlite_url.removeprefix("sqlite:///")
+        connection = sqlite3.connect(path, isolation_level=None)
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await ask(agent, "hi")
+        connection.execute("ROLLBACK")
+        connection.close()
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        await memory.pending.deliver()
+        assert await kept(memory) == [("user", "hi")]

@@ -1,0 +1,230 @@
+"""`SessionMemory` beside structured answers, tools that answer directly, and other middlewares."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    AgentState,
+    ContextEditingMiddleware,
+    ModelCallLimitMiddleware,
+    ModelFallbackMiddleware,
+    ModelRequest,
+    PIIMiddleware,
+    ToolRetryMiddleware,
+    dynamic_prompt,
+)
+from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.runtime import Runtime
+from pydantic import BaseModel
+
+from tests.agent.talking import (
+    ROOM,
+    Agent,
+    add,
+    adding,
+    ask,
+    config_of,
+    input_of,
+    kept,
+    make_agent,
+    numbered,
+    seen,
+    stream,
+)
+from threadkeep import Memory, SessionMemory, count_tokens
+from threadkeep.testing import ScriptedModel
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    people: int
+
+
+@dataclasses.dataclass
+class Town:
+    """A town."""
+
+    name: str
+
+
+def structured(memory: Memory, model: ScriptedModel, form: Any, saver: InMemorySaver | None = None) -> Agent:
+    """An agent that answers in a structure."""
+    return create_agent(model, [], middleware=[SessionMemory(memory)], response_format=form, checkpointer=saver)
+
+
+def calling(tool_name: str, content: str = "", /, **arguments: object) -> AIMessage:
+    """An assistant message that calls a tool."""
+    return AIMessage(content, tool_calls=[{"name": tool_name, "args": arguments, "id": "call-1"}])
+
+
+async def test_a_structured_answer_is_kept_as_json(small_memory: Memory) -> None:
+    """An answer that is a tool call has no words: its values are what was said, and the next turn sees them."""
+    model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
+    agent = structured(small_memory, model, ToolStrategy(City))
+    state = await agent.ainvoke(input_of("a big city?"), config_of())
+    assert state["structured_response"] == City(name="Rome", people=3)
+    (_, answer) = await kept(small_memory)
+    assert json.loads(answer[1]) == {"name": "Rome", "people": 3}
+    await agent.ainvoke(input_of("a small one?"), config_of())
+    assert seen(model.calls[1]) == [("human", "a big city?"), ("ai", answer[1]), ("human", "a small one?")]
+
+
+@pytest.mark.parametrize(
+    ("schema", "name"),
+    [(Town, "Town"), ({"title": "Place", "type": "object", "properties": {"name": {"type": "string"}}}, "Place")],
+)
+async def test_structured_answers_of_other_kinds_are_json_too(small_memory: Memory, schema: Any, name: str) -> None:
+    """Dataclasses and JSON schemas."""
+    agent = structured(small_memory, ScriptedModel([calling(name, name="Rome")]), ToolStrategy(schema))
+    await agent.ainvoke(input_of("a city?"), config_of())
+    assert json.loads((await kept(small_memory))[1][1]) == {"name": "Rome"}
+
+
+async def test_a_structured_answer_with_words_is_kept_as_its_words(small_memory: Memory) -> None:
+    """What people read is what is kept."""
+    model = ScriptedModel([calling("City", "Rome, of course.", name="Rome", people=3)])
+    agent = structured(small_memory, model, ToolStrategy(City))
+    await agent.ainvoke(input_of("a city?"), config_of())
+    assert await kept(small_memory) == [("user", "a city?"), ("assistant", "Rome, of course.")]
+
+
+async def test_a_structured_answer_is_not_doubled_beside_a_checkpointer(small_memory: Memory) -> None:
+    """The kept answer and the tool call in the state are one message."""
+    model = ScriptedModel([calling("City", name="Rome", people=3), calling("City", name="Oslo", people=1)])
+    agent = structured(small_memory, model, ToolStrategy(City), InMemorySaver())
+    await agent.ainvoke(input_of("a big city?"), config_of())
+    await agent.ainvoke(input_of("a small one?"), config_of())
+    assert [message.type for message in model.calls[1]] == ["human", "ai", "tool", "human"]
+
+
+async def test_a_providers_structured_answer_is_kept(small_memory: Memory) -> None:
+    """A provider that answers in JSON by itself says it as words."""
+    model = ScriptedModel(['{"name": "Rome", "people": 3}'])
+    agent = structured(small_memory, model, ProviderStrategy(City))
+    state = await agent.ainvoke(input_of("a city?"), config_of())
+    assert state["structured_response"] == City(name="Rome", people=3)
+    assert (await kept(small_memory))[1] == ("assistant", '{"name": "Rome", "people": 3}')
+
+
+async def test_a_wrong_structured_answer_is_asked_for_again(small_memory: Memory) -> None:
+    """The failed try is the run's own matter: one question, one answer."""
+    model = ScriptedModel([calling("City", name="Rome"), calling("City", name="Rome", people=3)])
+    agent = structured(small_memory, model, AutoStrategy(City))
+    await agent.ainvoke(input_of("a city?"), config_of())
+    assert len(model.calls) == 2
+    assert [role for role, _ in await kept(small_memory)] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_tool_that_answers_directly_has_its_result_kept(small_memory: Memory, checkpointed: bool) -> None:
+    """What the person read is the tool's result, so that is what the assistant said."""
+
+    @tool(return_direct=True)
+    def price(thing: str) -> str:
+        """Say what a thing costs."""
+        return f"a {thing} is 3 euros"
+
+    model = ScriptedModel([calling("price", thing="tea"), "yes"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(small_memory)], [price], checkpointer=saver)
+    await ask(agent, "tea?")
+    assert await kept(small_memory) == [("user", "tea?"), ("assistant", "a tea is 3 euros")]
+    await ask(agent, "really?")
+    told = [str(message.text) for message in model.calls[1]]
+    assert told.count("a tea is 3 euros") == 1
+
+
+class Counting(AgentMiddleware):
+    """A middleware that sees what the model is sent, and adds to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lengths: list[int] = []
+
+    async def awrap_model_call(self, request: ModelRequest[Any], handler: Any) -> Any:
+        """Count."""
+        self.lengths.append(len(request.messages))
+        return await handler(request)
+
+
+@pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning")
+@pytest.mark.parametrize("first", [True, False])
+async def test_other_middlewares_may_stand_before_or_behind(memory: Memory, first: bool) -> None:
+    """On every database: with company on either side the turn is the same; who stands behind sees the history."""
+    await memory.session(ROOM).append(numbered(4))
+    counting = Counting()
+
+    @dynamic_prompt
+    def prompt(request: ModelRequest[Any]) -> str:
+        return "be kind"
+
+    company: list[AgentMiddleware[Any, Any, Any]] = [
+        counting,
+        prompt,
+        ModelFallbackMiddleware(ScriptedModel(["never"])),
+        ToolRetryMiddleware(max_retries=1, initial_delay=0.0),
+        ContextEditingMiddleware(),
+        ModelCallLimitMiddleware(run_limit=5),
+    ]
+    remembering = SessionMemory(memory, max_tokens=100)
+    model = ScriptedModel([adding(), "3"])
+    agent = make_agent(model, [remembering, *company] if first else [*company, remembering], [add])
+    assert await stream(agent, "1 + 2?") == "3"
+    assert counting.lengths == ([5, 7] if first else [1, 3])
+    for call in model.calls:
+        assert call[0].text == "be kind"
+        assert [message.text for message in call[1:5]] == [f"message {n}" for n in range(1, 5)]
+        assert count_tokens(call) <= 100
+    assert (await kept(memory))[4:] == [("user", "1 + 2?"), ("assistant", "3")]
+
+
+async def test_a_fallback_model_has_the_same_memory(small_memory: Memory) -> None:
+    """The second model is sent what the first was, and its answer is kept."""
+    await small_memory.session(ROOM).append(numbered(2))
+    second = ScriptedModel(["fine"])
+    fallback = ModelFallbackMiddleware(second)
+    await ask(make_agent(ScriptedModel([ConnectionError("down")]), [SessionMemory(small_memory), fallback]), "hi")
+    assert [text for _, text in seen(second.calls[0])] == ["message 1", "message 2", "hi"]
+    assert (await kept(small_memory))[-1] == ("assistant", "fine")
+
+
+async def test_a_run_that_another_middleware_ends_keeps_what_it_said(small_memory: Memory) -> None:
+    """A limit of model calls ends the loop with words of its own, and those were said."""
+    limit = ModelCallLimitMiddleware(run_limit=1, exit_behavior="end")
+    agent = make_agent(ScriptedModel([adding()]), [SessionMemory(small_memory), limit], [add])
+    said = await ask(agent, "1 + 2?")
+    assert "limit" in said
+    assert await kept(small_memory) == [("user", "1 + 2?"), ("assistant", said)]
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_words_that_are_hidden_from_the_model_stay_hidden_later(small_memory: Memory, first: bool) -> None:
+    """A middleware that redacts the question in the state also redacts what is stored, in both orders."""
+    hiding = PIIMiddleware("email", strategy="redact")
+
+    class Early(AgentMiddleware):
+        """Redacts at the start of the run rather than before each model call."""
+
+        async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
+            return await hiding.abefore_model(state, runtime)
+
+    model = ScriptedModel(["noted", "fine"])
+    remembering = SessionMemory(small_memory)
+    agent = make_agent(model, [Early(), remembering] if first else [remembering, Early()])
+    await ask(agent, "I am ann@example.org")
+    hidden = "I am [REDACTED_EMAIL]"
+    assert model.calls[0][0].text == hidden
+    assert (await kept(small_memory))[0] == ("user", hidden)
+    await ask(agent, "and now?")
+    assert model.calls[1][0].text == hidden

@@ -1,0 +1,257 @@
+"""Runs that do not end well: what is kept of them, and that the next turn works all the same."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Sequence
+from contextlib import aclosing
+
+import pytest
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables.config import var_child_runnable_config
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.talking import (
+    ROOM,
+    add,
+    adding,
+    ask,
+    config_of,
+    input_of,
+    kept,
+    kept_with_status,
+    make_agent,
+    seen,
+    stream,
+    tokens,
+)
+from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
+from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.observe import ModelFailed
+from threadkeep.testing import Gate, ScriptedModel
+
+DOWN = ConnectionError("the provider is down; the prompt was: canary-7f3a")
+
+
+def check_calls_are_answered(messages: Sequence[BaseMessage]) -> None:
+    """Every tool call of a model call has its result right behind it: providers refuse anything else."""
+    for place, message in enumerate(messages):
+        if isinstance(message, AIMessage) and message.tool_calls:
+            results = messages[place + 1 : place + 1 + len(message.tool_calls)]
+            answered = [result.tool_call_id for result in results if isinstance(result, ToolMessage)]
+            assert answered == [call["id"] for call in message.tool_calls]
+
+
+async def test_a_failing_model_leaves_the_question(memory: Memory, events: RecordedEvents) -> None:
+    """On every database: the error reaches the caller, the question is kept, and no apology is."""
+    model = ScriptedModel([DOWN, "hello"])
+    agent = make_agent(model, [SessionMemory(memory)])
+    with pytest.raises(ConnectionError, match="provider"):
+        await ask(agent, "hi", message_id="telegram:1")
+    assert await kept(memory) == [("user", "hi")]
+    (failed,) = events.of(ModelFailed)
+    assert (failed.error, failed.session_id, failed.channel) == ("ConnectionError", ROOM, "telegram")
+    assert "canary" not in repr(events.all)
+    assert await ask(agent, "hi", message_id="telegram:1") == "hello"
+    assert seen(model.calls[1]) == [("human", "hi")]
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_another_question_after_a_failure(small_memory: Memory) -> None:
+    """The question that got no answer is part of the history of the next, with a checkpointer and without."""
+    for saver, thread in ((None, "telegram:1"), (InMemorySaver(), "telegram:2")):
+        model = ScriptedModel([DOWN, "hello"])
+        agent = make_agent(model, [SessionMemory(small_memory)], checkpointer=saver)
+        with pytest.raises(ConnectionError):
+            await ask(agent, "hi", thread_id=thread)
+        await ask(agent, "are you there?", thread_id=thread)
+        assert seen(model.calls[1]) == [("human", "hi"), ("ai", NO_ANSWER), ("human", "are you there?")]
+        assert len(await kept(small_memory, thread)) == 3
+
+
+async def test_words_before_a_failure_are_kept_as_failed(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """A model that breaks off in mid-stream: what people had read already is in the transcript, marked."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        with pytest.raises(ConnectionError):
+            await stream(make_agent(ScriptedModel([["Let me ", "see", DOWN]]), [SessionMemory(memory)]), "hi")
+        assert await kept(memory) == [("user", "hi")]
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        assert await kept_with_status(memory) == [("user", "hi", "complete"), ("assistant", "Let me see", "failed")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_run_cancelled_in_mid_stream_keeps_what_was_said(memory: Memory, checkpointed: bool) -> None:
+    """On every database: the partial answer is kept as interrupted, and the next turn sees it once."""
+    gate = Gate()
+    model = ScriptedModel([["once upon ", "a ", gate, "time"], "fine"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(memory)], checkpointer=saver)
+    task = asyncio.create_task(stream(agent, "a story, please"))
+    await gate.reached()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert (await kept_with_status(memory))[1:] == [("assistant", "once upon a ", "interrupted")]
+    await ask(agent, "go on")
+    assert seen(model.calls[1]) == [("human", "a story, please"), ("ai", "once upon a "), ("human", "go on")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_a_run_cancelled_in_tools_keeps_what_was_said_once(memory: Memory, checkpointed: bool) -> None:
+    """On every database: two tools at work are cancelled; what was said before is kept once, the next call is valid."""
+    gate = Gate()
+
+    @tool
+    async def wait_for(name: str) -> str:
+        """Wait for somebody."""
+        await gate.pass_through()
+        return f"{name} is here"
+
+    calls = [{"name": "wait_for", "args": {"name": name}, "id": f"call-{name}"} for name in ("ann", "bob")]
+    model = ScriptedModel([AIMessage("Wait a moment.", tool_calls=calls), "fine", "yes"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(memory)], [wait_for], checkpointer=saver)
+    task = asyncio.create_task(agent.ainvoke(input_of("are they here?"), config_of()))
+    await gate.reached()
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert await kept_with_status(memory) == [
+        ("user", "are they here?", "complete"),
+        ("assistant", "Wait a moment.", "interrupted"),
+    ]
+    await ask(agent, "never mind")
+    await ask(agent, "sure?")
+    for call in model.calls:
+        check_calls_are_answered(call)
+    assert [text for kind, text in seen(model.calls[2]) if kind == "ai"] == ["Wait a moment.", "fine"]
+    assert [text for kind, text in seen(model.calls[2]) if kind == "human"] == ["are they here?", "never mind", "sure?"]
+
+
+@pytest.mark.parametrize("same_id", [True, False])
+async def test_a_failing_tool_leaves_the_question(small_memory: Memory, same_id: bool) -> None:
+    """A tool that raises ends the run; the thread of a checkpointer goes on with a valid call, asked again or anew."""
+
+    @tool
+    def explode() -> str:
+        """Fail."""
+        raise RuntimeError("broken")
+
+    call = AIMessage("", tool_calls=[{"name": "explode", "args": {}, "id": "call-1"}])
+    model = ScriptedModel([call, "fine"])
+    agent = make_agent(model, [SessionMemory(small_memory)], [explode], checkpointer=InMemorySaver())
+    with pytest.raises(RuntimeError, match="broken"):
+        await ask(agent, "do it", message_id="telegram:1")
+    assert await kept(small_memory) == [("user", "do it")]
+    assert await ask(agent, "do it", message_id="telegram:1" if same_id else "telegram:2") == "fine"
+    check_calls_are_answered(model.calls[1])
+    questions = [("user", "do it")] * (1 if same_id else 2)
+    assert await kept(small_memory) == [*questions, ("assistant", "fine")]
+
+
+async def test_a_reader_who_leaves_after_the_last_token_loses_nothing(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """The consumer breaks out of the stream: the answer is there at the latest when the memory closes."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        agent = make_agent(ScriptedModel(["one two"]), [SessionMemory(memory)])
+        async with aclosing(tokens(agent, "count")) as pieces:
+            async for piece in pieces:
+                if piece == " two":
+                    break
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        assert await kept(memory) == [("user", "count"), ("assistant", "one two")]
+
+
+async def test_an_answer_whose_reader_left_is_kept_after_a_while(
+    small_memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody hears of the run again: its answer is kept by itself, and the next turn sees it."""
+    monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.0)
+
+    class Failing(AgentMiddleware):
+        async def aafter_model(self, state: object, runtime: object) -> None:
+            raise RuntimeError("broken")
+
+    middleware = SessionMemory(small_memory)
+    with pytest.raises(RuntimeError, match="broken"):
+        await ask(make_agent(ScriptedModel(["hello"]), [middleware, Failing()]), "hi")
+    async with asyncio.timeout(HANG_SECONDS):
+        while len(await kept(small_memory)) < 2:
+            pass
+    assert middleware.open_runs == 0
+    model = ScriptedModel(["fine"])
+    await ask(make_agent(model, [middleware]), "and now?")
+    assert [text for _, text in seen(model.calls[0])] == ["hi", "hello", "and now?"]
+
+
+async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(
+    sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """Another middleware fails after the model has answered: the answer was said, and is kept as interrupted."""
+
+    class Failing(AgentMiddleware):
+        async def aafter_model(self, state: object, runtime: object) -> None:
+            raise RuntimeError("broken")
+
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        with pytest.raises(RuntimeError, match="broken"):
+            await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory), Failing()]), "hi")
+        assert await kept(memory) == [("user", "hi")]
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        assert await kept_with_status(memory) == [("user", "hi", "complete"), ("assistant", "hello", "interrupted")]
+
+
+async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that fail in tools say nothing when they end; what is remembered of them does not grow without bound."""
+    monkeypatch.setattr("threadkeep.agent.open_turns._MOST_CALLS", 5)
+
+    @tool
+    def explode() -> str:
+        """Fail."""
+        raise RuntimeError("broken")
+
+    call = AIMessage("", tool_calls=[{"name": "explode", "args": {}, "id": "call-1"}])
+    middleware = SessionMemory(small_memory)
+    agent = make_agent(ScriptedModel([call] * 9), [middleware], [explode])
+    for _ in range(9):
+        with pytest.raises(RuntimeError):
+            await ask(agent, "do it")
+    assert middleware.open_runs == 5
+
+
+async def test_runs_that_end_leave_nothing_behind(small_memory: Memory) -> None:
+    """Answered, repeated or refused: the middleware holds no turn when nothing runs."""
+    middleware = SessionMemory(small_memory)
+    model = ScriptedModel([adding(), "3", "two"])
+    agent = make_agent(model, [middleware], [add])
+    await ask(agent, "1 + 2?", message_id="telegram:1")
+    await ask(agent, "1 + 2?", message_id="telegram:1")
+    await ask(agent, "and 1 + 1?")
+    await small_memory.session("telegram:2", user_id="ann").append([Message(role="user", content="hi")])
+    with pytest.raises(WrongUser):
+        await agent.ainvoke(input_of("hi"), config_of("telegram:2", user_id="bob"))
+    assert middleware.open_runs == 0
+
+
+async def test_an_agent_for_each_request_is_not_held(small_memory: Memory) -> None:
+    """The memory does not keep middlewares alive that nobody uses any more."""
+    agent = make_agent(ScriptedModel(), [middleware := SessionMemory(small_memory)])
+    gone = weakref.ref(middleware)
+    del agent, middleware
+    gc.collect()
+    assert gone() is None
+
+
+async def test_the_first_run_is_not_kept_by_what_it_set_going(small_memory: Memory) -> None:
+    """The memory's own tasks begin with the first turn and outlive it: they take nothing of its run with them."""
+    await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory)]), "hi")
+    tasks = [task for task in asyncio.all_tasks() if task.get_name().startswith("threadkeep-")]
+    assert tasks
+    assert all(task.get_context().get(var_child_runnable_config) is None for task in tasks)

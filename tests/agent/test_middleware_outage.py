@@ -1,0 +1,280 @@
+"""The database goes away: the agent answers all the same, and every turn is in the transcript in the end, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import sqlite3
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import HumanMessage
+
+from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, kept_with_status, make_agent, seen
+from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory, open_memory_sync, recorded
+from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
+from threadkeep.store.driver import StoreOptions
+from threadkeep.testing import Gate, ScriptedModel
+
+if TYPE_CHECKING:
+    from tests.servers import Postgres
+
+pytestmark = pytest.mark.xdist_group("unsteady_postgres")
+
+
+@pytest.fixture
+def hurried(memory_options: MemoryOptions) -> MemoryOptions:
+    """Options of an application that notices an outage after a moment, and delivers when the test says so."""
+    return dataclasses.replace(
+        memory_options,
+        store=StoreOptions(lock_timeout_seconds=1.0, pool_timeout_seconds=1.0),
+        pending=dataclasses.replace(
+            memory_options.pending,
+            write_timeout_seconds=1.0,
+            first_pause_seconds=60.0,
+            longest_pause_seconds=60.0,
+        ),
+    )
+
+
+@pytest.fixture
+def unsteady_url(unsteady_postgres: Postgres) -> Iterator[str]:
+    """A database on a PostgreSQL that the test may stop."""
+    with unsteady_postgres.database() as url:
+        yield url
+
+
+@pytest.fixture
+async def failing(unsteady_url: str, hurried: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
+    """A memory on a PostgreSQL that the test may stop."""
+    async with open_memory(unsteady_url, observers=[events], options=hurried) as memory:
+        yield memory
+
+
+@contextmanager
+def locked(url: str) -> Iterator[None]:
+    """Hold the lock of a SQLite file as another program would."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:///"), isolation_level=None)) as connection:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+        connection.execute("ROLLBACK")
+
+
+async def recover(memory: Memory, *, refused: int = 0) -> None:
+    """Deliver what waits, as the memory does in its own time; finding the server again takes the pool some."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while [entry.error for entry in memory.pending.entries] != ["WrongUser"] * refused:
+            await memory.pending.deliver()
+
+
+async def test_an_agent_without_its_database_answers(
+    failing: Memory, unsteady_postgres: Postgres, events: RecordedEvents
+) -> None:
+    """PostgreSQL is stopped: answers come within the patience, without history but with what this process still has."""
+    model = ScriptedModel(["hello", "noted", adding(), "green and 3", "green"])
+    agent = make_agent(model, [SessionMemory(failing)], [add])
+    await ask(agent, "hi")
+    unsteady_postgres.stop()
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await ask(agent, "my colour is green") == "noted"
+    async with asyncio.timeout(HANG_SECONDS):
+        assert await ask(agent, "my colour, and 1 + 2?") == "green and 3"
+    assert seen(model.calls[1]) == [("human", "my colour is green")]
+    before = [("human", "my colour is green"), ("ai", "noted"), ("human", "my colour, and 1 + 2?")]
+    assert seen(model.calls[2]) == before
+    assert seen(model.calls[3])[:3] == before
+    assert {event.outcome for event in events.of(ReadFailed)} == {"fallback"}
+    assert len(events.of(WriteDeferred)) == len(failing.pending.entries) == 4
+    unsteady_postgres.start()
+    await recover(failing)
+    assert len(events.of(WriteRecovered)) == 4
+    await ask(agent, "and again?")
+    said = [text for _, text in await kept(failing)]
+    assert said == [
+        "hi",
+        "hello",
+        "my colour is green",
+        "noted",
+        "my colour, and 1 + 2?",
+        "green and 3",
+        "and again?",
+        "green",
+    ]
+    assert [text for _, text in seen(model.calls[4])] == said[:-1]
+
+
+async def test_a_recorded_graph_answers_without_its_history(failing: Memory, unsteady_postgres: Postgres) -> None:
+    """Its turns wait, and are what it is given of the session meanwhile."""
+    model = ScriptedModel(["hello", "noted", "green"])
+    graph = recorded(create_agent(model, []), failing)
+    await graph.ainvoke(input_of("hi"), config_of())
+    unsteady_postgres.stop()
+    for words in ("my colour is green", "my colour?"):
+        async with asyncio.timeout(HANG_SECONDS):
+            await graph.ainvoke(input_of(words), config_of())
+    assert [text for _, text in seen(model.calls[2])] == ["my colour is green", "noted", "my colour?"]
+    unsteady_postgres.start()
+    await recover(failing)
+    said = ["hi", "hello", "my colour is green", "noted", "my colour?", "green"]
+    assert [text for _, text in await kept(failing)] == said
+
+
+def test_a_synchronous_agent_answers_in_an_outage(
+    unsteady_url: str, hurried: MemoryOptions, unsteady_postgres: Postgres
+) -> None:
+    """The same for `invoke` over a memory for synchronous code."""
+    with open_memory_sync(unsteady_url, options=hurried) as memory:
+        model = ScriptedModel(["noted", "green"])
+        agent = make_agent(model, [SessionMemory(memory)])
+        unsteady_postgres.stop()
+        for words in ("my colour is green", "my colour?"):
+            agent.invoke(input_of(words), config_of())
+        assert [text for _, text in seen(model.calls[1])] == ["my colour is green", "noted", "my colour?"]
+        assert len(memory.pending.entries) == 4
+        unsteady_postgres.start()
+        while not memory.pending.deliver():
+            time.sleep(0.1)
+        said = ["my colour is green", "noted", "my colour?", "green"]
+        assert [message.content for message in memory.session(ROOM).tail(9)] == said
+
+
+async def test_a_database_that_stops_in_mid_turn(failing: Memory, unsteady_postgres: Postgres) -> None:
+    """The question was stored, the answer waits: it is kept once, behind its question, with the run of both."""
+    gate = Gate()
+    agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
+    task = asyncio.create_task(ask(agent, "hi", message_id="telegram:1"))
+    await gate.reached()
+    unsteady_postgres.stop("immediate")
+    gate.open()
+    assert await task == "hello"
+    assert len(failing.pending.entries) == 1
+    unsteady_postgres.start()
+    await recover(failing)
+    assert await kept(failing) == [("user", "hi"), ("assistant", "hello")]
+    question, answer = await failing.session(ROOM).tail(2)
+    assert question.run_id == answer.run_id
+    assert await ask(agent, "hi", message_id="telegram:1") == "hello"
+
+
+async def test_a_run_cancelled_in_an_outage_keeps_what_was_said(failing: Memory, unsteady_postgres: Postgres) -> None:
+    """Law 2 has no exceptions: also the half of an answer waits for its place."""
+    unsteady_postgres.stop()
+    gate = Gate()
+    agent = make_agent(ScriptedModel([["hell", gate, "o"]]), [SessionMemory(failing)])
+
+    async def read() -> None:
+        async for _ in agent.astream(input_of("hi"), config_of(), stream_mode="messages"):
+            pass
+
+    task = asyncio.create_task(read())
+    await gate.reached()
+    task.cancel()
+    await asyncio.wait([task])
+    unsteady_postgres.start()
+    await recover(failing)
+    assert await kept_with_status(failing) == [("user", "hi", "complete"), ("assistant", "hell", "interrupted")]
+
+
+async def test_another_users_waiting_words_are_not_shown(failing: Memory, unsteady_postgres: Postgres) -> None:
+    """While nobody can tell whose session it is, nobody sees what the other has just said there."""
+    model = ScriptedModel(["noted", "I do not know", "canary"])
+    agent = make_agent(model, [SessionMemory(failing)])
+    unsteady_postgres.stop()
+    await agent.ainvoke(input_of("my word is canary"), config_of(user_id="ann"))
+    await agent.ainvoke(input_of("what is the word?"), config_of(user_id="bob"))
+    assert seen(model.calls[1]) == [("human", "what is the word?")]
+    unsteady_postgres.start()
+    await recover(failing, refused=2)
+    await agent.ainvoke(input_of("my word?"), config_of(user_id="ann"))
+    assert [text for _, text in await kept(failing)] == ["my word is canary", "noted", "my word?", "canary"]
+
+
+async def test_a_message_that_comes_twice_in_an_outage_is_one_turn(
+    failing: Memory, unsteady_postgres: Postgres
+) -> None:
+    """The second delivery finds the answer among what waits."""
+    model = ScriptedModel(["hello"])
+    agent = make_agent(model, [SessionMemory(failing)])
+    unsteady_postgres.stop()
+    for _ in range(2):
+        assert await ask(agent, "hi", message_id="telegram:1") == "hello"
+    assert len(failing.pending.entries) == 2
+    unsteady_postgres.start()
+    await recover(failing)
+    assert await kept(failing) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_turns_of_an_outage_survive_the_process(
+    unsteady_postgres: Postgres, unsteady_url: str, hurried: MemoryOptions
+) -> None:
+    """The application ends while the database is away; the next one finds its turns on disk."""
+    async with open_memory(unsteady_url, options=hurried) as memory:
+        unsteady_postgres.stop()
+        await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi")
+    unsteady_postgres.start()
+    async with open_memory(unsteady_url, options=hurried) as memory:
+        await recover(memory)
+        assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_a_locked_file_is_read_and_written_later(
+    sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents
+) -> None:
+    """Another program holds SQLite's lock: history is read all the same, the turn waits, and is written once."""
+    async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
+        model = ScriptedModel(["hello", "fine", "yes"])
+        agent = make_agent(model, [SessionMemory(memory)])
+        await ask(agent, "hi")
+        with locked(sqlite_url):
+            async with asyncio.timeout(HANG_SECONDS):
+                await ask(agent, "and now?")
+            await ask(agent, "still?")
+            assert len(memory.pending.entries) == 4
+        assert [text for _, text in seen(model.calls[2])] == ["hi", "hello", "and now?", "fine", "still?"]
+        assert events.of(ReadFailed) == []
+        await recover(memory)
+        said = ["hi", "hello", "and now?", "fine", "still?", "yes"]
+        assert [text for _, text in await kept(memory)] == said
+        assert [message.seq for message in await memory.session(ROOM).tail(10)] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("answered", [True, False])
+async def test_what_joins_a_message_that_waits_is_kept(
+    sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, *, answered: bool
+) -> None:
+    """A message comes once more, with one before it: whether it is answered by now or not, the other is not lost."""
+    async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
+        agent = make_agent(ScriptedModel(["fine" if answered else ConnectionError(), "fine"]), [SessionMemory(memory)])
+        both = {"messages": [HumanMessage("one", id="1"), HumanMessage("two", id="2")]}
+        with locked(sqlite_url):
+            with contextlib.nullcontext() if answered else pytest.raises(ConnectionError):
+                await ask(agent, "two", message_id="2")
+            state = await agent.ainvoke(both, config_of())
+            assert state["messages"][-1].text == "fine"
+        await recover(memory)
+        assert sorted(await kept(memory)) == [("assistant", "fine"), ("user", "one"), ("user", "two")]
+
+
+async def test_a_memory_that_cannot_be_read_does_not_stop_the_agent(
+    sqlite_url: str, hurried: MemoryOptions, events: RecordedEvents, tmp_path: Path
+) -> None:
+    """The file's tables are gone: the agent answers without history, the failure is told, the turn waits."""
+    async with open_memory(sqlite_url, observers=[events], options=hurried) as memory:
+        agent = make_agent(ScriptedModel(["hello", "fine"]), [SessionMemory(memory)])
+        await ask(agent, "hi")
+        with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection:
+            connection.execute("ALTER TABLE chat_messages RENAME TO elsewhere")
+        assert await ask(agent, "and now?") == "fine"
+        assert {event.outcome for event in events.of(ReadFailed)} == {"fallback"}
+        with closing(sqlite3.connect(tmp_path / "threadkeep.db")) as connection:
+            connection.execute("ALTER TABLE elsewhere RENAME TO chat_messages")
+        await recover(memory)
+        assert [text for _, text in await kept(memory)] == ["hi", "hello", "and now?", "fine"]

@@ -1,0 +1,209 @@
+"""Repeats are real, deliveries of one message are one; and many turns at once on one session."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+import pytest
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, seen
+from threadkeep import Memory, Retention, RetentionLimits, SessionMemory
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+async def test_the_same_message_id_again_gets_the_same_answer(memory: Memory, checkpointed: bool) -> None:
+    """On every database: a message that is delivered twice is answered once; the model is not called again."""
+    model = ScriptedModel([adding(), "3"])
+    saver = InMemorySaver() if checkpointed else None
+    agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
+    assert await ask(agent, "1 + 2?", message_id="telegram:42") == "3"
+    state = await agent.ainvoke(input_of("1 + 2?", "telegram:42"), config_of())
+    assert state["messages"][-1].text == "3"
+    assert len(model.calls) == 2
+    assert await kept(memory) == [("user", "1 + 2?"), ("assistant", "3")]
+    assert state["messages"][-1].id == (await memory.session(ROOM).tail(1))[0].id
+
+
+async def test_another_agent_gives_the_same_answer_to_the_same_message(memory: Memory) -> None:
+    """On every database: the answer is found in the transcript, by whichever process the second delivery reaches."""
+    await ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(memory)]), "hi", message_id="telegram:42")
+    model = ScriptedModel(["never"])
+    assert await ask(make_agent(model, [SessionMemory(memory)]), "hi", message_id="telegram:42") == "hello"
+    assert model.calls == []
+
+
+async def test_a_message_that_was_deleted_and_comes_again_is_answered_and_not_kept(memory: Memory) -> None:
+    """On every database: who asks gets an answer; what was deleted does not come back, and neither does half of it."""
+    agent = make_agent(ScriptedModel(["hello", "what else?", "hello again"]), [SessionMemory(memory)])
+    await ask(agent, "hi", message_id="telegram:42")
+    await ask(agent, "more", message_id="telegram:43")
+    await memory.retention.prune(Retention(delete=RetentionLimits(max_messages=2)))
+    assert await ask(agent, "hi", message_id="telegram:42") == "hello again"
+    assert await kept(memory) == [("user", "more"), ("assistant", "what else?")]
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("one_middleware", [False, True])
+async def test_the_same_message_id_twice_at_once_is_one_turn(
+    memory: Memory, checkpointed: bool, one_middleware: bool
+) -> None:
+    """On every database: both callers are answered; one question and one answer are kept, of one run."""
+    gates = [Gate(), Gate()]
+    model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
+    middlewares = [SessionMemory(memory, ordered=False) for _ in range(2)]
+    middlewares = middlewares[:1] * 2 if one_middleware else middlewares
+    saver = InMemorySaver() if checkpointed else None
+    agents = [make_agent(model, [middleware], checkpointer=saver) for middleware in middlewares]
+    tasks: list[asyncio.Task[str]] = []
+    for agent, gate in zip(agents, gates, strict=True):
+        tasks.append(asyncio.create_task(ask(agent, "hi", message_id="telegram:42")))
+        await gate.reached()
+    for gate in gates:
+        gate.open()
+    assert await asyncio.gather(*tasks) == ["hello", "hello"]
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+    question, answer = await memory.session(ROOM).tail(2)
+    assert question.run_id == answer.run_id
+    await ask(agents[0], "hi", message_id="telegram:42")
+    assert len(model.calls) == 2
+
+
+async def test_the_second_of_two_at_once_may_end_first(small_memory: Memory) -> None:
+    """The one that ends first has its answer kept, whichever came first."""
+    gates = [Gate(), Gate()]
+    model = ScriptedModel([[gates[0], "first"], [gates[1], "second"]])
+    agent = make_agent(model, [SessionMemory(small_memory, ordered=False)])
+    tasks: list[asyncio.Task[str]] = []
+    for gate in gates:
+        tasks.append(asyncio.create_task(ask(agent, "hi", message_id="telegram:42")))
+        await gate.reached()
+    gates[1].open()
+    await tasks[1]
+    gates[0].open()
+    assert await tasks[0] == "second"
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "second")]
+
+
+async def test_turns_of_a_session_go_one_after_the_other(small_memory: Memory) -> None:
+    """In the order in which they came, each with the answer to the one before it in its call."""
+    model = ScriptedModel([f"answer {n}" for n in range(5)])
+    agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
+    await asyncio.gather(*(ask(agents[n % 2], f"question {n}") for n in range(5)))
+    said = [text for n in range(5) for text in (f"question {n}", f"answer {n}")]
+    assert [text for _, text in await kept(small_memory)] == said
+    assert [text for _, text in seen(model.calls[4])] == said[:-1]
+
+
+async def test_the_same_message_id_twice_at_once_is_answered_once(small_memory: Memory) -> None:
+    """The second delivery waits for the first one, and gets its answer."""
+    model = ScriptedModel(["hello"])
+    agents = [make_agent(model, [SessionMemory(small_memory)]) for _ in range(2)]
+    answers = await asyncio.gather(*(ask(agent, "hi", message_id="telegram:42") for agent in agents))
+    assert (answers, len(model.calls)) == (["hello", "hello"], 1)
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_the_same_words_are_another_turn(memory: Memory) -> None:
+    """On every database: "ok" three times is said three times, and answered three times with the same words."""
+    model = ScriptedModel(["Done."] * 3)
+    agent = make_agent(model, [SessionMemory(memory)])
+    for _ in range(3):
+        await ask(agent, "ok")
+    assert await kept(memory) == [("user", "ok"), ("assistant", "Done.")] * 3
+    assert len(model.calls[2]) == 5
+
+
+async def test_twenty_turns_at_once_lose_nothing(memory: Memory) -> None:
+    """On every database: forty messages, every question once with its own answer, numbered without gaps."""
+    everybody = asyncio.Event()
+    waiting = 0
+
+    async def answer(messages: Sequence[BaseMessage]) -> str:
+        nonlocal waiting
+        waiting += 1
+        if waiting == 20:
+            everybody.set()
+        await everybody.wait()
+        return f"answer to {messages[-1].text}"
+
+    agent = make_agent(ScriptedModel([answer] * 20), [SessionMemory(memory, ordered=False)])
+    answers = await asyncio.gather(*(ask(agent, f"question {n}") for n in range(20)))
+    assert answers == [f"answer to question {n}" for n in range(20)]
+    messages = await memory.session(ROOM).tail(100)
+    assert [message.seq for message in messages] == list(range(1, 41))
+    said = Counter(message.content for message in messages)
+    assert said == Counter([f"question {n}" for n in range(20)] + [f"answer to question {n}" for n in range(20)])
+    run_of = {message.content: message.run_id for message in messages}
+    assert len(set(run_of.values())) == 20
+    assert all(run_of[f"question {n}"] == run_of[f"answer to question {n}"] for n in range(20))
+
+
+async def test_turns_at_once_do_not_see_what_came_after_their_question(small_memory: Memory) -> None:
+    """A turn that takes long is not shown the turns that overtook it, whichever of its calls is made."""
+    gate = Gate()
+
+    def answer(messages: Sequence[BaseMessage]) -> list[str | AIMessage | BaseException | Gate]:
+        slow = messages[-1].text == "slow"
+        return [gate, adding()] if slow else ["done"]
+
+    model = ScriptedModel([answer, "quick answer", "slow answer"])
+    agent = make_agent(model, [SessionMemory(small_memory, ordered=False)], [add])
+    slow = asyncio.create_task(ask(agent, "slow"))
+    await gate.reached()
+    await ask(agent, "quick")
+    gate.open()
+    await slow
+    assert seen(model.calls[2]) == [("human", "slow"), ("ai", ""), ("tool", "3")]
+    assert [text for _, text in await kept(small_memory)] == ["slow", "quick", "quick answer", "slow answer"]
+
+
+async def test_a_repeat_among_new_messages_is_one_turn_all_the_same(small_memory: Memory) -> None:
+    """A client that sends its newest two messages each time: the one that is known is not stored again."""
+    agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(small_memory)])
+    await ask(agent, "first", message_id="telegram:1")
+    both = [HumanMessage("first", id="telegram:1"), HumanMessage("second", id="telegram:2")]
+    await agent.ainvoke({"messages": both}, config_of())
+    assert await kept(small_memory) == [
+        ("user", "first"),
+        ("assistant", "one"),
+        ("user", "second"),
+        ("assistant", "two"),
+    ]
+
+
+async def test_messages_without_an_id_get_one_each(small_memory: Memory) -> None:
+    """An id is assigned where the platform gives none, never the same twice."""
+    agent = make_agent(ScriptedModel(["a", "b"]), [SessionMemory(small_memory)])
+    await ask(agent, "hi")
+    await ask(agent, "hi")
+    ids = [message.id for message in await small_memory.session(ROOM).tail(10)]
+    assert len(set(ids)) == 4
+    assert all(message_id and re.fullmatch(r"[\w-]+", message_id) for message_id in ids)
+
+
+async def test_a_client_that_sends_the_whole_conversation_does_not_double_it(memory: Memory) -> None:
+    """On every database: known messages are recognised by their text and order, without ids; the last one is new."""
+    model = ScriptedModel(["one", "ok then", "ok then", "four"])
+    agent = make_agent(model, [SessionMemory(memory)])
+    history: list[tuple[str, str]] = []
+    for words in ("hi", "ok", "ok", "bye"):
+        history.append(("user", words))
+        state = await agent.ainvoke({"messages": list(history)}, config_of())
+        history.append(("assistant", state["messages"][-1].text))
+    assert [text for _, text in await kept(memory)] == ["hi", "one", "ok", "ok then", "ok", "ok then", "bye", "four"]
+    assert [text for _, text in seen(model.calls[3])] == ["hi", "one", "ok", "ok then", "ok", "ok then", "bye"]
+
+
+async def test_an_earlier_message_with_the_words_of_the_question_is_sent_too(small_memory: Memory) -> None:
+    """A client may send a history that the session does not have, in which a person says the same twice."""
+    model = ScriptedModel(["fine"])
+    agent = make_agent(model, [SessionMemory(small_memory)])
+    history = [HumanMessage("yes", id="a"), AIMessage("Sure?", id="b"), HumanMessage("yes", id="c")]
+    await agent.ainvoke({"messages": history}, config_of())
+    assert [text for _, text in seen(model.calls[0])] == ["yes", "Sure?", "yes"]

@@ -1,0 +1,74 @@
+"""Model calls that are tried again: one question, one answer, and no apology that the model would hear of later."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from langchain.agents.middleware import ModelRetryMiddleware
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from tests.agent.talking import ask, config_of, input_of, kept, kept_with_status, make_agent, seen, stream
+from threadkeep import Memory, SessionMemory
+from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.testing import Gate, ScriptedModel
+
+DOWN = ConnectionError("the provider is down")
+
+
+@pytest.mark.parametrize("outside", [True, False])
+async def test_model_calls_may_be_tried_again(small_memory: Memory, outside: bool) -> None:
+    """A retry around the memory or behind it: one question, one answer, the same context at each try."""
+    retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
+    model = ScriptedModel(["hello", ["half ", DOWN], DOWN, "fine"])
+    remembering = SessionMemory(small_memory)
+    agent = make_agent(model, [retry, remembering] if outside else [remembering, retry])
+    await ask(agent, "hi")
+    await stream(agent, "and now?")
+    assert len(model.calls) == 4
+    assert model.calls[1] == model.calls[2] == model.calls[3]
+    assert await kept_with_status(small_memory) == [
+        ("user", "hi", "complete"),
+        ("assistant", "hello", "complete"),
+        ("user", "and now?", "complete"),
+        ("assistant", "fine", "complete"),
+    ]
+
+
+async def test_an_apology_is_not_stored_as_an_answer(small_memory: Memory) -> None:
+    """A retry that gives up says so to the person; the model never hears of it again."""
+    retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
+    model = ScriptedModel([DOWN, DOWN, "hello"])
+    agent = make_agent(model, [retry, SessionMemory(small_memory)])
+    apology = await ask(agent, "hi")
+    assert await kept_with_status(small_memory) == [("user", "hi", "complete"), ("assistant", apology, "failed")]
+    await ask(agent, "are you there?")
+    assert seen(model.calls[2]) == [("human", "hi"), ("ai", NO_ANSWER), ("human", "are you there?")]
+
+
+async def test_a_failed_try_before_a_tool_call_is_forgotten(small_memory: Memory) -> None:
+    """The run goes on with the second try's tool calls, and ends well."""
+    retry = ModelRetryMiddleware(max_retries=1, initial_delay=0.0, jitter=False)
+
+    @tool(return_direct=True)
+    def direct() -> str:
+        """Answer for the model."""
+        return "from the tool"
+
+    call = AIMessage("", tool_calls=[{"name": "direct", "args": {}, "id": "call-1"}])
+    agent = make_agent(ScriptedModel([["half ", DOWN], call]), [retry, SessionMemory(small_memory)], [direct])
+    await agent.ainvoke(input_of("hi"), config_of())
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "from the tool")]
+
+
+async def test_of_several_tries_the_last_is_kept_when_it_is_cut_off(small_memory: Memory) -> None:
+    """What failed tries had said is not put together with what the last one said."""
+    retry = ModelRetryMiddleware(max_retries=3, initial_delay=0.0, jitter=False)
+    gate = Gate()
+    model = ScriptedModel([["first ", DOWN], ["second ", "half ", gate, "never"]])
+    task = asyncio.create_task(stream(make_agent(model, [SessionMemory(small_memory), retry]), "hi"))
+    await gate.reached()
+    task.cancel()
+    await asyncio.wait([task])
+    assert (await kept_with_status(small_memory))[1] == ("assistant", "second half ", "interrupted")

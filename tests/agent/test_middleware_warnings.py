@@ -1,0 +1,158 @@
+"""Other middleware that does the memory's job, or whose place in the list loses something: a warning, once."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import (
+    AgentMiddleware,
+    AgentState,
+    ClearToolUsesEdit,
+    ContextEditingMiddleware,
+    LLMToolSelectorMiddleware,
+    ModelFallbackMiddleware,
+    SummarizationMiddleware,
+    TodoListMiddleware,
+)
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, kept_with_status
+from threadkeep import Memory, Message, MiddlewareWarning, SessionMemory, rebuild
+from threadkeep.testing import Gate, ScriptedModel
+
+
+class Tooled(ScriptedModel):
+    """A scripted model that takes tools."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        """Return the model: the script says which tools it calls."""
+        return self
+
+
+class Shouting(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Changes the answer when the agent has ended."""
+
+    async def aafter_agent(self, state: AgentState[Any], runtime: Any) -> dict[str, Any]:
+        """Put the last message into capitals."""
+        last = state["messages"][-1]
+        return {"messages": [last.model_copy(update={"content": last.text.upper()})]}
+
+
+def agent_of(memory: Memory, model: ScriptedModel, other: Any, *, first: bool, **options: Any) -> Any:
+    """Return an agent with the other middleware before the memory, or behind it."""
+    order = [other, SessionMemory(memory)] if first else [SessionMemory(memory), other]
+    return create_agent(model, options.pop("tools", []), middleware=order, **options)
+
+
+@contextmanager
+def warned() -> Iterator[list[str]]:
+    """Collect the sentences that are given as warnings."""
+    sentences: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield sentences
+    sentences += [str(one.message) for one in caught if issubclass(one.category, MiddlewareWarning)]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_summaries_of_other_middleware_are_told_of_once(small_memory: Memory, first: bool) -> None:
+    """With the cure; however many turns follow."""
+    summarizing = SummarizationMiddleware(
+        ScriptedModel([f"summary {n}" for n in range(9)]), trigger=("messages", 4), keep=("messages", 2)
+    )
+    model = ScriptedModel([f"answer {n}" for n in range(6)])
+    agent = agent_of(small_memory, model, summarizing, first=first, checkpointer=InMemorySaver())
+    with warned() as sentences:
+        for number in range(6):
+            await agent.ainvoke(input_of(f"question {number}"), config_of())
+    [sentence] = sentences
+    assert "SummarizationMiddleware" in sentence
+    assert "Compression" in sentence
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_cleared_tool_results_are_told_of_once(small_memory: Memory, first: bool) -> None:
+    """The memory shortens them itself, within the budget."""
+    editing = ContextEditingMiddleware(edits=[ClearToolUsesEdit(trigger=1, keep=1)])
+    calls = [adding(f"call-{number}") for number in range(3)]
+    agent = agent_of(small_memory, Tooled(replies=[*calls, "3"]), editing, first=first, tools=[add])
+    with warned() as sentences:
+        await agent.ainvoke(input_of("1 + 2?"), config_of())
+    [sentence] = sentences
+    assert "ContextEditingMiddleware" in sentence
+
+
+async def test_a_prompt_that_is_changed_behind_the_memory_is_told_of(small_memory: Memory) -> None:
+    """It is in no manifest and not within the budget; before the memory it is in both."""
+    for first in (True, False):
+        model = Tooled(replies=["fine", "fine"])
+        agent = agent_of(small_memory, model, TodoListMiddleware(), first=first, tools=[add])
+        with warned() as sentences:
+            for _ in range(2):
+                await agent.ainvoke(input_of("hello"), config_of())
+        stored = [await rebuild(one) for one in await small_memory.manifests.of_session(ROOM)]
+        exact = [message.text for message in model.calls[-1]] in [[m.text for m in call] for call in stored]
+        assert exact is first
+        assert [("behind" in sentence, "budget" in sentence) for sentence in sentences] == [(True, True)] * (not first)
+
+
+async def test_a_fallback_behind_the_memory_is_told_of(small_memory: Memory) -> None:
+    """Its model is sent what fits into the window of the first one."""
+
+    class Other(ScriptedModel):
+        def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> Any:
+            return {"ls_model_name": "other"}
+
+    for number in range(30):
+        said = Message(role="user", content=f"{number} " + "words " * 60)
+        await small_memory.session(ROOM).append([said, Message(role="assistant", content="fine")])
+    for first in (True, False):
+        large, small = ScriptedModel([ConnectionError("down")]), Other(replies=["fine"])
+        small.profile = {"max_input_tokens": 1_500}
+        agent = agent_of(small_memory, large, ModelFallbackMiddleware(small), first=first)
+        with warned() as sentences:
+            await agent.ainvoke(input_of("hello"), config_of())
+        assert (len(small.calls[0]) < len(large.calls[0])) is first
+        assert ["another model" in sentence for sentence in sentences] == [True] * (not first)
+
+
+async def test_an_answer_that_is_changed_after_it_was_stored_is_told_of(small_memory: Memory) -> None:
+    """`after_agent` hooks run from the last middleware to the first."""
+    for first in (True, False):
+        agent = agent_of(small_memory, ScriptedModel(["fine", "fine"]), Shouting(), first=first)
+        with warned() as sentences:
+            await agent.ainvoke(input_of("hello"), config_of(f"room:{first}"))
+            state = await agent.ainvoke(input_of("hello"), config_of(f"room:{first}"))
+        assert state["messages"][-1].text == "FINE"
+        assert (await kept(small_memory, f"room:{first}"))[-1] == ("assistant", "fine" if first else "FINE")
+        assert [("after_agent" in sentence) for sentence in sentences] == [True] * first
+
+
+async def test_what_a_middleware_asks_a_model_is_no_part_of_the_answer(small_memory: Memory) -> None:
+    """A run that is cancelled while another model picks the tools has said nothing."""
+    gate = Gate()
+
+    class Picking(Tooled):
+        def with_structured_output(self, schema: Any, **kwargs: Any) -> Any:
+            return self
+
+    picker = Picking(replies=[['{"tools": ["', gate, 'add"]}']])
+    selecting = LLMToolSelectorMiddleware(model=picker)
+    agent = agent_of(small_memory, Tooled(replies=["fine"]), selecting, first=False, tools=[add])
+
+    async def read() -> None:
+        async for _ in agent.astream(input_of("1 + 2?"), config_of(), stream_mode="messages"):
+            pass
+
+    reading = asyncio.create_task(read())
+    await gate.reached()
+    reading.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await reading
+    assert await kept_with_status(small_memory) == [("user", "1 + 2?", "complete")]

@@ -1,0 +1,126 @@
+"""The budget that an agent has if nobody says one: what its model's context window allows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from langchain_core.messages import AIMessage, HumanMessage
+from langgraph.graph import START, MessagesState, StateGraph
+
+from tests.agent.talking import ROOM, add, ask, config_of, make_agent, numbered
+from threadkeep import (
+    ContextManifest,
+    Memory,
+    Message,
+    SessionMemory,
+    TurnOptions,
+    input_budget,
+    memory_node,
+    session_turn,
+)
+from threadkeep.agent.model_facts import tools_text
+from threadkeep.testing import ScriptedModel
+from threadkeep.testing.scripted import Reply
+
+
+class Named(ScriptedModel):
+    """A model with a name."""
+
+    model_name: str = "gpt-4o"
+
+    def __init__(self, replies: Iterable[Reply] = ()) -> None:
+        super().__init__(replies)
+
+
+async def manifest_of(memory: Memory) -> ContextManifest:
+    """The record of the newest call."""
+    return ContextManifest.from_dict((await memory.manifests.of_session(ROOM))[0].manifest)
+
+
+@pytest.mark.parametrize(
+    ("name", "profile", "options", "budget"),
+    [
+        ("gpt-4o", None, {}, input_budget("gpt-4o")),
+        ("anthropic/claude-sonnet-5", None, {}, input_budget("claude-sonnet-5")),
+        ("gpt-4o", {"max_input_tokens": 32_000}, {}, 23_488),
+        ("my-model", {"max_input_tokens": 32_000}, {}, 23_488),
+        ("my-model", None, {}, 4_000),
+        ("my-model", None, {"context_window": 32_000}, 23_488),
+        ("my-model", None, {"context_window": 4_000}, 2_488),
+        ("gpt-4o", None, {"max_output_tokens": 100_000}, 28_000 - 512),
+        ("gpt-4o", None, {"max_tokens": 1_000}, 1_000),
+        ("gpt-4o", None, {"max_tokens": None}, input_budget("gpt-4o")),
+        ("my-model", None, {"max_tokens": None}, input_budget(None)),
+    ],
+)
+async def test_the_budget_is_what_the_model_allows(
+    sqlite_memory: Memory, name: str, profile: Any, options: dict[str, Any], budget: int
+) -> None:
+    """By its profile, then by its name; 4,000 where neither is known."""
+    model = Named(["fine"])
+    model.model_name, model.profile = name, profile
+    await ask(make_agent(model, [SessionMemory(sqlite_memory, **options)]), "hi")
+    assert (await manifest_of(sqlite_memory)).budget == budget
+
+
+async def test_the_tools_are_not_of_the_budget(sqlite_memory: Memory) -> None:
+    """What the model is told of them takes its room."""
+    agent = make_agent(Named(["fine"]), [SessionMemory(sqlite_memory, counter="chars4")], [add])
+    await ask(agent, "hi")
+    manifest = await manifest_of(sqlite_memory)
+    assert manifest.tools == len(tools_text([add])) // 4
+    assert manifest.budget == input_budget("gpt-4o") - manifest.tools
+
+
+@pytest.mark.parametrize(
+    ("options", "seen"),
+    [
+        ({}, 20),
+        ({"max_messages": 22}, 22),
+        ({"max_tokens": 2_000}, 30),
+        ({"max_messages": 22, "max_tokens": 2_000}, 22),
+        ({"max_messages": None}, 30),
+        ({"max_messages": "auto", "max_tokens": "auto"}, 20),
+    ],
+)
+async def test_twenty_messages_unless_a_limit_is_given(
+    sqlite_memory: Memory, options: dict[str, Any], seen: int
+) -> None:
+    """Who gives one limit has the other one off, or as the model allows."""
+    await sqlite_memory.session(ROOM).append(numbered(30))
+    model = ScriptedModel(["fine"])
+    await ask(make_agent(model, [SessionMemory(sqlite_memory, **options)]), "and now?")
+    assert len(model.calls[0]) == seen + 1
+
+
+async def test_long_messages_of_a_model_with_a_large_window_are_whole(memory: Memory) -> None:
+    """On every database: twenty messages that 4,000 tokens would cut."""
+    said = [Message(role=one.role, content=f"{one.content} " + "word " * 1_000) for one in numbered(20)]
+    await memory.session(ROOM).append(said)
+    model = Named(["fine"])
+    await ask(make_agent(model, [SessionMemory(memory)]), "and now?")
+    assert [message.text for message in model.calls[0][:-1]] == [message.content for message in said]
+
+
+async def test_nodes_have_the_same_defaults(sqlite_memory: Memory) -> None:
+    """A node knows its model; a turn of one's own knows it when it is told."""
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("chat", memory_node(sqlite_memory, Named(["fine"])))
+    graph.add_edge(START, "chat")
+    await graph.compile().ainvoke({"messages": [HumanMessage("hi")]}, config_of())
+    assert (await manifest_of(sqlite_memory)).budget == input_budget("gpt-4o")
+    for model, budget in ((None, 4_000), (Named(), input_budget("gpt-4o"))):
+        async with session_turn(sqlite_memory, [HumanMessage("and now?")], config_of()) as turn:
+            await turn.messages(model=model)
+            turn.answer(AIMessage("fine"))
+        assert (await manifest_of(sqlite_memory)).budget == budget
+
+
+def test_what_is_found_has_shares_of_a_common_budget() -> None:
+    """A huge window is not filled with what may bear on an input."""
+    plan = TurnOptions().plan
+    assert plan.rooms(1_000_000, 50_000, ["selected"], shared=16_000) == {"selected": 4_000}
+    assert plan.rooms(1_000_000, 50_000, ["selected"]) == {"selected": 250_000}
+    assert plan.rooms(4_000, 100, ["selected"], shared=16_000) == {"selected": 1_000}

@@ -1,0 +1,85 @@
+"""Supervisors and swarms as their own packages build them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import BaseTool, tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.talking import ROOM, config_of, input_of
+from threadkeep import Memory, SessionMemory, recorded
+from threadkeep.testing import ScriptedModel
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    supervisors = pytest.importorskip("langgraph_supervisor", reason="langgraph-supervisor is not installed.")
+    swarms = pytest.importorskip("langgraph_swarm", reason="langgraph-swarm is not installed.")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Bound(ScriptedModel):
+    """A scripted model that takes tools."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        """Return the model: the script says which tools it calls."""
+        return self
+
+
+async def said(memory: Memory) -> list[tuple[str | None, str]]:
+    """Return who said what."""
+    return [(message.author, message.content) for message in await memory.session(ROOM).tail(50)]
+
+
+@tool
+def add(a: int, b: int) -> str:
+    """Add two numbers."""
+    return str(a + b)
+
+
+def handing_over(tool_name: str, text: str = "") -> AIMessage:
+    """Return a message that hands over to another agent."""
+    return AIMessage(text, tool_calls=[{"name": tool_name, "args": {}, "id": f"call-{tool_name}"}])
+
+
+async def test_a_supervisor_is_recorded_with_its_workers(memory: Memory) -> None:
+    """On every database: the worker's answer, then the supervisor's, each under its name; twice in one session."""
+    math_model = ScriptedModel(["4", "6"])
+    math: Any = create_agent(math_model, [add], middleware=[SessionMemory(memory)], name="math")
+    chief = Bound(replies=[handing_over("transfer_to_math"), "it is 4", handing_over("transfer_to_math"), "it is 6"])
+    graph = recorded(supervisors.create_supervisor([math], model=chief).compile(name="team"), memory)
+    state = await graph.ainvoke(input_of("2 + 2?"), config_of())
+    assert state["messages"][-1].text == "it is 4"
+    assert await said(memory) == [(None, "2 + 2?"), ("math", "4"), ("supervisor", "it is 4")]
+    state = await graph.ainvoke(input_of("3 + 3?"), config_of())
+    assert "2 + 2?" not in [message.text for message in state["messages"]]
+    assert [message.text for message in chief.calls[2]][-4:] == ["2 + 2?", "4", "it is 4", "3 + 3?"]
+    assert (await said(memory))[3:] == [(None, "3 + 3?"), ("math", "6"), ("supervisor", "it is 6")]
+
+
+async def test_a_swarm_stores_the_answer_of_the_agent_that_has_the_floor(memory: Memory) -> None:
+    """On every database: the text beside a handover is no answer; the next turn begins with the active agent."""
+    to_b: BaseTool = swarms.create_handoff_tool(agent_name="b")
+    a_model = ScriptedModel([handing_over(to_b.name, "one moment")])
+    b_model = ScriptedModel(["from b", "again from b"])
+    a: Any = create_agent(a_model, [to_b], middleware=[SessionMemory(memory)], name="a")
+    b: Any = create_agent(b_model, [add], middleware=[SessionMemory(memory)], name="b")
+    graph = swarms.create_swarm([a, b], default_active_agent="a").compile(checkpointer=InMemorySaver())
+    await graph.ainvoke(input_of("q"), config_of())
+    assert await said(memory) == [(None, "q"), ("b", "from b")]
+    await graph.ainvoke(input_of("and now?"), config_of())
+    assert await said(memory) == [(None, "q"), ("b", "from b"), (None, "and now?"), ("b", "again from b")]
+
+
+async def test_a_recorded_graph_streams_and_stores(memory: Memory) -> None:
+    """On every database: the parts are the graph's own."""
+    chief = Bound(replies=["hello"])
+    graph = recorded(supervisors.create_supervisor([], model=chief).compile(), memory)
+    parts = [part async for part in graph.astream(input_of("hi"), config_of(), stream_mode="updates")]
+    assert parts
+    assert await said(memory) == [(None, "hi"), ("supervisor", "hello")]

@@ -1,0 +1,307 @@
+"""The memory of plain graphs: a turn around a model call in any node, and a ready node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.runnables import Runnable, RunnableConfig
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+
+from tests.agent.talking import (
+    ROOM,
+    Agent,
+    ask,
+    config_of,
+    input_of,
+    kept,
+    kept_with_status,
+    numbered,
+    seen,
+    stream,
+)
+from threadkeep import (
+    BudgetTooSmall,
+    InvalidKey,
+    Memory,
+    SessionMemory,
+    TurnOptions,
+    WrongUser,
+    bounded_messages,
+    count_tokens,
+    memory_node,
+    session_turn,
+)
+from threadkeep.testing import Gate, ScriptedModel
+
+type Node = Runnable[Any, Any] | Callable[[Any, RunnableConfig], Awaitable[Any]]
+
+
+def graph_of(node: Node, saver: BaseCheckpointSaver[str] | None = None, state: type[Any] = MessagesState) -> Agent:
+    """A graph of one node."""
+    builder: Any = StateGraph(state)
+    builder.add_node("chat", node)
+    builder.add_edge(START, "chat")
+    graph: Agent = builder.compile(checkpointer=saver)
+    return graph
+
+
+def talking(memory: Memory, model: ScriptedModel, options: TurnOptions | None = None) -> Node:
+    """A node as users write it with `session_turn`."""
+
+    async def chat(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
+        async with session_turn(memory, state["messages"], config, options) as turn:
+            reply: BaseMessage = turn.answered or await model.ainvoke(await turn.messages())
+            turn.answer(reply)
+        return {"messages": [reply]}
+
+    return chat
+
+
+def ready(memory: Memory, model: ScriptedModel, options: TurnOptions | None = None) -> Node:
+    """The ready node."""
+    return memory_node(memory, model, options=options)
+
+
+both = pytest.mark.parametrize("node", [talking, ready])
+with_and_without = pytest.mark.parametrize("checkpointed", [False, True])
+
+
+@both
+@with_and_without
+async def test_a_graph_remembers(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
+    """On every database: the second call sees the first turn once, and the four messages are kept."""
+    model = ScriptedModel(["hello Ann", "you are Ann"])
+    graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
+    await ask(graph, "I am Ann")
+    assert await ask(graph, "who am I?") == "you are Ann"
+    assert seen(model.calls[1]) == [("human", "I am Ann"), ("ai", "hello Ann"), ("human", "who am I?")]
+    assert await kept(memory) == [
+        ("user", "I am Ann"),
+        ("assistant", "hello Ann"),
+        ("user", "who am I?"),
+        ("assistant", "you are Ann"),
+    ]
+
+
+async def test_a_node_keeps_to_its_limits(small_memory: Memory) -> None:
+    """The system message first, the newest messages that fit, the question last; never over the budget."""
+    await small_memory.session(ROOM).append(numbered(25))
+    model = ScriptedModel(["fine"])
+    options = TurnOptions(max_messages=20, max_tokens=60)
+    await ask(graph_of(memory_node(small_memory, model, system_prompt="be kind", options=options)), "and now?")
+    said = seen(model.calls[0])
+    assert (said[0], said[-1]) == (("system", "be kind"), ("human", "and now?"))
+    assert said[-2] == ("human", "message 25")
+    assert 3 < len(said) < 22
+    assert count_tokens(model.calls[0]) <= 60
+    with pytest.raises(BudgetTooSmall):
+        await ask(graph_of(memory_node(small_memory, model, system_prompt="be kind " * 99, options=options)), "hi")
+
+
+def test_a_node_without_room_for_a_prompt_is_not_built(sqlite_memory: Memory) -> None:
+    """It says so at once, with the three numbers, and not at the first message."""
+    with pytest.raises(BudgetTooSmall, match=r"4000.*3488.*512"):
+        memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(context_window=4000, max_output_tokens=3488))
+    with pytest.raises(BudgetTooSmall, match=r"128000.*500000"):
+        memory_node(sqlite_memory, ScriptedModel(), options=TurnOptions(max_output_tokens=500_000))
+
+
+async def test_a_bounded_state_costs_no_memory(small_memory: Memory) -> None:
+    """With the in-run reducer the state stays small, and the model still sees the transcript."""
+
+    class Small(TypedDict):
+        messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
+
+    model = ScriptedModel(["one", "two", "three"])
+
+    async def chat(state: Small, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
+        async with session_turn(small_memory, state["messages"], config) as turn:
+            reply = await model.ainvoke(await turn.messages())
+            turn.answer(reply)
+        return {"messages": [reply]}
+
+    graph = graph_of(chat, InMemorySaver(), Small)
+    for n in range(3):
+        await ask(graph, f"question {n}")
+    assert [text for _, text in seen(model.calls[2])] == ["question 0", "one", "question 1", "two", "question 2"]
+    assert len((await graph.aget_state(config_of())).values["messages"]) == 2
+
+
+@both
+async def test_a_failing_model_leaves_the_question(memory: Memory, node: Callable[..., Node]) -> None:
+    """On every database: the question is kept, the error reaches the caller, and a second try is the same turn."""
+    model = ScriptedModel([ConnectionError("down"), "hello"])
+    graph = graph_of(node(memory, model))
+    with pytest.raises(ConnectionError):
+        await ask(graph, "hi", message_id="telegram:1")
+    assert await kept(memory) == [("user", "hi")]
+    assert await ask(graph, "hi", message_id="telegram:1") == "hello"
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_words_before_a_failure_are_kept_as_failed(small_memory: Memory) -> None:
+    """A model that breaks off in mid-stream, and a second try of the same message."""
+    model = ScriptedModel([["Let me ", ConnectionError("down")], "hello"])
+    graph = graph_of(talking(small_memory, model))
+    with pytest.raises(ConnectionError):
+        await stream(graph, "hi", message_id="telegram:1")
+    assert (await kept_with_status(small_memory))[1:] == [("assistant", "Let me ", "failed")]
+    assert await ask(graph, "hi", message_id="telegram:1") == "hello"
+    assert (await kept_with_status(small_memory))[2:] == [("assistant", "hello", "complete")]
+
+
+@both
+@with_and_without
+async def test_a_cancelled_stream_keeps_what_was_said(
+    small_memory: Memory, node: Callable[..., Node], checkpointed: bool
+) -> None:
+    """The half answer is kept as interrupted, and the next turn goes on from it."""
+    gate = Gate()
+    model = ScriptedModel([["once upon ", gate, "a time"], "fine"])
+    graph = graph_of(node(small_memory, model), InMemorySaver() if checkpointed else None)
+    task = asyncio.create_task(stream(graph, "a story"))
+    await gate.reached()
+    task.cancel()
+    await asyncio.wait([task])
+    assert (await kept_with_status(small_memory))[1:] == [("assistant", "once upon ", "interrupted")]
+    await ask(graph, "go on")
+    assert seen(model.calls[1]) == [("human", "a story"), ("ai", "once upon "), ("human", "go on")]
+
+
+@both
+@with_and_without
+async def test_the_same_message_id_again(memory: Memory, node: Callable[..., Node], checkpointed: bool) -> None:
+    """On every database: one model call, one turn, the same answer."""
+    model = ScriptedModel(["hello"])
+    graph = graph_of(node(memory, model), InMemorySaver() if checkpointed else None)
+    for _ in range(2):
+        assert await ask(graph, "hi", message_id="telegram:1") == "hello"
+    assert len(model.calls) == 1
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_the_same_message_id_twice_at_once(memory: Memory) -> None:
+    """On every database: two runs, one question and one answer in the transcript."""
+    gates = [Gate(), Gate()]
+    model = ScriptedModel([["hell", gates[0], "o"], ["hell", gates[1], "o"]])
+    graph = graph_of(talking(memory, model, TurnOptions(ordered=False)))
+    tasks: list[asyncio.Task[str]] = []
+    for gate in gates:
+        tasks.append(asyncio.create_task(ask(graph, "hi", message_id="telegram:1")))
+        await gate.reached()
+    for gate in gates:
+        gate.open()
+    await asyncio.gather(*tasks)
+    assert await kept(memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_twenty_turns_at_once(memory: Memory) -> None:
+    """On every database: forty messages, each once."""
+    graph = graph_of(talking(memory, ScriptedModel([lambda said: f"answer to {said[-1].text}"] * 20)))
+    await asyncio.gather(*(ask(graph, f"question {n}") for n in range(20)))
+    said = [text for _, text in await kept(memory)]
+    assert sorted(said) == sorted([f"question {n}" for n in range(20)] + [f"answer to question {n}" for n in range(20)])
+
+
+async def test_an_interrupt_in_the_node(memory: Memory) -> None:
+    """On every database: the node begins again when it is resumed; the question is kept once, the answer once."""
+    model = ScriptedModel(["done"])
+
+    async def chat(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
+        async with session_turn(memory, state["messages"], config) as turn:
+            sure = interrupt("sure?")
+            reply = turn.answered or await model.ainvoke([*await turn.messages(), HumanMessage(sure)])
+            turn.answer(reply)
+        return {"messages": [reply]}
+
+    graph = graph_of(chat, InMemorySaver())
+    await memory.session(ROOM).append(numbered(2))
+    await graph.ainvoke(input_of("do it"), config_of())
+    assert (await kept(memory))[2:] == [("user", "do it")]
+    await graph.ainvoke(Command(resume="yes"), config_of())
+    assert [text for _, text in seen(model.calls[0])] == ["message 1", "message 2", "do it", "yes"]
+    assert (await kept(memory))[2:] == [("user", "do it"), ("assistant", "done")]
+
+
+async def test_messages_without_ids_are_not_doubled(memory: Memory) -> None:
+    """On every database: outside of a graph nobody gives ids to messages, so the turn does."""
+    model = ScriptedModel(["hello", "fine"])
+    for n, words in enumerate(("hi", "and now?")):
+        async with session_turn(memory, [SystemMessage("be kind"), HumanMessage(words)], config_of()) as turn:
+            turn.answer(await model.ainvoke(await turn.messages()))
+        assert len(await kept(memory)) == 2 * (n + 1)
+    assert seen(model.calls[1]) == [("system", "be kind"), ("human", "hi"), ("ai", "hello"), ("human", "and now?")]
+
+
+async def test_an_answer_of_the_nodes_own_is_known_again(small_memory: Memory) -> None:
+    """A reply that no model made gets its id before it is kept, so that the state's copy is the same message."""
+
+    async def echo(state: MessagesState, config: RunnableConfig) -> dict[str, list[BaseMessage]]:
+        async with session_turn(small_memory, state["messages"], config) as turn:
+            reply = AIMessage(f"{len(await turn.messages())} messages")
+            turn.answer(reply)
+        return {"messages": [reply]}
+
+    graph = graph_of(echo, InMemorySaver())
+    assert [await ask(graph, "hi") for _ in range(3)] == ["1 messages", "3 messages", "5 messages"]
+    assert len(await kept(small_memory)) == 6
+
+
+async def test_a_block_without_an_answer_keeps_the_question(small_memory: Memory) -> None:
+    """Nothing is said in the assistant's name."""
+    async with session_turn(small_memory, [HumanMessage("hi")], config_of()):
+        pass
+    assert await kept(small_memory) == [("user", "hi")]
+
+
+async def test_text_is_an_answer_too(small_memory: Memory) -> None:
+    """The answer need not be a message."""
+    async with session_turn(small_memory, [HumanMessage("hi")], config_of()) as turn:
+        turn.answer("hello")
+    assert await kept(small_memory) == [("user", "hi"), ("assistant", "hello")]
+
+
+async def test_whose_session_it_is(small_memory: Memory) -> None:
+    """Ids come from the config as for agents: missing ones and other users' are refused before the block."""
+    with pytest.raises(InvalidKey, match="thread_id"):
+        async with session_turn(small_memory, [HumanMessage("hi")], {"configurable": {}}):
+            pytest.fail("the block must not begin")
+    async with session_turn(small_memory, [HumanMessage("hi")], config_of(user_id="ann")) as turn:
+        turn.answer("hello")
+    with pytest.raises(WrongUser):
+        async with session_turn(small_memory, [HumanMessage("hi")], config_of(user_id="bob")):
+            pytest.fail("the block must not begin")
+    options = TurnOptions(session_id=lambda config: f"room:{config['configurable']['chat']}")
+    async with session_turn(small_memory, [HumanMessage("hi")], {"configurable": {"chat": 7}}, options) as turn:
+        turn.answer("hello")
+    assert len(await kept(small_memory, "room:7")) == 2
+
+
+async def test_the_config_of_the_run_is_found_by_itself(small_memory: Memory) -> None:
+    """Inside a graph the config need not be handed over."""
+
+    async def chat(state: MessagesState) -> dict[str, list[BaseMessage]]:
+        async with session_turn(small_memory, state["messages"]) as turn:
+            turn.answer(reply := AIMessage("hello"))
+        return {"messages": [reply]}
+
+    await ask(graph_of(chat), "hi")  # type: ignore[arg-type]
+    assert len(await kept(small_memory)) == 2
+
+
+async def test_agents_and_graphs_share_sessions(small_memory: Memory) -> None:
+    """What was said to an agent is seen by a graph, whatever way its model is called."""
+    from langchain.agents import create_agent
+
+    agent: Agent = create_agent(ScriptedModel(["hello Ann"]), middleware=[SessionMemory(small_memory)])
+    await ask(agent, "I am Ann")
+    model = ScriptedModel(["Ann"])
+    await ask(graph_of(ready(small_memory, model)), "who am I?")
+    assert len(model.calls[0]) == 3

@@ -1,0 +1,91 @@
+"""What tools and callers put into messages, and a database or JSON has no place for, costs nobody an answer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.tools import BaseTool, tool
+
+from tests.agent.talking import ROOM, ask, config_of
+from threadkeep import Memory, SessionMemory, rebuild
+from threadkeep.agent.sent_messages import digest_of_all
+from threadkeep.testing import ScriptedModel
+
+
+@tool(response_format="content_and_artifact")
+def picture(subject: str) -> tuple[str, bytes]:
+    """Draw something."""
+    return f"a picture of {subject}", b"\xff\xd8\xff\x00"
+
+
+@tool(response_format="content_and_artifact")
+def table(subject: str) -> tuple[str, dict[object, object]]:
+    """Make a table."""
+    return f"a table of {subject}", {1: object(), "half": "\ud800", "nothing": float("nan"), "set": {1}}
+
+
+def drawing(call: BaseTool, subject: object = "a horse") -> AIMessage:
+    """A reply that calls a tool."""
+    return AIMessage("", tool_calls=[{"name": call.name, "args": {"subject": subject}, "id": "call-1"}])
+
+
+async def rebuilt(memory: Memory) -> list[list[BaseMessage]]:
+    """What each call of the room was sent, oldest first."""
+    return [await rebuild(stored) for stored in reversed(await memory.manifests.of_session(ROOM))]
+
+
+@pytest.mark.parametrize("call", [picture, table])
+async def test_what_a_tool_hands_to_the_program_is_kept_out_of_the_record(memory: Memory, call: BaseTool) -> None:
+    """An artifact that is no JSON stops no call, and the record holds what the model was told."""
+    model = ScriptedModel(replies=[drawing(call), "done"])
+    agent = create_agent(model, [call], middleware=[SessionMemory(memory)])
+    assert await ask(agent, "draw") == "done"
+    told = [[(message.type, message.content) for message in sent] for sent in await rebuilt(memory)]
+    assert told == [[(message.type, message.content) for message in sent] for sent in model.calls]
+    manifests = await memory.manifests.of_session(ROOM)
+    digests = [entry["digest"] for entry in _entries(manifests[0].manifest) if "digest" in entry]
+    assert all('"artifact":null' in text or '"type":"ai"' in text for text in await _texts(memory, digests))
+
+
+async def test_bytes_in_a_message_are_sent_and_recorded(memory: Memory) -> None:
+    """A block with bytes that are no text."""
+    block: dict[str, object] = {"type": "media", "data": b"\xff\x00", "mime_type": "image/png"}
+    for keep_originals in (False, True):
+        model = ScriptedModel(replies=["seen"])
+        agent = create_agent(model, middleware=[SessionMemory(memory, keep_originals=keep_originals)])
+        question = HumanMessage([{"type": "text", "text": "what is it?"}, dict(block)])
+        await agent.ainvoke({"messages": [question]}, config_of())
+        assert model.calls[0][-1].content == question.content
+    assert len(await rebuilt(memory)) == 2
+
+
+async def test_arguments_that_json_does_not_have(memory: Memory) -> None:
+    """Models write NaN, which Python reads as a number."""
+    model = ScriptedModel(replies=[drawing(picture, float("nan")), "done"])
+    agent = create_agent(model, [picture], middleware=[SessionMemory(memory)])
+    assert await ask(agent, "draw") == "done"
+    assert len(await rebuilt(memory)) == 2
+
+
+async def test_a_question_that_has_other_words_now_is_rebuilt_as_it_was_sent(memory: Memory) -> None:
+    """The transcript keeps what was said first under an id; the record of the second try has what the model saw."""
+    model = ScriptedModel(replies=[RuntimeError("down"), "done"])
+    agent = create_agent(model, middleware=[SessionMemory(memory)])
+    with pytest.raises(RuntimeError):
+        await ask(agent, "first words", message_id="m1")
+    assert await ask(agent, "other words", message_id="m1") == "done"
+    assert [digest_of_all(sent) for sent in await rebuilt(memory)] == [digest_of_all(sent) for sent in model.calls]
+
+
+def _entries(manifest: Any) -> list[dict[str, str]]:
+    entries: list[dict[str, str]] = manifest["entries"]
+    return entries
+
+
+async def _texts(memory: Memory, digests: list[str]) -> list[str]:
+    texts = await memory.manifests.texts(ROOM, digests)
+    assert len(texts) == len(set(digests)) > 0
+    return list(texts.values())

@@ -1,0 +1,134 @@
+"""What providers report, are called, and are told of tools may be anything; the agent answers."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain_core.messages import AIMessage
+from langchain_core.runnables import Runnable
+from langchain_core.tools import tool
+
+from tests.agent.talking import ROOM, ask
+from threadkeep import Memory, SessionMemory
+from threadkeep.testing import ScriptedModel
+
+LONG = "many words " * 400
+
+
+class Reporting(AgentMiddleware[AgentState[Any], Any, Any]):
+    """Stands for a provider that reports whatever it likes."""
+
+    def __init__(self, usage: object) -> None:
+        super().__init__()
+        self._usage = usage
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Say it with the answer."""
+        response = await handler(request)
+        object.__setattr__(response.result[-1], "usage_metadata", self._usage)
+        return response
+
+
+class Anything(ScriptedModel):
+    """A model that takes tools of every shape."""
+
+    def bind_tools(self, tools: Sequence[object], **_options: object) -> Runnable[Any, AIMessage]:
+        """Take them."""
+        return self.bind()
+
+
+class Named(ScriptedModel):
+    """A model with a name."""
+
+    model_name: str = ""
+
+
+@pytest.mark.parametrize(
+    ("usage", "kept"),
+    [
+        ({"input_tokens": 10, "output_tokens": 1, "input_token_details": {"cache_read": 50}}, (10, 1, 10)),
+        ({"input_tokens": 10, "output_tokens": 1, "input_token_details": {"cache_read": "a"}}, (10, 1, 0)),
+        ({"input_tokens": 10, "output_tokens": 1, "input_token_details": None}, (10, 1, 0)),
+        ({"input_tokens": 10**30, "output_tokens": 0}, (10**30, 0, 0)),
+        ({"input_tokens": -5, "output_tokens": -1}, None),
+        ({"input_tokens": 10}, None),
+        ({"input_tokens": "many", "output_tokens": 2.5}, None),
+        ({}, None),
+        ("garbage", None),
+    ],
+)
+async def test_absurd_reports(sqlite_memory: Memory, usage: object, kept: tuple[int, int, int] | None) -> None:
+    """What is a count is kept; what is none is as if nothing had been said."""
+    model = ScriptedModel(replies=["answer"])
+    agent = create_agent(model, middleware=[SessionMemory(sqlite_memory), Reporting(usage)])
+    assert await ask(agent, LONG) == "answer"
+    [stored] = await sqlite_memory.manifests.of_session(ROOM)
+    reported: Any = stored.manifest.get("reported")
+    assert kept == (reported and tuple(reported.get(name, 0) for name in _COUNTS))
+
+
+_COUNTS = ("input_tokens", "output_tokens", "cached_tokens")
+
+
+@pytest.mark.parametrize(
+    "told",
+    [{"googleSearch": {}}, {"cachePoint": {"type": "default"}}, {"name": "x", "run": print}],
+    ids=["search", "mark", "object"],
+)
+async def test_tools_that_only_a_provider_knows(sqlite_memory: Memory, told: dict[str, object]) -> None:
+    """They are handed on and counted as the JSON that they are."""
+    agent = create_agent(Anything(replies=["answer"]), [told], middleware=[SessionMemory(sqlite_memory)])
+    assert await ask(agent, "hi") == "answer"
+    [stored] = await sqlite_memory.manifests.of_session(ROOM)
+    tools = stored.manifest["tools"]
+    assert isinstance(tools, int)
+    assert tools > 0
+
+
+async def test_other_tools_of_the_same_number_are_counted_anew(sqlite_memory: Memory) -> None:
+    """A middleware may choose the tools for each call."""
+
+    @tool
+    def short() -> str:
+        """Do it."""
+        return "done"
+
+    @tool(description=LONG)
+    def long() -> str:
+        return "done"
+
+    class Choosing(AgentMiddleware[AgentState[Any], Any, Any]):
+        """One tool for each call, the other one after the first result."""
+
+        async def awrap_model_call(
+            self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+        ) -> ModelResponse[Any]:
+            """Choose."""
+            return await handler(request.override(tools=[short if len(request.messages) == 1 else long]))
+
+    calling = AIMessage("", tool_calls=[{"name": "short", "args": {}, "id": "call-1"}])
+    model = ScriptedModel(replies=[calling, "answer"])
+    agent = create_agent(model, [short, long], middleware=[Choosing(), SessionMemory(sqlite_memory)])
+    await ask(agent, "hi")
+    second, first = await sqlite_memory.manifests.of_session(ROOM)
+    assert first.manifest["tools"] != second.manifest["tools"]
+
+
+@pytest.mark.parametrize("name", ["".join(map(chr, range(0x4E00, 0x5E00))), "nul\0", "half \ud800", "😀"])
+async def test_names_that_no_table_takes(memory: Memory, name: str) -> None:
+    """What is learned of a model is kept under a name that can be, and found again under it."""
+    usage = {"input_tokens": 2_000, "output_tokens": 1, "total_tokens": 2_001}
+    model = Named(replies=[AIMessage("answer", usage_metadata=usage) for _ in range(2)])
+    model.model_name = name
+    agent = create_agent(model, middleware=[SessionMemory(memory)])
+    assert await ask(agent, LONG) == "answer"
+    await memory.learned_factors.save()
+    [(kept, (_, samples))] = (await memory.token_factors.all()).items()
+    [stored] = await memory.manifests.of_session(ROOM)
+    assert (stored.manifest["model"], samples) == (kept, 1)

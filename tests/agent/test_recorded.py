@@ -1,0 +1,81 @@
+"""Recorded graphs: what a graph without memory of its own is given of the session, and what is stored of it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from langchain.agents import create_agent
+
+from tests.agent.talking import ROOM, config_of, input_of, kept, numbered, seen
+from tests.outages import locked
+from threadkeep import Memory, MemoryOptions, Message, TurnOptions, open_memory, recorded
+from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
+from threadkeep.records import Summary
+from threadkeep.store.driver import StoreOptions
+from threadkeep.testing import ScriptedModel
+
+
+def graph_of(memory: Memory, *replies: Any, **options: Any) -> tuple[Any, ScriptedModel]:
+    """Return a recorded agent, and its model."""
+    model = ScriptedModel(list(replies))
+    return recorded(create_agent(model, []), memory, TurnOptions(**options)), model
+
+
+async def test_a_call_begins_with_a_user_message(memory: Memory) -> None:
+    """On every database: also where the window begins with an answer; the mark is not in the result."""
+    await memory.session(ROOM).append(numbered(6))
+    graph, model = graph_of(memory, "one", max_messages=3)
+    state = await graph.ainvoke(input_of("hi"), config_of())
+    texts = ["message 4", "message 5", "message 6"]
+    assert [message.text for message in model.calls[0]] == [OPENING, *texts, "hi"]
+    assert model.calls[0][0].type == "human"
+    assert [message.text for message in state["messages"]] == ["hi", "one"]
+    assert OPENING not in [text for _, text in await kept(memory)]
+
+
+async def test_a_question_without_an_answer_is_marked(memory: Memory) -> None:
+    """On every database: the run failed; the next questions see that it has no answer."""
+    graph, model = graph_of(memory, ConnectionError("down"), "two", "three")
+    for words in ("one?", "two?", "three?"):
+        with suppress(ConnectionError):
+            await graph.ainvoke(input_of(words), config_of())
+    unanswered = [("human", "one?"), ("ai", NO_ANSWER), ("human", "two?")]
+    assert seen(model.calls[1]) == unanswered
+    assert seen(model.calls[2]) == [*unanswered, ("ai", "two"), ("human", "three?")]
+    assert await kept(memory) == [
+        ("user", "one?"), ("user", "two?"), ("assistant", "two"), ("user", "three?"), ("assistant", "three")
+    ]  # fmt: skip
+
+
+async def test_a_summary_stands_for_what_it_covers(sqlite_memory: Memory) -> None:
+    """As in the calls of an agent with memory."""
+    session = sqlite_memory.session(ROOM)
+    await session.append(numbered(5))
+    assert await sqlite_memory.summaries.add(Summary(ROOM, 1, 4, "They counted to four.", "m", "1", 5))
+    graph, model = graph_of(sqlite_memory, "six")
+    await graph.ainvoke(input_of("go on"), config_of())
+    (_, summary), *rest = seen(model.calls[0])
+    assert "They counted to four." in summary
+    assert rest == [("human", "message 5"), ("human", "go on")]
+
+
+async def test_a_graph_answers_while_the_database_does_not(memory_options: MemoryOptions, tmp_path: Path) -> None:
+    """Without the earlier turns; its turn is stored later."""
+    pending = dataclasses.replace(memory_options.pending, write_timeout_seconds=0.3, first_pause_seconds=60.0)
+    options = dataclasses.replace(memory_options, pending=pending, store=StoreOptions(lock_timeout_seconds=0.2))
+    async with open_memory(f"sqlite:///{tmp_path}/t.db", options=options) as memory:
+        await memory.session(ROOM).append([Message("user", "before"), Message("assistant", "yes")])
+        graph, _ = graph_of(memory, "hello")
+        lock = locked(tmp_path / "t.db")
+        await asyncio.to_thread(lock.__enter__)
+        try:
+            state = await graph.ainvoke(input_of("hi"), config_of())
+        finally:
+            lock.__exit__(None, None, None)
+        assert state["messages"][-1].text == "hello"
+        assert await memory.pending.deliver()
+        assert (await kept(memory))[2:] == [("user", "hi"), ("assistant", "hello")]

@@ -1,0 +1,231 @@
+"""The same message again to a recorded graph: its end was stored, so nothing of it runs again."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import Command, interrupt
+from pydantic import BaseModel
+
+from tests.agent.talking import ROOM, config_of, input_of, kept_with_status
+from threadkeep import Memory, SessionMemory, open_memory_sync, recorded
+from threadkeep.testing import ScriptedModel
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    supervisors = pytest.importorskip("langgraph_supervisor", reason="langgraph-supervisor is not installed.")
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+
+
+class Bound(ScriptedModel):
+    """A scripted model that takes tools."""
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> Any:
+        """Return the model: the script says which tools it calls."""
+        return self
+
+
+class Score(BaseModel):
+    """A structured response."""
+
+    points: int
+
+
+class Noted(MessagesState):
+    """A state with more than messages."""
+
+    route: str
+    score: Score
+
+
+def asking() -> dict[str, Any]:
+    """Return the same input again, as another delivery has it."""
+    return input_of("2 + 2?", "m1")
+
+
+def names_and_texts(state: Any) -> list[tuple[str | None, str]]:
+    """Return who said what after the question."""
+    return [(message.name, message.text) for message in state["messages"][1:] if message.text]
+
+
+def routed(memory: Memory, router: ScriptedModel, *agents: Any, saver: InMemorySaver | None = None) -> Any:
+    """Return a recorded graph whose router has no memory, and whose agents run one after the other."""
+
+    async def route(state: Noted) -> dict[str, Any]:
+        answer = await router.ainvoke("where to?")
+        return {"route": answer.text, "score": Score(points=3)}
+
+    graph: Any = StateGraph(Noted)
+    graph.add_node("route", route)
+    graph.add_edge(START, "route")
+    previous = "route"
+    for agent in agents:
+        graph.add_node(agent.name, agent)
+        graph.add_edge(previous, agent.name)
+        previous = agent.name
+    return recorded(graph.compile(checkpointer=saver), memory)
+
+
+def speaker(memory: Memory, name: str, *replies: Any) -> Any:
+    """Return an agent with memory."""
+    return create_agent(ScriptedModel(list(replies)), [], middleware=[SessionMemory(memory)], name=name)
+
+
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
+async def test_a_supervisor_is_not_asked_again(memory: Memory, checkpointed: bool) -> None:
+    """On every database: the state has the same answers under the same names and ids."""
+    hand_over = AIMessage("", tool_calls=[{"name": "transfer_to_math", "args": {}, "id": "call-1"}])
+    chief, math_model = Bound(replies=[hand_over, "it is 4", "fine"]), ScriptedModel(["4"])
+    math: Any = create_agent(math_model, [], middleware=[SessionMemory(memory)], name="math")
+    saver = InMemorySaver() if checkpointed else None
+    graph = recorded(supervisors.create_supervisor([math], model=chief).compile(checkpointer=saver), memory)
+    first = await graph.ainvoke(asking(), config_of())
+    again = await graph.ainvoke(asking(), config_of())
+    assert (len(chief.calls), len(math_model.calls)) == (2, 1)
+    assert again["messages"][-1].id == first["messages"][-1].id
+    assert names_and_texts(again)[-1] == ("supervisor", "it is 4")
+    assert ("math", "4") in names_and_texts(again)
+    await graph.ainvoke(input_of("and now?"), config_of())
+    late = await graph.ainvoke(asking(), config_of())
+    assert late["messages"][-1].text == "it is 4"
+    assert len(chief.calls) == 3
+
+
+@pytest.mark.parametrize("checkpointed", [True, False], ids=["checkpointer", "none"])
+async def test_a_graph_that_ends_with_an_agent_of_its_own_is_not_run_again(memory: Memory, checkpointed: bool) -> None:
+    """On every database: what the agents have stored is the end; the router is not asked, the state is whole."""
+    router = ScriptedModel(["math"])
+    saver = InMemorySaver() if checkpointed else None
+    graph = routed(memory, router, speaker(memory, "math", "4"), speaker(memory, "critic", "right"), saver=saver)
+    first = await graph.ainvoke(asking(), config_of())
+    again = await graph.ainvoke(asking(), config_of())
+    assert len(router.calls) == 1
+    assert names_and_texts(again) == names_and_texts(first) == [("math", "4"), ("critic", "right")]
+    assert [message.id for message in again["messages"]] == [message.id for message in first["messages"]]
+    assert set(again) == set(first)
+    assert (again["route"], again["score"]) == ("math", Score(points=3))
+
+
+async def test_a_graph_that_broke_off_goes_on(memory: Memory) -> None:
+    """On every database: the first agent's answer was stored, and it was not the end."""
+    router = ScriptedModel(["math", "math"])
+    critic = speaker(memory, "critic", ConnectionError("down"), "right")
+    graph = routed(memory, router, speaker(memory, "math", "4"), critic)
+    with pytest.raises(ConnectionError):
+        await graph.ainvoke(asking(), config_of())
+    again = await graph.ainvoke(asking(), config_of())
+    assert names_and_texts(again) == [("math", "4"), ("critic", "right")]
+    assert len(router.calls) == 2
+
+
+async def test_tools_of_a_recorded_agent_run_once(memory: Memory) -> None:
+    """On every database: a repeat pays nothing twice."""
+    paid: list[int] = []
+
+    @tool
+    def pay(amount: int) -> str:
+        """Pay."""
+        paid.append(amount)
+        return "paid"
+
+    call = AIMessage("", tool_calls=[{"name": "pay", "args": {"amount": 5}, "id": "call-1"}])
+    model = Bound(replies=[call, "done", "never"])
+    for agent in (create_agent(model, [pay], name="cashier") for _ in range(2)):
+        state = await recorded(agent, memory).ainvoke(asking(), config_of())
+        assert state["messages"][-1].text == "done"
+    assert (paid, len(model.calls)) == ([5], 2)
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+async def test_a_repeat_gives_the_structured_response_again(memory: Memory, restarted: bool) -> None:
+    """On every database: stored as JSON, and given as the object that it was where the process has seen one."""
+    call = AIMessage("", tool_calls=[{"name": "Score", "args": {"points": 3}, "id": "c"}])
+    model = Bound(replies=[call, "never"])
+    graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
+    first = await graph.ainvoke(asking(), config_of())
+    if restarted:
+        graph = recorded(create_agent(model, [], response_format=Score, name="judge"), memory)
+    again = await graph.ainvoke(asking(), config_of())
+    assert first["structured_response"] == Score(points=3)
+    assert again["structured_response"] == ({"points": 3} if restarted else Score(points=3))
+    assert set(again) == set(first)
+    assert len(model.calls) == 1
+    assert (await kept_with_status(memory))[-1] == ("assistant", '{"points":3}', "complete")
+
+
+async def test_a_repeat_streams_what_was_stored(memory: Memory) -> None:
+    """On every database: in the modes that the caller asks for."""
+    model = ScriptedModel(["4", "never"])
+    graph = recorded(create_agent(model, [], name="math"), memory)
+    await graph.ainvoke(asking(), config_of())
+    [values] = [part async for part in graph.astream(asking(), config_of(), stream_mode="values")]
+    assert [message.text for message in values["messages"]] == ["2 + 2?", "4"]
+    [update] = [part async for part in graph.astream(asking(), config_of(), stream_mode="updates")]
+    assert update["math"]["messages"][0].text == "4"
+    [(piece, _)] = [part async for part in graph.astream(asking(), config_of(), stream_mode="messages")]
+    assert piece.text == "4"
+    parts = [part async for part in graph.astream(asking(), config_of(), stream_mode=["updates", "messages"])]
+    assert [mode for mode, _ in parts] == ["updates", "messages"]
+    parts = [part async for part in graph.astream(asking(), config_of(), stream_mode="values", version="v2")]
+    assert [(part["type"], part["ns"]) for part in parts] == [("values", ())]
+    output = await graph.ainvoke(asking(), config_of(), version="v2")
+    assert output.value["messages"][-1].text == "4"
+    assert len(model.calls) == 1
+
+
+def test_a_repeat_of_a_synchronous_call_runs_nothing(shared_url: str) -> None:
+    """On every database: called and streamed, with and without a checkpointer."""
+    with open_memory_sync(shared_url) as memory:
+        for number, saver in enumerate((None, InMemorySaver())):
+            model = ScriptedModel(["4", "never"])
+            graph = recorded(create_agent(model, [], name="math", checkpointer=saver), memory)
+            config = config_of(f"room:{number}")
+            first = graph.invoke(asking(), config)
+            again = graph.invoke(asking(), config)
+            assert [message.id for message in again["messages"]] == [message.id for message in first["messages"]]
+            [part] = graph.stream(asking(), config, stream_mode="values")
+            assert part["messages"][-1].text == "4"
+            assert len(model.calls) == 1
+
+
+async def test_an_output_of_the_second_version_is_stored(memory: Memory) -> None:
+    """On every database: whatever shape the caller asks for."""
+    graph = recorded(create_agent(ScriptedModel(["4"]), [], name="math"), memory)
+    output = await graph.ainvoke(asking(), config_of(), version="v2")
+    assert output.value["messages"][-1].text == "4"
+    assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "4"]
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_words_before_an_interrupt_are_not_the_end(memory: Memory, streamed: bool) -> None:
+    """On every database: neither stored as the answer nor taken for it; the resumed run ends the turn."""
+
+    async def draft(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage("a draft")]}
+
+    async def approve(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [AIMessage(f"approved: {interrupt('may I?')}")]}
+
+    builder: Any = StateGraph(MessagesState)
+    builder.add_node("draft", draft)
+    builder.add_node("approve", approve)
+    builder.add_edge(START, "draft")
+    builder.add_edge("draft", "approve")
+    graph = recorded(builder.compile(checkpointer=InMemorySaver()), memory)
+    if streamed:
+        async for _ in graph.astream(asking(), config_of()):
+            pass
+    else:
+        await graph.ainvoke(asking(), config_of())
+    assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?"]
+    await graph.ainvoke(Command(resume="yes"), config_of())
+    assert [text for _, text, _ in await kept_with_status(memory)] == ["2 + 2?", "approved: yes"]
+    assert (await memory.session(ROOM).tail(1))[0].answers == "m1"

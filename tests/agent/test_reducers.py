@@ -1,0 +1,226 @@
+"""In-run memory: the reducer that bounds the messages in a graph's state."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain_core.messages import (
+    AIMessage,
+    AnyMessage,
+    BaseMessage,
+    HumanMessage,
+    RemoveMessage,
+    SystemMessage,
+    ToolMessage,
+)
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.graph.message import REMOVE_ALL_MESSAGES
+
+from threadkeep.agent.conversion import text_of
+from threadkeep.agent.reducers import bounded_messages
+from threadkeep.context.cut import CUT_MARK
+from threadkeep.context.reducers import TrimReport
+
+
+def texts(messages: list[BaseMessage]) -> list[str]:
+    """The texts of messages."""
+    return [text_of(message) for message in messages]
+
+
+def calling(*ids: str, content: str = "") -> AIMessage:
+    """An assistant message that calls a tool once for each id."""
+    return AIMessage(content, tool_calls=[{"name": "look_up", "args": {}, "id": call} for call in ids])
+
+
+def test_what_fits_is_kept() -> None:
+    """[hello] + [hi there] in 10 messages and 1000 characters."""
+    reduce = bounded_messages(max_messages=10, max_chars=1000)
+    assert texts(reduce([HumanMessage("hello")], [AIMessage("hi there")])) == ["hello", "hi there"]
+    assert reduce.trim_report() == TrimReport(before=2, after=2, trimmed_by_chars=0, trimmed_by_count=0)
+
+
+def test_characters_go_from_the_oldest() -> None:
+    """[50 × X] + [short] in 10 characters: 50 characters trimmed."""
+    reduce = bounded_messages(max_messages=10, max_chars=10)
+    assert texts(reduce([HumanMessage("X" * 50)], [HumanMessage("short")])) == ["short"]
+    assert reduce.trim_report() == TrimReport(before=2, after=1, trimmed_by_chars=50, trimmed_by_count=0)
+
+
+def test_messages_go_from_the_oldest() -> None:
+    """[one, two] + [three] in 2 messages: 1 trimmed."""
+    reduce = bounded_messages(max_messages=2, max_chars=1000)
+    assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["two", "three"]
+    assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=0, trimmed_by_count=1)
+
+
+def test_characters_are_trimmed_before_messages() -> None:
+    """What characters have taken is not taken again by the count."""
+    reduce = bounded_messages(max_messages=1, max_chars=8)
+    left = [HumanMessage("12345678"), AIMessage("1234")]
+    assert texts(reduce(left, [HumanMessage("abcd")])) == ["abcd"]
+    assert reduce.trim_report() == TrimReport(before=3, after=1, trimmed_by_chars=8, trimmed_by_count=1)
+
+
+def test_a_system_message_is_pinned() -> None:
+    """[SYS, one, two] + [three, four] in 3 messages: [SYS, three, four]."""
+    reduce = bounded_messages(max_messages=3)
+    left = [SystemMessage("SYS"), HumanMessage("one"), AIMessage("two")]
+    assert texts(reduce(left, [HumanMessage("three"), AIMessage("four")])) == ["SYS", "three", "four"]
+
+
+def test_the_newest_user_message_is_cut_and_never_dropped() -> None:
+    """SYS of 50, A of 60 and B of 60 in 70 characters: SYS and B, cut with the mark."""
+    reduce = bounded_messages(max_chars=70)
+    kept = texts(reduce([SystemMessage("S" * 50), HumanMessage("A" * 60)], [HumanMessage("B" * 60)]))
+    assert kept == ["S" * 50, "B" * 13 + CUT_MARK]
+    assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=100, trimmed_by_count=0)
+
+
+def test_a_system_message_over_the_limit_leaves_the_mark_of_the_newest_user_message() -> None:
+    """Neither of the two is ever dropped."""
+    reduce = bounded_messages(max_messages=1, max_chars=10)
+    assert texts(reduce([SystemMessage("S" * 50)], [HumanMessage("B" * 60)])) == ["S" * 50, CUT_MARK]
+
+
+@pytest.mark.parametrize("max_messages", [1, 0, -3])
+def test_less_than_one_message_is_one(max_messages: int) -> None:
+    """The newest user message."""
+    reduce = bounded_messages(max_messages=max_messages)
+    assert texts(reduce([HumanMessage("one"), AIMessage("two")], [HumanMessage("three")])) == ["three"]
+
+
+def test_no_characters_means_no_such_limit() -> None:
+    """Zero is unlimited."""
+    reduce = bounded_messages(max_chars=0)
+    assert texts(reduce([], [HumanMessage("X" * 100_000)])) == ["X" * 100_000]
+
+
+def test_an_answer_is_cut_beside_its_question() -> None:
+    """It is not dropped: the next node wants to see it."""
+    reduce = bounded_messages(max_chars=30)
+    assert texts(reduce([HumanMessage("why?")], [AIMessage("z" * 100)])) == ["why?", "z" * 19 + CUT_MARK]
+
+
+def test_tool_calls_stay_with_their_results() -> None:
+    """The older group goes as one, the newest stays as one though it is more than the limit."""
+    reduce = bounded_messages(max_messages=3)
+    left: list[BaseMessage] = [HumanMessage("q"), calling("1"), ToolMessage("a", tool_call_id="1"), calling("2", "3")]
+    kept = reduce(left, [ToolMessage("b", tool_call_id="2"), ToolMessage("c", tool_call_id="3")])
+    assert texts(kept) == ["q", "", "b", "c"]
+
+
+def test_a_huge_tool_result_is_cut_in_the_middle() -> None:
+    """Its call and the question stay."""
+    reduce = bounded_messages(max_chars=60)
+    kept = texts(reduce([HumanMessage("q"), calling("1")], [ToolMessage("b" * 500 + "e", tool_call_id="1")]))
+    assert kept[0] == "q"
+    assert kept[2].startswith("b")
+    assert "… [cut " in kept[2]
+    assert kept[2].endswith("e")
+    assert sum(map(len, kept)) <= 60
+
+
+def test_an_update_with_a_known_id_replaces() -> None:
+    """And a RemoveMessage removes, as in LangGraph's own reducer."""
+    reduce = bounded_messages()
+    left = [HumanMessage("one", id="1"), AIMessage("two", id="2")]
+    assert texts(reduce(left, [AIMessage("zwei", id="2")])) == ["one", "zwei"]
+    assert texts(reduce(left, [RemoveMessage(id="1")])) == ["two"]
+
+
+def test_a_memory_can_be_begun_anew() -> None:
+    """With LangGraph's own sign for it; what follows is bounded."""
+    reduce = bounded_messages(max_messages=2)
+    left = [HumanMessage("one"), AIMessage("two")]
+    anew = [RemoveMessage(id=REMOVE_ALL_MESSAGES), HumanMessage("a"), AIMessage("b"), HumanMessage("c")]
+    assert texts(reduce(left, anew)) == ["b", "c"]
+    assert reduce.trim_report() == TrimReport(before=3, after=2, trimmed_by_chars=0, trimmed_by_count=1)
+
+
+def test_plain_inputs_are_taken() -> None:
+    """Tuples, dicts, text and single messages, as graph authors write them."""
+    reduce = bounded_messages(max_messages=3)
+    kept = reduce([("user", "one"), {"role": "assistant", "content": "two"}], ("user", "three"))
+    assert [type(message) for message in kept] == [HumanMessage, AIMessage, HumanMessage]
+    assert texts(reduce("one", {"role": "assistant", "content": "two"})) == ["one", "two"]
+
+
+def test_a_report_can_be_asked_for_without_reducing() -> None:
+    """It leaves the last one alone."""
+    reduce = bounded_messages(max_messages=1)
+    reduce([], [HumanMessage("one")])
+    assert reduce.trim_report([HumanMessage("one")], [HumanMessage("two")]) == TrimReport(2, 1, 0, 1)
+    assert reduce.trim_report() == TrimReport(1, 1, 0, 0)
+
+
+async def test_it_is_a_reducer_of_a_graph() -> None:
+    """The state stays bounded from step to step."""
+
+    class State(TypedDict):
+        messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2, max_chars=8000)]
+
+    async def answer(state: State) -> dict[str, list[tuple[str, str]]]:
+        return {"messages": [("assistant", f"I see {len(state['messages'])}")]}
+
+    builder = StateGraph(State)
+    builder.add_node("answer", answer)
+    builder.add_edge(START, "answer")
+    builder.add_edge("answer", END)
+    state = await builder.compile().ainvoke(
+        {"messages": [HumanMessage("one"), AIMessage("two"), HumanMessage("three")]}
+    )
+    assert texts(state["messages"]) == ["three", "I see 2"]
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[BaseMessage]:
+    """Messages of a run, with tool loops."""
+    messages: list[BaseMessage] = []
+    for kind in draw(st.lists(st.sampled_from(["system", "user", "assistant", "step"]), max_size=9)):
+        text = draw(st.text("ab 中", max_size=60))
+        if kind == "step":
+            ids = [f"{len(messages)}-{n}" for n in range(draw(st.integers(1, 3)))]
+            messages += [calling(*ids), *(ToolMessage(text * 2, tool_call_id=call) for call in ids)]
+        else:
+            messages.append({"system": SystemMessage, "user": HumanMessage, "assistant": AIMessage}[kind](text))
+    return messages
+
+
+@given(run=runs(), split=st.integers(0, 20), max_messages=st.integers(-1, 9), max_chars=st.integers(0, 200))
+def test_the_rules_hold_for_any_run(run: list[BaseMessage], split: int, max_messages: int, max_chars: int) -> None:
+    """Limits held, system messages and the newest user message there, groups whole, order kept, deterministic."""
+    reduce = bounded_messages(max_messages, max_chars)
+    kept = reduce(run[:split], run[split:])
+    assert kept == reduce(run[:split], run[split:])
+    order = {message.id: place for place, message in enumerate(run)}
+    places = [order[message.id] for message in kept]
+    assert places == sorted(places)
+    assert [m for m in kept if isinstance(m, SystemMessage)] == [m for m in run if isinstance(m, SystemMessage)]
+    users = [message.id for message in run if isinstance(message, HumanMessage)]
+    assert not users or users[-1] in {message.id for message in kept}
+    system = sum(len(text_of(message)) for message in kept if isinstance(message, SystemMessage))
+    if max_chars > 0 and system + len(CUT_MARK) <= max_chars:
+        assert sum(map(len, texts(kept))) <= max_chars
+    answered = {message.tool_call_id for message in kept if isinstance(message, ToolMessage)}
+    assert answered == {call["id"] for message in kept if isinstance(message, AIMessage) for call in message.tool_calls}
+    report = reduce.trim_report()
+    assert (report.before, report.after) == (len(run), len(kept))
+    assert len(run) == len(kept) or report.trimmed_by_chars + report.trimmed_by_count > 0 or "" in texts(run)
+    assert reduce(kept, []) == kept
+
+
+def test_a_state_with_two_reducers_is_refused_with_langgraphs_own_words() -> None:
+    """A node that declares another reducer for the same messages is a mistake that LangGraph names."""
+
+    class Small(TypedDict):
+        messages: Annotated[list[AnyMessage], bounded_messages(max_messages=2)]
+
+    def node(state: MessagesState) -> None:
+        """Do nothing."""
+
+    builder = StateGraph(Small)
+    with pytest.raises(ValueError, match="messages"):
+        builder.add_node("node", node)

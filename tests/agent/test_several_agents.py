@@ -1,0 +1,430 @@
+"""Several agents in one graph: each is asked once, each answer is stored under its author, whoever asks again."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Command, RetryPolicy, Send, interrupt
+
+from tests.agent.talking import ROOM, config_of, input_of
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, SessionMemory, memory_node, rebuild
+from threadkeep.observe import TurnBegunInTool
+from threadkeep.testing import ScriptedModel
+
+
+async def said(memory: Memory, thread_id: str = ROOM) -> list[tuple[str | None, str]]:
+    """Return who said what: the author of each answer, None for the person."""
+    return [(message.author, message.content) for message in await memory.session(thread_id).tail(50)]
+
+
+def writer(memory: Memory, *replies: str, name: str | None = "writer", **options: Any) -> Any:
+    """Return an agent with memory and a name."""
+    return create_agent(ScriptedModel(list(replies)), [], middleware=[SessionMemory(memory, **options)], name=name)
+
+
+def in_line(*agents: Any, state: type = MessagesState, saver: InMemorySaver | None = None) -> Any:
+    """Return a graph that runs agents one after the other, in nodes `n0`, `n1`, ..."""
+    graph: Any = StateGraph(state)
+    previous = START
+    for number, agent in enumerate(agents):
+        graph.add_node(f"n{number}", agent)
+        graph.add_edge(previous, f"n{number}")
+        previous = f"n{number}"
+    graph.add_edge(previous, END)
+    return graph.compile(checkpointer=saver)
+
+
+def texts(call: list[BaseMessage]) -> list[str]:
+    """Return the texts that a model was sent."""
+    return [message.text for message in call]
+
+
+async def test_each_of_two_agents_is_asked_and_stored(memory: Memory) -> None:
+    """On every database: the critic sees the writer's draft once; the same id again asks no model."""
+    first, second = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
+    graph = in_line(
+        create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
+        create_agent(second, [], middleware=[SessionMemory(memory)], name="critic"),
+    )
+    state = await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert texts(second.calls[0]) == ["q", "draft"]
+    again = await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert [(m.id, m.text) for m in again["messages"]] == [(m.id, m.text) for m in state["messages"]]
+    assert (len(first.calls), len(second.calls)) == (1, 1)
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+    await graph.ainvoke(input_of("q2"), config_of())
+    assert texts(first.calls[1]) == ["q", "draft", "remarks", "q2"]
+    assert texts(second.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
+
+
+async def test_an_author_may_answer_more_than_once_in_a_run(memory: Memory) -> None:
+    """On every database: writer, critic, writer; a repeat gets the last answer."""
+    author, critic = ScriptedModel(["draft", "final"]), ScriptedModel(["remarks"])
+    agent = create_agent(author, [], middleware=[SessionMemory(memory)], name="writer")
+    graph = in_line(agent, create_agent(critic, [], middleware=[SessionMemory(memory)], name="critic"), agent)
+    for _ in range(2):
+        state = await graph.ainvoke(input_of("q", "m1"), config_of())
+        assert state["messages"][-1].text == "final"
+    assert texts(author.calls[1]) == ["q", "draft", "remarks"]
+    assert (len(author.calls), len(critic.calls)) == (2, 1)
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks"), ("writer", "final")]
+
+
+async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory: Memory) -> None:
+    """On every database: the second agent's answer is stored to the question, although its input ends with another."""
+    plain = create_agent(ScriptedModel(["notes"]), [])
+    model = ScriptedModel(["article"])
+    graph = in_line(plain, create_agent(model, [], middleware=[SessionMemory(memory)]))
+    await graph.ainvoke(input_of("q"), config_of())
+    assert texts(model.calls[0]) == ["q", "notes"]
+    assert await said(memory) == [(None, "q"), ("n1", "article")]
+
+
+async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) -> None:
+    """On every database: it sees nothing of the conversation, and writes nothing into it."""
+    child = ScriptedModel(["sub answer"])
+    sub: Any = create_agent(child, [], middleware=[SessionMemory(memory)], name="flights")
+
+    @tool
+    async def ask(q: str) -> str:
+        """Ask another agent."""
+        return str((await sub.ainvoke({"messages": [("user", q)]}))["messages"][-1].text)
+
+    call = AIMessage("", tool_calls=[{"name": "ask", "args": {"q": "flights"}, "id": "c"}])
+    agent: Any = create_agent(ScriptedModel([call, "done"]), [ask], middleware=[SessionMemory(memory)], name="main")
+    await agent.ainvoke(input_of("my card is 4111"), config_of())
+    assert [texts(one) for one in child.calls] == [["flights"]]
+    assert await said(memory) == [(None, "my card is 4111"), ("main", "done")]
+
+
+async def test_a_turn_that_begins_in_a_tool_is_told_of(memory: Memory, events: RecordedEvents) -> None:
+    """On every database: the agent whose tool it is has no memory, so what the tool asks is the question."""
+    sub = writer(memory, "sub answer", name="flights")
+
+    @tool
+    async def ask(q: str) -> str:
+        """Ask another agent."""
+        return str((await sub.ainvoke({"messages": [("user", q)]}))["messages"][-1].text)
+
+    call = AIMessage("", tool_calls=[{"name": "ask", "args": {"q": "flights"}, "id": "c"}])
+    agent: Any = create_agent(ScriptedModel([call, "done"]), [ask], name="main")
+    await agent.ainvoke(input_of("my card is 4111"), config_of())
+    assert await said(memory) == [(None, "flights"), ("flights", "sub answer")]
+    [event] = events.of(TurnBegunInTool)
+    assert event.session_id == ROOM
+
+
+class Asked(TypedDict):
+    """The state of a graph that keeps its question as text."""
+
+    question: str
+    draft: str
+    result: str
+
+
+async def test_agents_whose_input_is_made_from_the_question_take_part(memory: Memory) -> None:
+    """On every database: a copy of the question is the question; another text is the program's own."""
+    first, second, third = ScriptedModel(["draft"]), ScriptedModel(["remarks"]), ScriptedModel(["score"])
+    agents = {
+        name: create_agent(model, [], middleware=[SessionMemory(memory)], name=name)
+        for name, model in (("writer", first), ("critic", second), ("judge", third))
+    }
+
+    async def write(state: Asked) -> dict[str, str]:
+        result = await agents["writer"].ainvoke({"messages": [HumanMessage(state["question"])]})
+        return {"draft": result["messages"][-1].text}
+
+    async def judge(state: Asked) -> dict[str, str]:
+        await agents["judge"].ainvoke({"messages": [HumanMessage(f"Score this: {state['draft']}")]})
+        result = await agents["critic"].ainvoke({"messages": [HumanMessage(state["question"])]})
+        return {"result": result["messages"][-1].text}
+
+    graph = StateGraph(Asked)
+    graph.add_node("write", write)
+    graph.add_node("judge", judge)
+    graph.add_edge(START, "write")
+    graph.add_edge("write", "judge")
+    state = await graph.compile().ainvoke({"question": "q", "draft": "", "result": ""}, config_of())
+    assert state["result"] == "remarks"
+    assert texts(second.calls[0]) == ["q", "draft"]
+    assert texts(third.calls[0]) == ["Score this: draft"]
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+
+
+class Added(TypedDict):
+    """The state of a graph that adds messages up, without their ids."""
+
+    messages: Annotated[list[Any], operator.add]
+
+
+async def test_a_state_that_adds_tuples_up_stores_the_question_once(memory: Memory) -> None:
+    """On every database: each agent gives the same words another id."""
+    second = ScriptedModel(["remarks"])
+    agents = (
+        create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(memory)], name="writer"),
+        create_agent(second, [], middleware=[SessionMemory(memory)], name="critic"),
+    )
+
+    def node(agent: Any) -> Any:
+        async def run(state: Added) -> dict[str, Any]:
+            result = await agent.ainvoke({"messages": state["messages"]})
+            return {"messages": [("ai", result["messages"][-1].text)]}
+
+        return run
+
+    await in_line(*map(node, agents), state=Added).ainvoke({"messages": [("user", "q")]}, config_of())
+    assert texts(second.calls[0]) == ["q", "draft"]
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+
+
+async def test_parallel_branches_are_stored_each_by_its_place(memory: Memory) -> None:
+    """On every database: two agents, and one agent twice; a repeat asks no model."""
+    a, b, twice = ScriptedModel(["from a"]), ScriptedModel(["from b"]), ScriptedModel(["one", "two"])
+    graph = StateGraph(MessagesState)
+    for name, model in (("a", a), ("b", b), ("twice", twice)):
+        graph.add_node(name, create_agent(model, [], middleware=[SessionMemory(memory)], name=name))
+
+    def spread(state: MessagesState) -> list[Send]:
+        return [Send(name, state) for name in ("a", "b", "twice", "twice")]
+
+    graph.add_conditional_edges(START, spread, ["a", "b", "twice"])
+    compiled: Any = graph.compile()
+    for _ in range(2):
+        await compiled.ainvoke(input_of("q", "m1"), config_of())
+    assert (len(a.calls), len(b.calls), len(twice.calls)) == (1, 1, 2)
+    stored = await said(memory)
+    assert stored[0] == (None, "q")
+    assert sorted(stored[1:], key=str) == [("a", "from a"), ("b", "from b"), ("twice", "one"), ("twice", "two")]
+
+
+@pytest.mark.parametrize("as_nodes", [True, False], ids=["nodes", "functions"])
+async def test_branches_with_inputs_of_the_program_alone_are_no_questions(memory: Memory, as_nodes: bool) -> None:
+    """On every database: they are asked by the program; the answer to the person is that of the agent after them."""
+    worker: Any = writer(memory, *["found it"] * 6, name="worker")
+    model = ScriptedModel(["x and y", "once more"])
+    last: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="last")
+
+    async def work(given: dict[str, Any]) -> dict[str, Any]:
+        found = await worker.ainvoke({"messages": given["messages"]})
+        return {"messages": [AIMessage(f"note: {found['messages'][-1].text}")]}
+
+    def spread(state: MessagesState) -> list[Send]:
+        return [Send("work", {"messages": [HumanMessage(f"research {topic}")]}) for topic in "xy"]
+
+    graph = StateGraph(MessagesState)
+    graph.add_node("work", worker if as_nodes else work)
+    graph.add_node("last", last)
+    graph.add_conditional_edges(START, spread, ["work"])
+    graph.add_edge("work", "last")
+    compiled: Any = graph.compile()
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    assert texts(model.calls[0])[0] == "q"
+    await compiled.ainvoke(input_of("q", "m1"), config_of())
+    await compiled.ainvoke(input_of("and z?"), config_of())
+    assert len(model.calls) == 2
+    assert texts(model.calls[1])[:3] == ["q", "x and y", "and z?"]
+    assert await said(memory) == [(None, "q"), ("last", "x and y"), (None, "and z?"), ("last", "once more")]
+
+
+async def test_an_interrupt_in_the_second_agent_keeps_each_answer_once(memory: Memory) -> None:
+    """On every database: resumed by another memory object, as in another process."""
+
+    @tool
+    def approve() -> str:
+        """Ask a person."""
+        return str(interrupt("may I?"))
+
+    saver = InMemorySaver()
+    call = AIMessage("", tool_calls=[{"name": "approve", "args": {}, "id": "c"}])
+
+    def graph(*models: ScriptedModel) -> Any:
+        first = create_agent(models[0], [], middleware=[SessionMemory(memory)], name="first")
+        second = create_agent(models[1], [approve], middleware=[SessionMemory(memory)], name="second")
+        return in_line(first, second, saver=saver)
+
+    await graph(ScriptedModel(["one"]), ScriptedModel([call])).ainvoke(input_of("q"), config_of())
+    rest = ScriptedModel(["two"])
+    state = await graph(ScriptedModel([]), rest).ainvoke(Command(resume="yes"), config_of())
+    assert state["messages"][-1].text == "two"
+    assert texts(rest.calls[0])[:2] == ["q", "one"]
+    assert await said(memory) == [(None, "q"), ("first", "one"), ("second", "two")]
+
+
+async def test_an_interrupt_before_the_second_agent_s_model_is_resumed(memory: Memory) -> None:
+    """On every database: the newest message is the first agent's answer, and not the second one's."""
+
+    class Approving(AgentMiddleware[AgentState[Any], Any, Any]):
+        """Asks a person before the model is called."""
+
+        async def abefore_model(self, state: AgentState[Any], runtime: Any) -> None:
+            """Interrupt the run."""
+            interrupt("may I?")
+
+    model = ScriptedModel(["two"])
+    second: Any = create_agent(model, [], middleware=[SessionMemory(memory), Approving()], name="second")
+    graph = in_line(writer(memory, "one", name="first"), second, saver=InMemorySaver())
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    state = await graph.ainvoke(Command(resume="yes"), config_of())
+    assert state["messages"][-1].text == "two"
+    assert texts(model.calls[0]) == ["q", "one"]
+    assert await said(memory) == [(None, "q"), ("first", "one"), ("second", "two")]
+
+
+async def test_the_reply_to_an_interrupt_is_a_further_question(memory: Memory) -> None:
+    """On every database: a node asks the person, and the reply becomes a message."""
+
+    async def ask(state: MessagesState) -> dict[str, list[AnyMessage]]:
+        return {"messages": [HumanMessage(interrupt("which one?"))]}
+
+    model = ScriptedModel(["the red one, then"])
+    agent = create_agent(model, [], middleware=[SessionMemory(memory)], name="shop")
+    saver = InMemorySaver()
+    graph = in_line(ask, agent, saver=saver)
+    await graph.ainvoke(input_of("a scarf"), config_of())
+    await graph.ainvoke(Command(resume="red"), config_of())
+    assert texts(model.calls[0]) == ["a scarf", "red"]
+    assert await said(memory) == [(None, "a scarf"), (None, "red"), ("shop", "the red one, then")]
+
+
+async def test_a_retry_after_a_failure_keeps_the_first_answer(memory: Memory) -> None:
+    """On every database: the critic's model failed; the same message again asks the critic alone."""
+    first, second = ScriptedModel(["draft"]), ScriptedModel([ConnectionError("down"), "remarks"])
+    graph = in_line(
+        create_agent(first, [], middleware=[SessionMemory(memory)], name="writer"),
+        create_agent(second, [], middleware=[SessionMemory(memory)], name="critic"),
+    )
+    with pytest.raises(ConnectionError):
+        await graph.ainvoke(input_of("q", "m1"), config_of())
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert (len(first.calls), len(second.calls)) == (1, 2)
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+
+
+async def test_memory_nodes_one_after_the_other_are_each_asked(memory: Memory) -> None:
+    """On every database: a node of a plain graph is a speaker too, under its name."""
+    first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
+    graph = in_line(memory_node(memory, first), memory_node(memory, second))
+    for _ in range(2):
+        await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert (len(first.calls), len(second.calls)) == (1, 1)
+    assert texts(second.calls[0]) == ["q", "draft"]
+    assert await said(memory) == [(None, "q"), ("n0", "draft"), ("n1", "remarks")]
+
+
+async def test_an_agent_without_scope_takes_no_part(memory: Memory) -> None:
+    """On every database: scope="none" neither reads nor writes."""
+    model = ScriptedModel(["score"])
+    graph = in_line(
+        writer(memory, "draft"), create_agent(model, [], middleware=[SessionMemory(memory, scope="none")], name="judge")
+    )
+    await graph.ainvoke(input_of("q"), config_of())
+    assert await said(memory) == [(None, "q"), ("writer", "draft")]
+
+
+async def test_an_agent_may_keep_a_conversation_of_its_own(memory: Memory) -> None:
+    """On every database: it remembers its own work below the session, and that goes with the session."""
+    model = ScriptedModel(["found a", "found b"])
+    searcher: Any = create_agent(model, [], middleware=[SessionMemory(memory, scope="own")], name="searcher")
+
+    @tool
+    async def search(q: str) -> str:
+        """Ask another agent."""
+        return str((await searcher.ainvoke({"messages": [("user", q)]}))["messages"][-1].text)
+
+    call = AIMessage("", tool_calls=[{"name": "search", "args": {"q": "a"}, "id": "c1"}])
+    other = AIMessage("", tool_calls=[{"name": "search", "args": {"q": "b"}, "id": "c2"}])
+    chief = ScriptedModel([call, "here is a", other, "here is b"])
+    agent: Any = create_agent(chief, [search], middleware=[SessionMemory(memory)], name="main")
+    await agent.ainvoke(input_of("a?"), config_of())
+    await agent.ainvoke(input_of("b?"), config_of())
+    assert texts(model.calls[1]) == ["a", "found a", "b"]
+    assert [text for _, text in await said(memory)] == ["a?", "here is a", "b?", "here is b"]
+    [own] = [info async for info in memory.sessions() if info.session_id != ROOM]
+    assert (own.parent_session_id, own.message_count) == (ROOM, 4)
+    await memory.session(ROOM).delete()
+    assert [info async for info in memory.sessions()] == []
+
+
+async def test_a_question_may_be_stored_as_it_was_received(memory: Memory) -> None:
+    """On every database: what other middleware adds under the same id is sent, and not stored."""
+
+    class Adding(AgentMiddleware[AgentState[Any], Any, Any]):
+        """Puts what it found into the question."""
+
+        async def abefore_model(self, state: AgentState[Any], runtime: Any) -> dict[str, Any]:
+            """Add to the newest message."""
+            last = state["messages"][-1]
+            return {"messages": [last.model_copy(update={"content": f"{last.text} (found: x)"})]}
+
+    model = ScriptedModel(["fine"])
+    middleware = [SessionMemory(memory, question_text="received"), Adding()]
+    agent: Any = create_agent(model, [], middleware=middleware)
+    await agent.ainvoke(input_of("q"), config_of())
+    assert texts(model.calls[0]) == ["q (found: x)"]
+    assert [text for _, text in await said(memory)] == ["q", "fine"]
+    for stored in await memory.manifests.of_session(ROOM):
+        assert texts(await rebuild(stored)) == ["q (found: x)"]
+
+
+async def test_a_nested_call_with_a_thread_of_its_own_is_a_turn_of_its_own(memory: Memory) -> None:
+    """On every database: the tool's agent talks in another session."""
+    sub = writer(memory, "noted", name="clerk")
+
+    @tool
+    async def note(text: str) -> str:
+        """Note something."""
+        config: RunnableConfig = {"configurable": {"thread_id": "notes"}}
+        return str((await sub.ainvoke({"messages": [("user", text)]}, config))["messages"][-1].text)
+
+    call = AIMessage("", tool_calls=[{"name": "note", "args": {"text": "milk"}, "id": "c"}])
+    agent: Any = create_agent(ScriptedModel([call, "done"]), [note], middleware=[SessionMemory(memory)], name="main")
+    await agent.ainvoke(input_of("buy milk"), config_of())
+    assert await said(memory) == [(None, "buy milk"), ("main", "done")]
+    assert await said(memory, "notes") == [(None, "milk"), ("clerk", "noted")]
+
+
+@pytest.mark.parametrize("kind", ["agent", "memory_node"])
+async def test_an_agent_that_its_graph_tries_again_answers_once(memory: Memory, kind: str) -> None:
+    """On every database: the second try has the place of the first one, and a repeat asks no model."""
+    model = ScriptedModel([ConnectionError("down"), "draft"])
+    agent = create_agent(model, [], middleware=[SessionMemory(memory)], name="writer")
+    graph: Any = StateGraph(MessagesState)
+    retry = RetryPolicy(max_attempts=2, initial_interval=0.0, jitter=False, retry_on=ConnectionError)
+    graph.add_node("writer", agent if kind == "agent" else memory_node(memory, model), retry_policy=retry)
+    graph.add_node("critic", writer(memory, "remarks", name="critic"))
+    graph.add_edge(START, "writer")
+    graph.add_edge("writer", "critic")
+    compiled = graph.compile()
+    for _ in range(2):
+        await compiled.ainvoke(input_of("q", "m1"), config_of())
+    assert len(model.calls) == 2
+    assert await said(memory) == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+    assert [message.ordinal for message in await memory.session(ROOM).tail(2)] == [None, None]
+
+
+@pytest.mark.parametrize("kind", ["agent", "alone", "memory_node"])
+async def test_a_graph_that_broke_off_is_resumed_at_its_second_agent(memory: Memory, kind: str) -> None:
+    """On every database: the graph is called without input, as after a crash; a checkpoint has the first answer."""
+    model = ScriptedModel([ConnectionError("down"), "two"])
+    remembering = [SessionMemory(memory)]
+    second: Any = memory_node(memory, model)
+    if kind != "memory_node":
+        saver = None if kind == "agent" else False
+        second = create_agent(model, [], middleware=remembering, name="second", checkpointer=saver)
+    graph = in_line(writer(memory, "one", name="first"), second, saver=InMemorySaver())
+    with pytest.raises(ConnectionError):
+        await graph.ainvoke(input_of("q", "m1"), config_of())
+    state = await graph.ainvoke(None, config_of())
+    assert state["messages"][-1].text == "two"
+    author = "n1" if kind == "memory_node" else "second"
+    assert await said(memory) == [(None, "q"), ("first", "one"), (author, "two")]

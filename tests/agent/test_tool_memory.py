@@ -1,0 +1,349 @@
+"""Tool calls and results of the last turn: an agent with tools is shown them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.tools import tool
+from langgraph.checkpoint.memory import InMemorySaver
+
+from tests.agent.context_laws import check_shape
+from tests.agent.talking import ROOM, ask, config_of, kept, make_agent
+from tests.databases import query
+from threadkeep import ContextManifest, InvalidInput, Memory, Message, SessionMemory, TurnOptions, open_memory, rebuild
+from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.context.plan import ContextPlan
+from threadkeep.errors import StoreUnavailable
+from threadkeep.records import Retention, RetentionLimits
+from threadkeep.testing import ScriptedModel
+
+BOOKED: list[str] = []
+FLIGHTS = "A: 9:00, 120 €\nB: 11:30, 95 €\nC: 17:45, 80 €"
+
+
+@tool
+def find_flights(city: str, words: int = 0) -> str:
+    """Find flights to a city."""
+    return f"{city}\n{FLIGHTS}" + " more" * words
+
+
+@tool
+def book(flight: str) -> str:
+    """Book a flight."""
+    BOOKED.append(flight)
+    return f"booked {flight}"
+
+
+TOOLS = [find_flights, book]
+
+
+def calling(name: str, call_id: str, content: str | list[str | dict[str, Any]] = "", **args: object) -> AIMessage:
+    """A reply that calls a tool."""
+    return AIMessage(content, tool_calls=[{"name": name, "args": args, "id": call_id}])
+
+
+def finding(call_id: str = "c1", words: int = 0) -> AIMessage:
+    """A reply that looks for flights."""
+    return calling("find_flights", call_id, city="Porto", words=words)
+
+
+def talk_of(call: Sequence[BaseMessage]) -> list[tuple[str, str]]:
+    """Types and texts; of calls, the names of the tools."""
+    return [
+        (one.type, one.tool_calls[0]["name"] if isinstance(one, AIMessage) and one.tool_calls else str(one.text))
+        for one in call
+    ]
+
+
+FOUND = [
+    ("human", "flights to Porto?"),
+    ("ai", "find_flights"),
+    ("tool", f"Porto\n{FLIGHTS}"),
+    ("ai", "There are three."),
+]
+
+
+async def check_records(memory: Memory, model: ScriptedModel) -> list[ContextManifest]:
+    """Every call is rebuilt as it was sent, and well formed; returns the records, oldest first."""
+    stored = [*reversed(await memory.manifests.of_session(ROOM, limit=200))]
+    assert [talk_of(await rebuild(one)) for one in stored] == [talk_of(call) for call in model.calls]
+    for call in model.calls:
+        check_shape(call)
+    return [ContextManifest.from_dict(one.manifest) for one in stored]
+
+
+async def test_the_second_of_those_is_booked(memory: Memory) -> None:
+    """On every database: the result of the last turn is there, in its place; the transcript holds utterances only."""
+    model = ScriptedModel(
+        [finding(), "There are three.", calling("book", "c2", flight="B"), "Booked.", "You are welcome."]
+    )
+    agent = make_agent(model, [SessionMemory(memory)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those")
+    assert talk_of(model.calls[2]) == [*FOUND, ("human", "book the second of those")]
+    await ask(agent, "thanks")
+    booked = [("human", "book the second of those"), ("ai", "book"), ("tool", "booked B"), ("ai", "Booked.")]
+    assert talk_of(model.calls[4]) == [*FOUND, *booked, ("human", "thanks")]
+    assert await kept(memory) == [
+        ("user", "flights to Porto?"),
+        ("assistant", "There are three."),
+        ("user", "book the second of those"),
+        ("assistant", "Booked."),
+        ("user", "thanks"),
+        ("assistant", "You are welcome."),
+    ]
+    manifests = await check_records(memory, model)
+    entries = [(entry.section, entry.source) for entry in manifests[2].entries]
+    assert entries == [
+        ("window", "transcript"), ("earlier_steps", "text"), ("earlier_steps", "text"), ("window", "transcript"),
+        ("input", "transcript"),
+    ]  # fmt: skip
+    assert manifests[2].sections["earlier_steps"] == count_tokens(model.calls[2][1:3])
+
+
+async def test_they_survive_the_process(shared_url: str) -> None:
+    """Another one over the same database is shown them, and rebuilds its call after a third has begun."""
+    model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
+    for words in ("flights to Porto?", "book the second of those", "thanks"):
+        async with open_memory(shared_url) as memory:
+            await ask(make_agent(model, [SessionMemory(memory)], TOOLS), words)
+    assert talk_of(model.calls[2]) == [*FOUND, ("human", "book the second of those")]
+    async with open_memory(shared_url) as memory:
+        await check_records(memory, model)
+
+
+async def test_a_sliding_window_has_those_of_as_many_turns_as_wanted(sqlite_memory: Memory) -> None:
+    """None with 0; with 2 those of the last two turns, and no more are kept."""
+    replies: list[str | AIMessage] = [reply for n in range(4) for reply in (finding(f"c{n}"), f"answer {n}")]
+    for turns, expected in ((0, [0, 0, 0, 0]), (1, [0, 1, 1, 1]), (2, [0, 1, 2, 2])):
+        model = ScriptedModel(replies)
+        limits = SessionMemory(sqlite_memory, tool_memory=turns, window="sliding")
+        agent = make_agent(model, [limits], TOOLS)
+        for n in range(4):
+            await agent.ainvoke({"messages": [HumanMessage(f"question {n}")]}, config_of(f"room:{turns}"))
+        firsts = model.calls[::2]
+        assert [sum(message.type == "tool" for message in call) for call in firsts] == expected
+        rows = await sqlite_memory.contexts.steps(f"room:{turns}", "", since=0)
+        assert len(rows) == turns
+
+
+async def test_a_turn_without_tools_is_one_too(memory: Memory) -> None:
+    """Where the window slides, only the last one counts."""
+    model = ScriptedModel([finding(), "There are three.", "It is sunny.", "Which ones?"])
+    agent = make_agent(model, [SessionMemory(memory, window="sliding")], TOOLS)
+    for words in ("flights to Porto?", "and the weather?", "book the second of those"):
+        await ask(agent, words)
+    assert "tool" not in [message.type for message in model.calls[3]]
+
+
+@pytest.mark.parametrize("turns", [1, 2])
+async def test_an_anchored_window_keeps_them_while_their_share_has_room(memory: Memory, turns: int) -> None:
+    """Then all but the newest go at once: calls share their beginning, as turns do."""
+    replies: list[str | AIMessage] = [reply for n in range(7) for reply in (finding(f"c{n}", 120), f"answer {n}")]
+    model = ScriptedModel(replies)
+    agent = make_agent(model, [SessionMemory(memory, tool_memory=turns)], TOOLS)
+    for n in range(7):
+        await ask(agent, f"question {n}")
+    counts = [sum(message.type == "tool" for message in call) for call in model.calls[::2]]
+    assert counts == ([0, 1, 2, 3, 1, 2, 3] if turns == 1 else [0, 1, 2, 3, 2, 3, 2])
+    for call in model.calls[::2]:
+        assert count_tokens([one for one in call if one.type == "tool"]) <= 1_000
+    await check_records(memory, model)
+
+
+async def test_an_agent_without_tools_is_not_shown_calls(memory: Memory) -> None:
+    """Providers refuse calls where no tool is declared."""
+    model = ScriptedModel([finding(), "There are three.", "fine"])
+    await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
+    await ask(make_agent(model, [SessionMemory(memory)]), "thanks")
+    assert "tool" not in [message.type for message in model.calls[2]]
+
+
+async def test_they_have_a_share_of_the_budget(memory: Memory) -> None:
+    """What is bigger is cut in the middle, the pair stays whole, and the record says so."""
+    model = ScriptedModel([finding(words=3_000), "There are three.", "fine"])
+    plan = ContextPlan(shares={"earlier_steps": 0.1})
+    agent = make_agent(model, [SessionMemory(memory, max_tokens=2_000, plan=plan)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those")
+    assert [message.type for message in model.calls[2]] == ["human", "ai", "tool", "ai", "human"]
+    assert "… [cut" in model.calls[2][2].text
+    assert 100 < count_tokens(model.calls[2][1:3]) <= 200
+    manifest = (await check_records(memory, model))[2]
+    assert manifest.entries[2].tokens_before is not None
+    assert manifest.sections["earlier_steps"] <= 200
+
+
+async def test_what_the_window_has_no_room_for_is_told(memory: Memory) -> None:
+    """As left out, each by its id; they are no messages that were dropped."""
+    model = ScriptedModel([finding(words=60), "There are three.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory, max_tokens=600)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those " + "please " * 420)
+    assert [message.type for message in model.calls[2]] == ["human", "ai", "human"]
+    manifest = (await check_records(memory, model))[2]
+    assert [one.reason for one in manifest.left_out] == ["over_budget", "over_budget"]
+    assert manifest.dropped == 1
+
+
+async def test_without_a_share_they_are_out(memory: Memory) -> None:
+    """As a pair."""
+    model = ScriptedModel([finding(), "There are three.", "fine"])
+    plan = ContextPlan(shares={"earlier_steps": 0})
+    agent = make_agent(model, [SessionMemory(memory, plan=plan)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those")
+    assert [message.type for message in model.calls[2]] == ["human", "ai", "human"]
+
+
+async def test_a_turn_with_several_steps_keeps_the_newest_whole(memory: Memory) -> None:
+    """The older ones are cut beside it, as in a turn."""
+    looking = [finding("c1", 800), finding("c2", 800), calling("book", "c3", flight="B")]
+    model = ScriptedModel([*looking, "Booked.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory, max_tokens=4_000)], TOOLS)
+    await ask(agent, "flights to Porto, and book the second")
+    await ask(agent, "thanks")
+    results = [message.text for message in model.calls[4] if message.type == "tool"]
+    assert results[-1] == "booked B"
+    assert len(results) == 3
+    assert count_tokens(model.calls[4]) < 1_100
+    await check_records(memory, model)
+
+
+async def test_reasoning_and_media_are_not_kept(memory: Memory) -> None:
+    """Text, calls and results as any provider takes them."""
+
+    @tool
+    def show(subject: str) -> list[dict[str, object]]:
+        """Show a picture."""
+        return [{"type": "text", "text": subject}, {"type": "image", "base64": "aGk=", "mime_type": "image/png"}]
+
+    thinking: list[str | dict[str, Any]] = [
+        {"type": "thinking", "thinking": "Hm.", "signature": "s"},
+        {"type": "text", "text": "I look."},
+    ]
+    model = ScriptedModel([calling("show", "c1", thinking, subject="a horse"), "There it is.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory)], [show])
+    await ask(agent, "show me a horse")
+    await ask(agent, "and now?")
+    _, asked, shown, *_ = model.calls[2]
+    assert (asked.content, shown.content) == ("I look.", "a horse\n[image]")
+    await check_records(memory, model)
+
+
+async def test_with_a_checkpointer_they_are_shown_once(memory: Memory) -> None:
+    """The state has them; whoever answers without it finds those that are kept."""
+    model = ScriptedModel([finding(), "There are three.", "Booked.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory)], TOOLS, checkpointer=InMemorySaver())
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those")
+    assert talk_of(model.calls[2]) == [*FOUND, ("human", "book the second of those")]
+    await check_records(memory, model)
+
+
+async def test_what_a_failed_run_has_done_is_shown(shared_url: str) -> None:
+    """After its question, with the mark that it has no answer."""
+    model = ScriptedModel([finding(), RuntimeError("down"), "There were three."])
+    async with open_memory(shared_url) as memory:
+        with pytest.raises(RuntimeError):
+            await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "flights to Porto?")
+    async with open_memory(shared_url) as memory:
+        await ask(make_agent(model, [SessionMemory(memory)], TOOLS), "hello?")
+        assert talk_of(model.calls[2]) == [*FOUND[:3], ("ai", NO_ANSWER), ("human", "hello?")]
+        await check_records(memory, model)
+
+
+async def test_a_reset_takes_them_away(memory: Memory) -> None:
+    """As it does the turn."""
+    model = ScriptedModel([finding(), "There are three.", "Who?"])
+    agent = make_agent(model, [SessionMemory(memory)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await memory.session(ROOM).reset()
+    await ask(agent, "book the second of those")
+    assert [message.type for message in model.calls[2]] == ["human"]
+
+
+async def test_steps_of_an_answer_that_was_superseded_are_not_shown(memory: Memory) -> None:
+    """Neither with one that a person wrote in its place, nor with one that was made without tools."""
+    model = ScriptedModel([finding(), "There are three.", "None at all.", "fine", "fine"])
+    agent = make_agent(model, [SessionMemory(memory)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    session = memory.session(ROOM)
+    await agent.ainvoke(await session.regenerate(), config_of())
+    assert talk_of(model.calls[2]) == FOUND[:1]
+    await ask(agent, "book the second of those")
+    assert talk_of(model.calls[3]) == [FOUND[0], ("ai", "None at all."), ("human", "book the second of those")]
+    await ask(make_agent(ScriptedModel([finding(), "three"]), [SessionMemory(memory)], TOOLS), "and to Faro?")
+    await session.edit((await session.tail(1))[0].id or "", "Two.")
+    await ask(agent, "book the second of those")
+    assert "tool" not in [message.type for message in model.calls[4]]
+
+
+async def test_each_agent_is_shown_its_own(memory: Memory) -> None:
+    """Agents of other names have other tools."""
+    model = ScriptedModel([finding(), "There are three.", "fine", "Booked."])
+    finder, writer = (
+        create_agent(model, TOOLS, middleware=[SessionMemory(memory, tool_memory=2)], name=name)
+        for name in ("finder", "writer")
+    )
+    for agent, words in ((finder, "flights to Porto?"), (writer, "thanks"), (finder, "book the second")):
+        await ask(agent, words)
+    assert [[message.type for message in call].count("tool") for call in model.calls] == [0, 1, 0, 1]
+    await check_records(memory, model)
+
+
+async def test_they_go_with_their_messages(shared_url: str) -> None:
+    """With the session, with what retention takes, and with what is taken back."""
+    for number, verb in enumerate(("delete", "archive", "take back")):
+        model = ScriptedModel([finding(), "There are three."])
+        async with open_memory(shared_url) as memory:
+            session = memory.session(f"room:{number}")
+            agent = make_agent(model, [SessionMemory(memory)], TOOLS)
+            await agent.ainvoke({"messages": [HumanMessage("flights to Porto?")]}, config_of(session.session_id))
+            assert len(await memory.contexts.steps(session.session_id, "", since=0)) == 1
+            if verb == "delete":
+                await session.delete()
+            elif verb == "take back":
+                await session.take_back()
+                await session.take_back()
+            else:
+                await session.append([Message("user", "thanks"), Message("assistant", "you are welcome")])
+                await memory.retention.prune(Retention(archive=RetentionLimits(max_messages=2)))
+        assert query(shared_url, f"SELECT count(*) FROM chat_steps WHERE session_id = 'room:{number}'") == [(0,)]
+
+
+async def test_no_history_has_no_steps(memory: Memory) -> None:
+    """0 means none, of them as well."""
+    model = ScriptedModel([finding(), "There are three.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory, max_messages=0)], TOOLS)
+    await ask(agent, "flights to Porto?")
+    await ask(agent, "book the second of those")
+    assert [message.type for message in model.calls[2]] == ["human"]
+
+
+async def test_a_database_that_does_not_answer_costs_nobody_an_answer(
+    memory: Memory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where they are read nor where they are kept."""
+
+    async def away(*_: object, **__: object) -> None:
+        raise StoreUnavailable("away")
+
+    model = ScriptedModel([finding(), "There are three.", "fine"])
+    agent = make_agent(model, [SessionMemory(memory)], TOOLS)
+    monkeypatch.setattr(memory.contexts, "keep_steps", away)
+    assert await ask(agent, "flights to Porto?") == "There are three."
+    monkeypatch.setattr(memory.contexts, "steps", away)
+    assert await ask(agent, "book the second of those") == "fine"
+
+
+@pytest.mark.parametrize("turns", [-1, True, 1.5, "all"])
+def test_a_number_of_turns_is_a_number(turns: Any) -> None:
+    """The sentence names the option."""
+    with pytest.raises(InvalidInput, match="tool_memory is a whole number"):
+        TurnOptions(tool_memory=turns)

@@ -1,0 +1,536 @@
+"""One contract of agents with memory, for synchronous and asynchronous callers and memories of either kind."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware, ModelRetryMiddleware, PIIDetectionError, PIIMiddleware
+from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage
+from langchain_core.tools import BaseTool, StructuredTool
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import Command
+
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, make_agent, seen
+from tests.agent.ways import WAYS, Way, WayName, opened
+from tests.conftest import url_of
+from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
+from threadkeep import (
+    InvalidKey,
+    KnownFacts,
+    MemoryOptions,
+    RecalledTurns,
+    SessionMemory,
+    StoreClosed,
+    SyncMemory,
+    WrongUser,
+    history_tools,
+    knowledge_tools,
+    memory_node,
+    recorded,
+    session_turn,
+)
+from threadkeep.records.knowledge import Scope
+from threadkeep.testing import Gate, ScriptedModel
+
+PLACES = [(name, kind) for name in WAYS for kind in ("sqlite-memory", "postgres")]
+PLACES += [("sync", "sqlite-file"), ("sync-in-loop", "sqlite-file")]
+
+
+@pytest.fixture(params=PLACES, ids="-on-".join)
+def way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: RecordedEvents) -> Iterator[Way]:
+    """A way to call agents, over an empty database."""
+    name, kind = request.param
+    with opened(name, url_of(request, kind), memory_options, [events]) as opened_way:
+        yield opened_way
+
+
+@pytest.fixture(params=WAYS)
+def small_way(request: pytest.FixtureRequest, memory_options: MemoryOptions, events: RecordedEvents) -> Iterator[Way]:
+    """A way to call agents, over SQLite in memory, for what does not depend on the database."""
+    with opened(request.param, "sqlite://", memory_options, [events]) as opened_way:
+        yield opened_way
+
+
+def agent_of(way: Way, *replies: Any, tools: tuple[Any, ...] = (), **options: Any) -> tuple[Any, ScriptedModel]:
+    """Return an agent with memory, and its model."""
+    model = ScriptedModel(list(replies))
+    return make_agent(model, [SessionMemory(way.memory, **options)], tools), model
+
+
+def in_line(*agents: Any) -> Any:
+    """Return a graph that runs agents one after the other."""
+    graph: Any = StateGraph(MessagesState)
+    names = [f"n{number}" for number in range(len(agents))]
+    for name, agent in zip(names, agents, strict=True):
+        graph.add_node(name, agent)
+    for one, two in zip([START, *names], [*names, END], strict=True):
+        graph.add_edge(one, two)
+    return graph.compile()
+
+
+def test_a_turn_is_stored_once_and_seen_by_the_next(way: Way) -> None:
+    """Question and answer are there; history enters neither state nor stream."""
+    agent, model = agent_of(way, "hello", "as I said")
+    assert way.say(agent, "hi") == "hello"
+    state = way.ask(agent, input_of("again?"))
+    assert [message.text for message in state["messages"]] == ["again?", "as I said"]
+    assert seen(model.calls[1]) == [("human", "hi"), ("ai", "hello"), ("human", "again?")]
+    assert way.kept() == [("user", "hi"), ("assistant", "hello"), ("user", "again?"), ("assistant", "as I said")]
+
+
+def test_a_repeated_message_id_is_answered_from_the_transcript(way: Way) -> None:
+    """The model is called once, and the state is the same."""
+    agent, model = agent_of(way, "hello")
+    states = [way.ask(agent, input_of("hi", "m1")) for _ in range(2)]
+    assert [(m.id, m.text) for m in states[0]["messages"]] == [(m.id, m.text) for m in states[1]["messages"]]
+    assert len(model.calls) == 1
+    assert way.kept() == [("user", "hi"), ("assistant", "hello")]
+
+
+def test_turns_of_one_session_go_one_after_the_other(way: Way) -> None:
+    """Eight callers at once: each question is followed by its answer."""
+    model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 8)
+    agent = make_agent(model, [SessionMemory(way.memory)])
+    way.together([lambda number=number: way.say(agent, f"q{number}") for number in range(8)])  # type: ignore[misc]
+    kept = way.kept()
+    assert [role for role, _ in kept] == ["user", "assistant"] * 8
+    assert all(answer == f"re {question}" for (_, question), (_, answer) in zip(kept[::2], kept[1::2], strict=True))
+
+
+def test_sessions_of_many_threads_keep_apart(way: Way) -> None:
+    """Eight callers with five turns each; nothing is lost, doubled or mixed."""
+    model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 40)
+    agent = make_agent(model, [SessionMemory(way.memory)])
+
+    def talk(room: int) -> None:
+        for number in range(5):
+            assert way.say(agent, f"{room}:{number}", thread_id=f"room:{room}") == f"re {room}:{number}"
+
+    way.together([lambda room=room: talk(room) for room in range(8)])  # type: ignore[misc]
+    for room in range(8):
+        said = [(("user", f"{room}:{number}"), ("assistant", f"re {room}:{number}")) for number in range(5)]
+        assert way.kept(f"room:{room}") == [message for turn in said for message in turn]
+
+
+def test_a_batch_of_sessions(way: Way) -> None:
+    """Each input has its own session; an error of one is no other's."""
+    model = ScriptedModel([lambda messages: f"re {messages[-1].text}"] * 5)
+    agent = make_agent(model, [SessionMemory(way.memory)])
+    inputs = [input_of(f"q{number}") for number in range(6)]
+    configs = [config_of(f"room:{number}") for number in range(5)]
+    states = way.batch(agent, inputs, [*configs, {}], return_exceptions=True)
+    assert [state["messages"][-1].text for state in states[:5]] == [f"re q{number}" for number in range(5)]
+    assert isinstance(states[5], InvalidKey)
+    for number in range(5):
+        assert way.kept(f"room:{number}") == [("user", f"q{number}"), ("assistant", f"re q{number}")]
+
+
+@pytest.mark.parametrize("mode", ["updates", "values", "messages", "custom"])
+def test_streams_have_the_turn_and_no_history(small_way: Way, mode: str) -> None:
+    """LangGraph runs the nodes of some modes in threads of its own."""
+    agent, model = agent_of(small_way, "good morning", "two words")
+    small_way.say(agent, "hi")
+    parts = small_way.stream(agent, input_of("and now?"), stream_mode=mode)
+    assert "good" not in str(parts)
+    if mode == "messages":
+        pieces = [message.text for message, _ in parts if isinstance(message, AIMessageChunk)]
+        assert "".join(pieces) == "two words"
+    assert seen(model.calls[1]) == [("human", "hi"), ("ai", "good morning"), ("human", "and now?")]
+    assert small_way.kept()[2:] == [("user", "and now?"), ("assistant", "two words")]
+
+
+def test_a_reader_that_goes_away_leaves_an_interrupted_answer(small_way: Way) -> None:
+    """The next turn follows at once."""
+    agent, _ = agent_of(small_way, "one two three", "fine")
+    small_way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
+    assert small_way.say(agent, "still there?") == "fine"
+    first = [("user", "hi"), ("assistant (interrupted)", "one two three")]
+    assert small_way.kept() == [*first, ("user", "still there?"), ("assistant", "fine")]
+
+
+def test_several_agents_answer_one_question(way: Way) -> None:
+    """Each is asked, stored under its name, and a repeat asks none of them."""
+    first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
+    graph = in_line(
+        create_agent(first, [], middleware=[SessionMemory(way.memory)], name="writer"),
+        create_agent(second, [], middleware=[SessionMemory(way.memory)], name="critic"),
+    )
+    for _ in range(2):
+        assert way.ask(graph, input_of("q", "m1"))["messages"][-1].text == "remarks"
+    assert [message.text for message in second.calls[0]] == ["q", "draft"]
+    assert way.said() == [
+        (None, "q"),
+        ("writer", "draft"),
+        ("critic", "remarks"),
+    ]
+
+
+def test_a_synchronous_node_of_an_asynchronous_graph_takes_part(small_way: Way) -> None:
+    """A function that calls an agent by `invoke`, after an agent that is a node itself."""
+    first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
+    writer = create_agent(first, [], middleware=[SessionMemory(small_way.memory)], name="writer")
+    critic: Any = create_agent(second, [], middleware=[SessionMemory(small_way.memory)], name="critic")
+    graph = in_line(writer, lambda state: critic.invoke({"messages": state["messages"]}))
+    for _ in range(2):
+        assert small_way.ask(graph, input_of("q", "m1"))["messages"][-1].text == "remarks"
+    assert (len(first.calls), len(second.calls)) == (1, 1)
+    assert small_way.said() == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+
+
+async def test_an_agent_that_an_async_node_calls_by_invoke_takes_part(memory_options: MemoryOptions) -> None:
+    """The node blocks the loop of the memory; the second agent is asked and stored all the same."""
+    from threadkeep import open_memory
+
+    async with open_memory("sqlite://", options=memory_options) as memory:
+        first, second = ScriptedModel(["draft"]), ScriptedModel(["remarks"])
+        writer = create_agent(first, [], middleware=[SessionMemory(memory)], name="writer")
+        critic: Any = create_agent(second, [], middleware=[SessionMemory(memory)], name="critic")
+
+        async def node(state: MessagesState) -> Any:
+            return critic.invoke({"messages": state["messages"]})
+
+        await in_line(writer, node).ainvoke(input_of("q"), config_of())
+        assert [message.text for message in second.calls[0]] == ["q", "draft"]
+        said = [(one.author, one.content) for one in await memory.session(ROOM).tail(9)]
+        assert said == [(None, "q"), ("writer", "draft"), ("critic", "remarks")]
+
+
+def test_tools_are_called_and_not_stored(way: Way) -> None:
+    """Two calls at once, then the answer."""
+    calls = AIMessage("", tool_calls=[*adding("c1", 1, 2).tool_calls, *adding("c2", 3, 4).tool_calls])
+    agent, model = agent_of(way, calls, "3 and 7", tools=(add,))
+    assert way.say(agent, "add") == "3 and 7"
+    assert [message.text for message in model.calls[1] if message.type == "tool"] == ["3", "7"]
+    assert way.kept() == [("user", "add"), ("assistant", "3 and 7")]
+
+
+def asking(agent: Any) -> BaseTool:
+    """Return a tool that asks another agent, in the way in which it is called itself."""
+
+    def ask(q: str) -> str:
+        """Ask another agent."""
+        return str(agent.invoke({"messages": [("user", q)]})["messages"][-1].text)
+
+    async def aask(q: str) -> str:
+        return str((await agent.ainvoke({"messages": [("user", q)]}))["messages"][-1].text)
+
+    return StructuredTool.from_function(ask, aask, name="ask")
+
+
+def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(way: Way) -> None:
+    """It sees nothing of the conversation, and writes nothing into it."""
+    child, child_model = agent_of(way, "at nine")
+    call = AIMessage("", tool_calls=[{"name": "ask", "args": {"q": "flights"}, "id": "c"}])
+    agent, _ = agent_of(way, call, "done", tools=(asking(child),))
+    way.say(agent, "my card is 4111")
+    assert [seen(one) for one in child_model.calls] == [[("human", "flights")]]
+    assert way.kept() == [("user", "my card is 4111"), ("assistant", "done")]
+
+
+def test_an_interrupted_run_goes_on_with_its_turn(way: Way) -> None:
+    """A person allows a tool; question and answer are stored once."""
+    model = ScriptedModel([adding(), "3"])
+    asks = HumanInTheLoopMiddleware({"add": True})
+    agent = make_agent(model, [SessionMemory(way.memory), asks], [add], checkpointer=InMemorySaver())
+    state = way.ask(agent, input_of("1 + 2?"))
+    assert state["__interrupt__"]
+    assert way.kept() == [("user", "1 + 2?")]
+    state = way.ask(agent, Command(resume={"decisions": [{"type": "approve"}]}))
+    assert state["messages"][-1].text == "3"
+    assert way.kept() == [("user", "1 + 2?"), ("assistant", "3")]
+
+
+def test_a_failed_model_is_asked_again_by_the_same_message(way: Way) -> None:
+    """The error is the caller's; the second try answers the question that is stored."""
+    agent, model = agent_of(way, ConnectionError("down"), "hello")
+    with pytest.raises(ConnectionError, match="down"):
+        way.say(agent, "hi", "m1")
+    assert way.say(agent, "hi", "m1") == "hello"
+    assert len(model.calls) == 2
+    assert way.kept() == [("user", "hi"), ("assistant", "hello")]
+
+
+@pytest.mark.parametrize("memory_first", [True, False])
+def test_retries_of_other_middleware(small_way: Way, memory_first: bool) -> None:
+    """One answer is stored after two failures."""
+    model = ScriptedModel([ConnectionError("down"), ConnectionError("down"), "hello"])
+    both = [SessionMemory(small_way.memory), ModelRetryMiddleware(max_retries=2, initial_delay=0, jitter=False)]
+    agent = make_agent(model, both if memory_first else both[::-1])
+    assert small_way.say(agent, "hi") == "hello"
+    assert small_way.kept() == [("user", "hi"), ("assistant", "hello")]
+
+
+def test_a_question_that_other_middleware_refuses(small_way: Way) -> None:
+    """It is stored without its text, and the next turn follows at once."""
+    model = ScriptedModel(["fine"])
+    agent = make_agent(model, [PIIMiddleware("email", strategy="block"), SessionMemory(small_way.memory)])
+    with pytest.raises(PIIDetectionError):
+        small_way.say(agent, "mail a@b.co")
+    assert small_way.say(agent, "hi") == "fine"
+    assert small_way.kept() == [("user (failed)", ""), ("user", "hi"), ("assistant", "fine")]
+
+
+def test_errors_are_the_same(small_way: Way) -> None:
+    """No session, and another user's."""
+    agent, model = agent_of(small_way, "hello")
+    with pytest.raises(InvalidKey, match="thread_id"):
+        small_way.ask(agent, input_of("hi"), {})
+    small_way.ask(agent, input_of("hi"), config_of(user_id="ann"))
+    with pytest.raises(WrongUser):
+        small_way.ask(agent, input_of("hi"), config_of(user_id="bob"))
+    assert len(model.calls) == 1
+
+
+def test_the_context_names_session_and_user(small_way: Way) -> None:
+    """By its fields, and by functions that get the runtime."""
+    agent, _ = agent_of(small_way, "one", "two")
+    small_way.ask(agent, input_of("hi"), {}, context={"session_id": "me@example.com", "user_id": "ann"})
+    assert small_way.kept("me@example.com") == [("user", "hi"), ("assistant", "one")]
+    by_function, _ = agent_of(
+        small_way, "three", session_id=lambda _, runtime: f"of/{runtime.context['chat']}", user_id=lambda _: "bob"
+    )
+    small_way.ask(by_function, input_of("hi"), {}, context={"chat": 7})
+    assert small_way.kept("of/7") == [("user", "hi"), ("assistant", "three")]
+
+
+def test_a_node_with_memory(way: Way) -> None:
+    """`memory_node` in a plain graph; a repeat calls no model."""
+    model = ScriptedModel(["hello", "as I said"])
+    graph = in_line(memory_node(way.memory, model, system_prompt="be kind"))
+    for message_id, words in (("m1", "hi"), ("m1", "hi"), ("m2", "again?")):
+        way.say(graph, words, message_id)
+    assert seen(model.calls[1])[1:] == [("human", "hi"), ("ai", "hello"), ("human", "again?")]
+    assert way.kept() == [("user", "hi"), ("assistant", "hello"), ("user", "again?"), ("assistant", "as I said")]
+
+
+@pytest.mark.parametrize("failing", [False, True])
+def test_a_turn_in_a_function(way: Way, failing: bool) -> None:
+    """`session_turn` as `with` and as `async with`."""
+    model = ScriptedModel([["one two", ConnectionError("down")] if failing else "hello"], disable_streaming=False)
+    question = [HumanMessage("hi", id="m1")]
+
+    def talk() -> None:
+        with session_turn(way.memory, question, config_of()) as turn:
+            turn.answer("".join(part.text for part in model.stream(turn.messages())))
+
+    async def atalk() -> None:
+        async with session_turn(way.memory, question, config_of()) as turn:
+            turn.answer("".join([part.text async for part in model.astream(await turn.messages())]))
+
+    try:
+        way.loop.run(atalk()) if way.is_async else way.loop.call(talk) if not way.may_overlap else talk()
+    except ConnectionError:
+        assert failing
+    assert way.kept() == [("user", "hi"), ("assistant (failed)", "one two") if failing else ("assistant", "hello")]
+
+
+def test_a_recorded_graph(way: Way) -> None:
+    """`recorded` gives the graph the earlier turns; invoke, stream and batch."""
+    model = ScriptedModel([lambda messages: f"answer {len(messages)}"] * 4)
+    graph = recorded(create_agent(model, []), way.memory)
+    assert way.say(graph, "one") == "answer 1"
+    parts = way.stream(graph, input_of("two"), stream_mode="values")
+    assert parts[-1]["messages"][-1].text == "answer 3"
+    way.batch(graph, [input_of("a"), input_of("b")], [config_of("room:a"), config_of("room:b")])
+    assert way.kept() == [("user", "one"), ("assistant", "answer 1"), ("user", "two"), ("assistant", "answer 3")]
+    assert way.kept("room:b") == [("user", "b"), ("assistant", "answer 1")]
+
+
+def test_agents_inside_of_a_recorded_graph(small_way: Way) -> None:
+    """Each speaks once, and the graph adds no answer of its own."""
+    writer = create_agent(ScriptedModel(["draft"]), [], middleware=[SessionMemory(small_way.memory)], name="writer")
+    graph = recorded(in_line(writer, create_agent(ScriptedModel(["final"]), [], name="plain")), small_way.memory)
+    small_way.ask(graph, input_of("q"))
+    assert small_way.said() == [
+        (None, "q"),
+        ("writer", "draft"),
+        ("plain", "final"),
+    ]
+
+
+def test_tools_that_look_up_what_was_said(way: Way) -> None:
+    """`history_tools` in each way."""
+    first, _ = agent_of(way, "a parasol")
+    way.say(first, "what did I lend you?")
+    calls = [
+        {"name": "search_history", "args": {"query": "parasol"}, "id": "c1"},
+        {"name": "read_history", "args": {"from_seq": 1, "to_seq": 2}, "id": "c2"},
+        {"name": "read_tool_result", "args": {"tool_call_id": "c9"}, "id": "c3"},
+    ]
+    agent, model = agent_of(
+        way, AIMessage("", tool_calls=calls), "that", tools=tuple(history_tools(way.memory)), max_messages=0
+    )
+    way.say(agent, "look it up")
+    found, read, nothing = [message.text for message in model.calls[1] if message.type == "tool"]
+    assert "a parasol" in found
+    assert "what did I lend you?" in read
+    assert "No tool has answered" in nothing
+
+
+def test_tools_that_remember(way: Way) -> None:
+    """`knowledge_tools` and `KnownFacts`: what one agent remembers stands in the next one's context."""
+    calls = [{"name": "remember", "args": {"key": "city", "value": "lives in Porto"}, "id": "c1"}]
+    agent, _ = agent_of(way, AIMessage("", tool_calls=calls), "noted", tools=tuple(knowledge_tools(way.memory)))
+    way.ask(agent, input_of("I live in Porto"), config_of("a", user_id="ann"))
+    second, model = agent_of(way, "in Porto", sources=[KnownFacts(way.memory, scopes=["user"])])
+    way.ask(second, input_of("where do I live?"), config_of("b", user_id="ann"))
+    assert "Porto" in str(model.calls[0][:-1])
+    facts: Any = way.memory.knowledge.facts(Scope("user", "ann"))
+    assert [fact.key for fact in (facts if isinstance(way.memory, SyncMemory) else way.loop.run(facts))] == ["city"]
+
+
+def test_older_turns_are_recalled(way: Way) -> None:
+    """`RecalledTurns` finds what the window has no room for."""
+    agent, model = agent_of(way, *["fine"] * 7, sources=[RecalledTurns(way.memory)], max_messages=2, max_tokens=2000)
+    way.say(agent, "my sister plays the accordion in Lisbon")
+    for number in range(5):
+        way.say(agent, f"something else {number}")
+    way.say(agent, "which instrument does my sister play?")
+    assert "accordion" in str(model.calls[-1])
+
+
+def test_an_agent_of_its_own_conversation(small_way: Way) -> None:
+    """`scope="own"` and `scope="none"`."""
+    own, model = agent_of(small_way, "one", "two", scope="own")
+    for words in ("a", "b"):
+        small_way.say(own, words)
+    assert seen(model.calls[1]) == [("human", "a"), ("ai", "one"), ("human", "b")]
+    silent, _ = agent_of(small_way, "three", scope="none")
+    small_way.say(silent, "c")
+    assert small_way.kept() == []
+
+
+def test_after_closing_every_call_says_so(way: Way) -> None:
+    """What was acknowledged is there for the next."""
+    agent, model = agent_of(way, "hello", "never")
+    way.say(agent, "hi")
+    way.close()
+    with pytest.raises(StoreClosed):
+        way.say(agent, "still there?")
+    assert len(model.calls) == 1
+
+
+def test_closing_stores_what_a_run_had_said(way: Way, memory_options: MemoryOptions, request: Any) -> None:
+    """A run that was cut off after its answer: it is stored as interrupted, before the database closes."""
+    agent, _ = agent_of(way, "hello")
+    way.stream(agent, input_of("hi"), most=2, stream_mode="updates")
+    way.close()
+    _, kind = request.node.callspec.params["way"]
+    if kind == "sqlite-memory":
+        return
+    url = request.getfixturevalue("postgres_url" if kind == "postgres" else "sqlite_url")
+    with opened("sync", url, memory_options) as later:
+        assert later.kept() == [("user", "hi"), ("assistant (interrupted)", "hello")]
+
+
+@pytest.mark.parametrize("name", ["sync", "sync-beside-loop", "sync-in-loop"])
+def test_ctrl_c_keeps_what_was_said_so_far(name: WayName, memory_options: MemoryOptions) -> None:
+    """The answer is stored as interrupted, and the next turn follows."""
+    with opened(name, "sqlite://", memory_options) as way:
+        agent, _ = agent_of(way, ["one two", KeyboardInterrupt()], "fine")
+        agent_config = config_of()
+
+        def stopped() -> None:
+            with pytest.raises(KeyboardInterrupt):
+                list(agent.stream(input_of("hi"), agent_config, stream_mode="messages"))
+
+        way.loop.call(stopped) if name == "sync-in-loop" else stopped()
+        assert way.say(agent, "still there?") == "fine"
+        kept = way.kept()
+    assert kept == [
+        ("user", "hi"), ("assistant (interrupted)", "one two"), ("user", "still there?"), ("assistant", "fine")
+    ]  # fmt: skip
+
+
+def test_turns_of_synchronous_and_asynchronous_callers_share_one_order(memory_options: MemoryOptions) -> None:
+    """A thread that invokes and a loop that awaits, over one memory."""
+    with opened("sync", "sqlite://", memory_options) as way:
+        begun, go_on = threading.Event(), threading.Event()
+
+        def reply(messages: Any) -> str:
+            if messages[-1].text == "first":
+                begun.set()
+                assert go_on.wait(HANG_SECONDS)
+            return f"re {messages[-1].text}"
+
+        agent = make_agent(ScriptedModel([reply] * 2), [SessionMemory(way.memory)])
+        first = threading.Thread(target=lambda: agent.invoke(input_of("first"), config_of()))
+        first.start()
+        assert begun.wait(HANG_SECONDS)
+        second = threading.Thread(target=lambda: way.loop.run(agent.ainvoke(input_of("second"), config_of())))
+        second.start()
+        go_on.set()
+        first.join()
+        second.join()
+        assert [text for _, text in way.kept()] == ["first", "re first", "second", "re second"]
+
+
+def test_a_call_that_blocks_an_awaited_turn_goes_on(
+    memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell invokes an agent while a task of the same loop, which now stands still, has the session."""
+    monkeypatch.setattr("threadkeep.agent.session_order._IDLE_SECONDS", 0.2)
+    with opened("async-over-sync", "sqlite://", memory_options) as way:
+        gate = Gate()
+        awaited = make_agent(ScriptedModel([[gate, "late"]]), [SessionMemory(way.memory)])
+        blocking, _ = agent_of(way, "at once")
+
+        async def begin() -> Any:
+            task = asyncio.create_task(awaited.ainvoke(input_of("first"), config_of()))
+            await gate.reached()
+            return task
+
+        task = way.loop.run(begin())
+        way.loop.call(lambda: blocking.invoke(input_of("second"), config_of()))
+        gate.open()
+        way.loop.run(task)
+        assert way.kept() == [("user", "first"), ("user", "second"), ("assistant", "at once"), ("assistant", "late")]
+
+
+def test_a_stream_that_outlives_its_memory_ends_quietly(
+    memory_options: MemoryOptions, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At the end of a program, say: the memory has stored what it had said."""
+    with opened("sync", "sqlite://", memory_options) as way:
+        agent, _ = agent_of(way, "hello")
+        parts = agent.stream(input_of("hi"), config_of(), stream_mode="updates")
+        next(parts)
+        next(parts)
+        way.close()
+        parts.close()
+    assert caplog.records == []
+
+
+def test_agents_in_parallel_branches(way: Way) -> None:
+    """Each of them answers the question once, under its name."""
+    graph: Any = StateGraph(MessagesState)
+    for name in ("a", "b"):
+        agent = create_agent(ScriptedModel([f"from {name}"]), [], middleware=[SessionMemory(way.memory)], name=name)
+        graph.add_node(name, agent)
+        graph.add_edge(START, name)
+    compiled = graph.compile()
+    for _ in range(2):
+        way.ask(compiled, input_of("q", "m1"))
+    assert sorted(way.said(), key=str) == [("a", "from a"), ("b", "from b"), (None, "q")]
+
+
+def test_one_companion_serves_all_cells(memory_options: MemoryOptions) -> None:
+    """A notebook whose cells call by `invoke` has one thread for that, which ends with its memory."""
+    with opened("sync-in-loop", "sqlite://", memory_options) as way:
+        before = Counter(thread.name for thread in threading.enumerate())
+        agent, _ = agent_of(way, "one", "two", "three")
+        other, _ = agent_of(way, "four")
+        for each in (agent, agent, other):
+            way.say(each, "hi")
+        after = Counter(thread.name for thread in threading.enumerate())
+        assert (after - before)["threadkeep-memory"] == 1
+        way.close()
+        assert (Counter(thread.name for thread in threading.enumerate()) - before)["threadkeep-memory"] == 0

@@ -1,0 +1,345 @@
+"""Clients that send the whole conversation with every turn, mostly without ids: nothing is stored or sent twice."""
+
+from __future__ import annotations
+
+import operator
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from langchain.agents import create_agent
+from langchain.agents.middleware import PIIDetectionError, PIIMiddleware
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, MessagesState, StateGraph
+
+from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, kept_with_status, make_agent, seen
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, Message, SessionMemory, memory_node, open_memory, recorded
+from threadkeep.agent.known_messages import RECEIVED
+from threadkeep.observe import HistoryDiffers
+from threadkeep.testing import ScriptedModel
+
+HIDDEN = "I am [REDACTED_EMAIL]"
+
+
+class Client:
+    """A client that keeps the conversation, and sends all of it without ids."""
+
+    def __init__(self, agent: Any, room: str = ROOM) -> None:
+        self.agent = agent
+        self.room = room
+        self.history: list[Any] = []
+
+    async def say(self, words: str, *, heard: bool = True) -> str:
+        """Send the conversation with some more words; an answer that is not `heard` got lost on the way."""
+        self.history.append(("user", words))
+        state = await self.agent.ainvoke({"messages": list(self.history)}, config_of(self.room))
+        answer = str(state["messages"][-1].text)
+        if heard:
+            self.history.append(("assistant", answer))
+        return answer
+
+
+def texts(call: Any) -> list[str]:
+    """Return the texts that a model was sent."""
+    return [text for _, text in seen(call)]
+
+
+async def words_of(memory: Memory) -> list[str]:
+    """Return the texts of the session."""
+    return [text for _, text in await kept(memory)]
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["before", "behind"])
+async def test_redaction_hides_no_message(memory: Memory, first: bool) -> None:
+    """On every database: what was redacted is known by what was received, and goes to no model again."""
+    model = ScriptedModel([f"answer {n}" for n in range(3)])
+    pii = PIIMiddleware("email")
+    client = Client(make_agent(model, [pii, SessionMemory(memory)] if first else [SessionMemory(memory), pii]))
+    for words in ("I am a@b.co", "and now?", "and then?"):
+        await client.say(words)
+    assert await words_of(memory) == [HIDDEN, "answer 0", "and now?", "answer 1", "and then?", "answer 2"]
+    assert texts(model.calls[2]) == [HIDDEN, "answer 0", "and now?", "answer 1", "and then?"]
+
+
+async def test_the_digest_of_a_text_has_a_key_of_its_database() -> None:
+    """The same words have another digest elsewhere; a message that was not changed has none."""
+    digests = []
+    for _ in range(2):
+        async with open_memory("sqlite://") as memory:
+            agent = make_agent(ScriptedModel(["fine", "fine"]), [SessionMemory(memory), PIIMiddleware("email")])
+            await agent.ainvoke(input_of("I am a@b.co"), config_of())
+            await agent.ainvoke(input_of("hello"), config_of())
+            stored = await memory.session(ROOM).tail(4)
+            assert RECEIVED not in stored[2].metadata
+            digests.append(stored[0].metadata[RECEIVED])
+    assert len(set(digests)) == 2
+
+
+async def test_a_blocked_message_is_not_sent_to_a_model_with_a_later_one(small_memory: Memory) -> None:
+    """The client keeps it; the transcript knows that it was refused."""
+    model = ScriptedModel(["fine"])
+    agent = make_agent(model, [SessionMemory(small_memory), PIIMiddleware("email", strategy="block")])
+    client = Client(agent)
+    with pytest.raises(PIIDetectionError):
+        await client.say("I am a@b.co")
+    await client.say("hello")
+    assert texts(model.calls[0]) == ["hello"]
+    assert [text for _, text, _ in await kept_with_status(small_memory)] == ["", "hello", "fine"]
+
+
+@pytest.mark.parametrize("max_messages", [0, 2, 100])
+async def test_older_messages_than_the_window_are_known_too(memory: Memory, max_messages: int) -> None:
+    """On every database: stored once each; a call has no message twice, and no more than its limit."""
+    model = ScriptedModel([f"answer {n}" for n in range(8)])
+    client = Client(make_agent(model, [SessionMemory(memory, max_messages=max_messages)]))
+    for number in range(8):
+        await client.say(f"question {number}")
+    expected = [words for n in range(8) for words in (f"question {n}", f"answer {n}")]
+    assert await words_of(memory) == expected
+    assert texts(model.calls[-1]) == [*expected[:14][14 - min(max_messages, 14) :], "question 7"]
+
+
+async def test_a_client_may_send_the_newest_messages_only(memory: Memory) -> None:
+    """On every database: the beginning of its list is anywhere in the transcript; words that repeat are no trouble."""
+    model = ScriptedModel(["fine"] * 6)
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    for _ in range(6):
+        client.history = client.history[-3:]
+        await client.say("ok")
+    assert await words_of(memory) == ["ok", "fine"] * 6
+    assert texts(model.calls[-1]) == ["ok", "fine"] * 5 + ["ok"]
+
+
+async def test_an_earlier_message_in_other_words_is_stored_as_new_once(memory: Memory, events: RecordedEvents) -> None:
+    """On every database: nothing in the transcript changes, and an event tells of it, without the words."""
+    model = ScriptedModel([f"answer {n}" for n in range(5)])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    await client.say("my cat is Miso")
+    await client.say("and my dog?")
+    client.history[0] = ("user", "my cat is Mimi")
+    for words in ("who is my cat?", "sure?", "really?"):
+        await client.say(words)
+    said = ["my cat is Miso", "answer 0", "and my dog?", "answer 1", "my cat is Mimi", "who is my cat?", "answer 2"]
+    assert await words_of(memory) == [*said, "sure?", "answer 3", "really?", "answer 4"]
+    assert texts(model.calls[2]) == said[:-1]
+    assert texts(model.calls[4]) == [*said, "sure?", "answer 3", "really?"]
+    [event] = events.of(HistoryDiffers)
+    assert (event.messages, event.session_id) == (1, ROOM)
+    assert "Mimi" not in repr(event)
+
+
+async def test_a_message_that_never_arrived_is_stored_with_the_next(memory: Memory) -> None:
+    """On every database: the memory was asked about it for the first time now."""
+    model = ScriptedModel(["one", "three"])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    await client.say("first")
+    client.history += [("user", "second"), ("assistant", "an error of the client")]
+    await client.say("third")
+    assert await words_of(memory) == ["first", "one", "second", "third", "three"]
+    assert texts(model.calls[1]) == ["first", "one", "second", "an error of the client", "third"]
+
+
+async def test_an_answer_that_a_client_shows_in_other_words_is_the_stored_one(small_memory: Memory) -> None:
+    """It is in its place: the call has it as it was said."""
+    model = ScriptedModel(["**bold**", "fine"])
+    client = Client(make_agent(model, [SessionMemory(small_memory)]))
+    await client.say("hello")
+    client.history[1] = ("assistant", "bold")
+    await client.say("again")
+    assert texts(model.calls[1]) == ["hello", "**bold**", "again"]
+    assert await words_of(small_memory) == ["hello", "**bold**", "again", "fine"]
+
+
+async def test_a_question_whose_answer_got_lost_is_known(memory: Memory) -> None:
+    """On every database: the client sends it again, with the next one behind it."""
+    model = ScriptedModel([ConnectionError("down"), "two", "three", "four"])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    with pytest.raises(ConnectionError):
+        await client.say("first")
+    await client.say("second")
+    await client.say("third", heard=False)
+    await client.say("fourth")
+    assert await words_of(memory) == ["first", "second", "two", "third", "three", "fourth", "four"]
+
+
+async def test_words_that_a_person_repeats_are_new(memory: Memory) -> None:
+    """On every database: several at once, as a channel without ids hands them over, after an answered one."""
+    agent = make_agent(ScriptedModel(["one", "two"]), [SessionMemory(memory)])
+    await agent.ainvoke({"messages": [("user", "hi"), ("user", "ok")]}, config_of())
+    await agent.ainvoke({"messages": [("user", "ok"), ("user", "ok")]}, config_of())
+    assert await words_of(memory) == ["hi", "ok", "one", "ok", "ok", "two"]
+
+
+async def test_what_a_program_puts_in_front_is_not_stored(memory: Memory) -> None:
+    """On every database: examples for the model, which the transcript never had."""
+    model = ScriptedModel(["blue", "red"])
+    agent = make_agent(model, [SessionMemory(memory)])
+    examples: list[Any] = [("user", "grass?"), ("assistant", "green")]
+    for words in ("sky?", "blood?"):
+        await agent.ainvoke({"messages": [*examples, ("user", words)]}, config_of())
+    assert await words_of(memory) == ["sky?", "blue", "blood?", "red"]
+    assert set(texts(model.calls[1])) == {"grass?", "green", "sky?", "blue", "blood?"}
+
+
+async def test_an_edit_is_one_if_the_client_says_so(memory: Memory) -> None:
+    """On every database: the message and all after it are superseded; the same again changes nothing."""
+    model = ScriptedModel(["hello Miso", "fine", "hello Mimi"])
+    agent = make_agent(model, [SessionMemory(memory)])
+    await agent.ainvoke(input_of("I am Miso", "m1"), config_of())
+    await agent.ainvoke(input_of("and now?", "m2"), config_of())
+    edited = HumanMessage("I am Mimi", id="m3", response_metadata={"edits": "m1"})
+    for _ in range(2):
+        state = await agent.ainvoke({"messages": [edited]}, config_of())
+        assert state["messages"][-1].text == "hello Mimi"
+    assert await words_of(memory) == ["I am Mimi", "hello Mimi"]
+    assert texts(model.calls[2]) == ["I am Mimi"]
+    history = await memory.session(ROOM).tail(9, view="history")
+    assert [one.content for one in history][:4] == ["I am Miso", "hello Miso", "and now?", "fine"]
+
+
+async def test_an_edit_of_an_unknown_message_is_a_new_one(memory: Memory) -> None:
+    """On every database: it is stored as any other."""
+    agent = make_agent(ScriptedModel(["fine"]), [SessionMemory(memory)])
+    edited = HumanMessage("I am Mimi", id="m3", response_metadata={"edits": "m1"})
+    await agent.ainvoke({"messages": [edited]}, config_of())
+    assert await words_of(memory) == ["I am Mimi", "fine"]
+
+
+async def test_steps_of_a_client_stay_in_their_places(small_memory: Memory) -> None:
+    """A client that keeps tool calls and results sends them between known messages."""
+    model = ScriptedModel([adding(), "3", "fine"])
+    agent = make_agent(model, [SessionMemory(small_memory, tool_memory=0)], [add])
+    await agent.ainvoke({"messages": [("user", "1 + 2?")]}, config_of())
+    steps = [adding(), ToolMessage("3", tool_call_id="call-1")]
+    history = [("user", "1 + 2?"), *steps, ("assistant", "3"), ("user", "thanks")]
+    await agent.ainvoke({"messages": history}, config_of())
+    assert [kind for kind, _ in seen(model.calls[2])] == ["human", "ai", "tool", "ai", "human"]
+    assert await words_of(small_memory) == ["1 + 2?", "3", "thanks", "fine"]
+
+
+async def test_words_that_a_checkpoint_has_and_nobody_said_are_not_stored(memory: Memory) -> None:
+    """On every database: those of agents without memory stay in the graph's state."""
+
+    async def reflect(state: MessagesState) -> dict[str, Any]:
+        return {"messages": [HumanMessage("make it shorter"), AIMessage("short")]}
+
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("writer", make_agent(ScriptedModel(["draft", "draft 2"]), [SessionMemory(memory)]))
+    graph.add_node("reflect", reflect)
+    graph.add_edge(START, "writer")
+    graph.add_edge("writer", "reflect")
+    compiled = graph.compile(checkpointer=InMemorySaver())
+    await compiled.ainvoke(input_of("write"), config_of())
+    await compiled.ainvoke(input_of("again"), config_of())
+    assert await words_of(memory) == ["write", "draft", "again", "draft 2"]
+
+
+async def test_a_recorded_graph_gets_each_message_once(memory: Memory) -> None:
+    """On every database: the whole conversation comes in, and the graph has no memory inside."""
+    model = ScriptedModel([f"answer {n}" for n in range(3)])
+    client = Client(recorded(create_agent(model, [], name="desk"), memory))
+    for number in range(3):
+        await client.say(f"question {number}")
+    assert await words_of(memory) == [w for n in range(3) for w in (f"question {n}", f"answer {n}")]
+    assert texts(model.calls[2]) == ["question 0", "answer 0", "question 1", "answer 1", "question 2"]
+
+
+async def test_a_node_of_a_plain_graph_knows_them_too(memory: Memory) -> None:
+    """On every database: `memory_node` in a graph of its own."""
+    model = ScriptedModel([f"answer {n}" for n in range(3)])
+    graph: Any = StateGraph(MessagesState)
+    graph.add_node("chat", memory_node(memory, model))
+    graph.add_edge(START, "chat")
+    client = Client(graph.compile())
+    await client.say("question 0")
+    client.history[0] = ("user", "question zero")
+    for number in (1, 2):
+        await client.say(f"question {number}")
+    assert (await words_of(memory))[:4] == ["question 0", "answer 0", "question zero", "question 1"]
+    assert len(await words_of(memory)) == 7
+    assert len(set(texts(model.calls[2]))) == len(model.calls[2])
+
+
+class Added(TypedDict):
+    """The state of a graph that adds messages up, without their ids."""
+
+    messages: Annotated[list[Any], operator.add]
+
+
+async def test_a_second_agent_takes_part_in_a_turn_with_a_history(memory: Memory) -> None:
+    """On every database: each agent gets the conversation with other ids."""
+    writer, critic = ScriptedModel(["draft", "draft 2"]), ScriptedModel(["remarks", "remarks 2"])
+    agents = [
+        create_agent(model, [], middleware=[SessionMemory(memory)], name=name)
+        for model, name in ((writer, "writer"), (critic, "critic"))
+    ]
+    graph: Any = StateGraph(Added)
+    for number, agent in enumerate(agents):
+
+        def node(agent: Any) -> Any:
+            async def run(state: Added) -> dict[str, Any]:
+                result = await agent.ainvoke({"messages": state["messages"]})
+                return {"messages": [("ai", result["messages"][-1].text)]}
+
+            return run
+
+        graph.add_node(f"n{number}", node(agent))
+    graph.add_edge(START, "n0")
+    graph.add_edge("n0", "n1")
+    compiled = graph.compile()
+    history: list[Any] = [("user", "q")]
+    state = await compiled.ainvoke({"messages": history}, config_of())
+    history = [*state["messages"], ("user", "q2")]
+    await compiled.ainvoke({"messages": history}, config_of())
+    assert await words_of(memory) == ["q", "draft", "remarks", "q2", "draft 2", "remarks 2"]
+    assert texts(critic.calls[1]) == ["q", "draft", "remarks", "q2", "draft 2"]
+
+
+async def test_a_client_does_not_bring_back_what_is_gone(memory: Memory) -> None:
+    """On every database: neither what was taken back, nor what is from before a reset."""
+    model = ScriptedModel(["one", "two", "three", "four"])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    await client.say("first")
+    await client.say("second")
+    await memory.session(ROOM).take_back(2)
+    await client.say("third")
+    assert texts(model.calls[2]) == ["first", "one", "third"]
+    await memory.session(ROOM).reset()
+    await client.say("fourth")
+    assert texts(model.calls[3]) == ["fourth"]
+    assert await words_of(memory) == ["first", "one", "third", "three", "fourth", "four"]
+
+
+@given(
+    said=st.lists(st.tuples(st.sampled_from(["ok", "no", "a@b.co"]), st.integers(0, 9)), min_size=1, max_size=6),
+    answers=st.lists(st.sampled_from(["fine", "ok"]), min_size=6, max_size=6),
+)
+async def test_whatever_a_client_still_has_is_known(said: list[tuple[str, int]], answers: list[str]) -> None:
+    """It keeps any number of the newest messages, and people repeat themselves."""
+    async with open_memory("sqlite://") as memory:
+        model = ScriptedModel(answers)
+        client = Client(make_agent(model, [PIIMiddleware("email"), SessionMemory(memory)]))
+        expected: list[str] = []
+        for number, (words, kept_messages) in enumerate(said):
+            client.history = client.history[len(client.history) - min(2 * kept_messages, len(client.history)) :]
+            await client.say(words)
+            expected.append(words.replace("a@b.co", "[REDACTED_EMAIL]"))
+            assert texts(model.calls[-1]) == expected
+            expected.append(answers[number])
+            assert await words_of(memory) == expected
+
+
+async def test_a_session_of_messages_with_ids_knows_a_client_without(memory: Memory) -> None:
+    """On every database: another channel has written the beginning."""
+    await memory.session(ROOM).append(
+        [Message(role="user", content="hi", id="telegram:1"), Message(role="assistant", content="hello")]
+    )
+    model = ScriptedModel(["fine"])
+    client = Client(make_agent(model, [SessionMemory(memory)]))
+    client.history = [("user", "hi"), ("assistant", "hello")]
+    await client.say("and now?")
+    assert await words_of(memory) == ["hi", "hello", "and now?", "fine"]
+    assert texts(model.calls[0]) == ["hi", "hello", "and now?"]

@@ -1,0 +1,162 @@
+"""The ways in which programs call agents with memory, behind one set of blocking verbs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from typing import Any, Literal, get_args
+
+from langchain_core.runnables import RunnableConfig
+
+from tests.agent.talking import ROOM, config_of, input_of
+from tests.limits import HANG_SECONDS
+from threadkeep import Memory, MemoryOptions, Message, SyncMemory, open_memory_sync
+from threadkeep.observe import Observer
+
+type WayName = Literal["async", "sync", "sync-beside-loop", "sync-in-loop", "async-over-sync"]
+
+WAYS: tuple[WayName, ...] = get_args(WayName.__value__)
+
+
+class Loop:
+    """An event loop in a thread, as a program or a notebook has one."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-loop")
+        self._thread.start()
+
+    def run[T](self, work: Awaitable[T]) -> T:
+        """Run work on the loop and wait for it."""
+
+        async def working() -> T:
+            return await work
+
+        future: Future[T] = asyncio.run_coroutine_threadsafe(working(), self._loop)
+        return future.result(HANG_SECONDS)
+
+    def call[T](self, function: Callable[[], T]) -> T:
+        """Call a function on the loop, which is blocked meanwhile, as a cell of a notebook does."""
+
+        async def cell() -> T:
+            return function()
+
+        return self.run(cell())
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+class Way:
+    """One way to call agents: asynchronous or not, over a memory of either kind."""
+
+    def __init__(self, name: WayName, loop: Loop, memory: Memory | SyncMemory) -> None:
+        self.name = name
+        self.loop = loop
+        self.memory = memory
+        self.is_async = name.startswith("async")
+        self.may_overlap = name != "sync-in-loop"
+
+    def ask(self, graph: Any, given: Any, config: RunnableConfig | None = None, **options: Any) -> Any:
+        """Run a graph and return its final state."""
+        config = config_of() if config is None else config
+        if self.is_async:
+            return self.loop.run(graph.ainvoke(given, config, **options))
+        return self._sync(lambda: graph.invoke(given, config, **options))
+
+    def say(self, graph: Any, words: str, message_id: str | None = None, thread_id: str = ROOM) -> str:
+        """Say something to an agent and return its answer."""
+        return str(self.ask(graph, input_of(words, message_id), config_of(thread_id))["messages"][-1].text)
+
+    def stream(self, graph: Any, given: Any, *, most: int | None = None, **options: Any) -> list[Any]:
+        """Return the parts of a graph's stream; after the most of them the reader goes away."""
+        if self.is_async:
+            return self.loop.run(_read(graph.astream(given, config_of(), **options), most))
+
+        def read() -> list[Any]:
+            parts: list[Any] = []
+            stream = graph.stream(given, config_of(), **options)
+            for part in stream:
+                parts.append(part)
+                if len(parts) == most:
+                    break
+            stream.close()
+            return parts
+
+        return self._sync(read)
+
+    def batch(self, graph: Any, given: Sequence[Any], configs: Sequence[RunnableConfig], **options: Any) -> list[Any]:
+        """Run a graph for several inputs."""
+        if self.is_async:
+            return self.loop.run(graph.abatch(given, configs, **options))
+        return self._sync(lambda: graph.batch(given, configs, **options))
+
+    def together(self, calls: Sequence[Callable[[], object]]) -> None:
+        """Do several calls of these verbs, all at once where the way can do so."""
+        if not self.may_overlap:
+            for call in calls:
+                call()
+            return
+        with ThreadPoolExecutor(len(calls)) as threads:
+            for done in [threads.submit(call) for call in calls]:
+                done.result(HANG_SECONDS)
+
+    def tail(self, session_id: str = ROOM) -> list[Message]:
+        """Return the messages of a session."""
+        session: Any = self.memory.session(session_id)
+        if isinstance(self.memory, SyncMemory):
+            return list(session.tail(1000))
+        return self.loop.run(session.tail(1000))
+
+    def kept(self, session_id: str = ROOM) -> list[tuple[str, str]]:
+        """Return the roles and texts of a session; a status that is not complete stands with the role."""
+        return [
+            (one.role if one.status == "complete" else f"{one.role} ({one.status})", one.content)
+            for one in self.tail(session_id)
+        ]
+
+    def said(self) -> list[tuple[str | None, str]]:
+        """Return the authors and texts of the session; None is the person."""
+        return [(one.author, one.content) for one in self.tail()]
+
+    def close(self) -> None:
+        """Close the memory, once more if it is closed already."""
+        if isinstance(self.memory, SyncMemory):
+            self.memory.close()
+        else:
+            self.loop.run(self.memory.close())
+
+    def _sync[T](self, call: Callable[[], T]) -> T:
+        return self.loop.call(call) if self.name == "sync-in-loop" else call()
+
+
+@contextmanager
+def opened(name: WayName, url: str, options: MemoryOptions, observers: Sequence[Observer] = ()) -> Iterator[Way]:
+    """Open a memory for a way of calling."""
+    with ExitStack() as stack:
+        loop = Loop()
+        stack.callback(loop.close)
+        memory: Memory | SyncMemory
+        if name in ("sync", "async-over-sync"):
+            memory = stack.enter_context(open_memory_sync(url, options=options, observers=observers))
+        else:
+            memory = loop.run(Memory.open(url, options=options, observers=observers))
+        way = Way(name, loop, memory)
+        stack.callback(way.close)
+        yield way
+
+
+async def _read(stream: AsyncIterator[Any], most: int | None) -> list[Any]:
+    parts: list[Any] = []
+    async for part in stream:
+        parts.append(part)
+        if len(parts) == most:
+            break
+    await stream.aclose()  # type: ignore[attr-defined]  # it is a generator
+    return parts

@@ -1,0 +1,34 @@
+"""The bench of knowledge is whole: each state of the server is timed, and facts are looked for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.knowledge import QUICK, STATES, run, sheets, write_section
+from bench.knowledge_facts import facts_of_everybody, questions
+from bench.sections import PAGE
+from bench.tables import markdown
+
+
+async def test_every_figure_of_knowledge_is_there(tmp_path: Path) -> None:
+    """A turn in each state, what is found, and no fact of anybody else."""
+    told: list[str] = []
+    found = await run(QUICK, told.append)
+    assert set(found.turns) == set(STATES)
+    assert found.leaks == 0
+    assert 0 < found.first <= found.among <= 1
+    assert found.delivered_a_second > 0
+    (tmp_path / PAGE).write_text("# Benchmarks\n", encoding="utf-8")
+    write_section(found, tmp_path)
+    page = (tmp_path / PAGE).read_text(encoding="utf-8")
+    assert all(markdown(sheet) in page for sheet in sheets(found).values())
+
+
+def test_the_facts_are_two_hundred_of_fifty_persons() -> None:
+    """With a question about each, that has not the key in it."""
+    everybody = facts_of_everybody()
+    assert sum(len(facts) for facts in everybody.values()) == 200
+    assert len(everybody) == 50
+    assert {(one.person, one.key) for one in questions()} == {
+        (person, key) for person, facts in everybody.items() for key in facts
+    }

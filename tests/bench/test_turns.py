@@ -1,0 +1,60 @@
+"""Two services beside faults: everybody is told what is stored. A minute in CI; the long form is `make bench`."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.contenders import ENGINES, Engine
+from bench.turn_bench import plans
+from bench.turn_chaos import run_turns
+from bench.turn_check import check
+from bench.turn_faults import FaultName, TurnPlan
+from tests.children import PROCESSES
+
+# A process that shares a SQLite file is not taken for dead while it is paused, so more of them are killed there.
+_FAULTS: dict[Engine, Counter[FaultName]] = {
+    "sqlite": Counter({"kill": 6, "pause": 1, "stall": 1, "slow": 1, "full": 1}),
+    "postgres": Counter({"kill": 3, "pause": 2, "stall": 1, "cut": 1, "slow": 1}),
+}
+
+
+def little(engine: Engine, faults: Counter[FaultName]) -> TurnPlan:
+    """A plan of less than a minute."""
+    [plan] = plans(engine, random.randrange(10**6), 20, faults)
+    return plan
+
+
+@pytest.mark.chaos
+@pytest.mark.process
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ENGINES)
+async def test_everybody_is_told_what_is_stored(engine: Engine, tmp_path: Path) -> None:
+    """While services are killed and paused, the database stalls and the disk is full."""
+    assert PROCESSES.get_start_method() == "forkserver"  # with what the tests have imported
+    plan = little(engine, _FAULTS[engine])
+    history = await run_turns(plan, tmp_path, print)
+    faults = "\n".join(f"{fault.kind}: {fault.says}" for fault in check(history).faults)
+    assert not faults, f"seed {plan.seed}\n{faults}"
+
+
+@pytest.mark.process
+async def test_quiet_services_have_no_fault(tmp_path: Path) -> None:
+    """Two services with one database and nothing that fails: the bench itself makes no fault."""
+    plan = replace(little("sqlite", Counter()), sessions=3, turns_of_session=3, turns=9, model_seconds=(0.0, 0.05))
+    history = await run_turns(plan, tmp_path, print)
+    verdict = check(history)
+    assert (list(verdict.faults), list(verdict.conflicts)) == ([], [])
+    assert len(history.told) >= len(history.calls) >= 9
+
+
+def test_the_parts_of_a_long_run_share_its_faults() -> None:
+    """No fault and no turn is lost by it, and each part has another seed."""
+    parts = plans("postgres", 7, 1_700, {"kill": 10, "pause": 1})
+    assert [part.seed for part in parts] == [7, 8, 9]
+    assert sum((part.faults for part in parts), Counter()) == {"kill": 10, "pause": 1}
+    assert sum(part.turns for part in parts) >= 1_698

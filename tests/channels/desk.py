@@ -1,0 +1,96 @@
+"""A service with a bot, over a model of the test's own, and the messages of one person."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from langchain_core.language_models import BaseChatModel
+
+from tests.channels.fake_telegram import FakeTelegram, Values
+from tests.channels.platforms import SENT_AT, TELEGRAM_SECRET, TELEGRAM_TOKEN
+from tests.web.services import client_of, opened_app, settings_for, until
+from threadkeep import Memory
+from threadkeep.app import App
+from threadkeep.channels.configuration import ChannelsFile, TelegramSettings
+from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.channels.opening import open_channels
+from threadkeep.records.channels import OutboxStatus
+
+SESSION = "telegram:4242:7"
+SOON = DeliveryOptions(poll_seconds=0.05, first_pause_seconds=0.05, longest_pause_seconds=0.2)
+
+
+@dataclass(frozen=True)
+class BotDesk:
+    """An open service with a bot."""
+
+    app: App
+    client: httpx2.AsyncClient
+    telegram: FakeTelegram
+
+    @property
+    def memory(self) -> Memory:
+        """Where conversations are."""
+        return self.app.memory
+
+    async def send(self, update: Values, *, secret: str = TELEGRAM_SECRET) -> int:
+        """Call the webhook of the bot; the status."""
+        headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
+        return (await self.client.post("/channels/one", json=update, headers=headers)).status_code
+
+    async def say(self, text: str, number: int = 1, **changes: Any) -> None:
+        """Send a message that must be taken."""
+        assert await self.send(update(text, number, **changes)) == 200
+
+    async def answered(self, count: int = 1) -> list[str]:
+        """What the person was sent, when so many messages have arrived and nothing waits."""
+        await until(lambda: len(self.telegram.texts()) >= count)
+        await until(self.nothing_waits)
+        return self.telegram.texts()
+
+    async def nothing_waits(self) -> bool:
+        """Whether every answer is over or has failed."""
+        counts = await self.memory.channels.outbox.counts()
+        return not any(status in ("waiting", "ready") for _, status in counts)
+
+    async def statuses(self) -> list[OutboxStatus]:
+        """How each message of the outbox stands, in order."""
+        return [entry.status for entry in await self.memory.channels.outbox.entries()]
+
+    async def transcript(self, session_id: str = SESSION) -> list[tuple[str, str]]:
+        """Who said what."""
+        return [(message.role, message.content) for message in await self.memory.session(session_id).tail(100)]
+
+
+def telegram_settings(telegram: FakeTelegram, **changes: Any) -> TelegramSettings:
+    """The settings of a bot by webhook at the fake platform."""
+    given = {"kind": "telegram", "name": "one", "token": TELEGRAM_TOKEN, "receive": "webhook"}
+    given |= {"secret": TELEGRAM_SECRET, "username": "KeepBot", "api": telegram.address}
+    return TelegramSettings.model_validate({**given, **changes})
+
+
+@asynccontextmanager
+async def opened_bot(
+    url: str, folder: Path, telegram: FakeTelegram, model: BaseChatModel, **settings: Any
+) -> AsyncIterator[BotDesk]:
+    """A service over a database, with one bot."""
+    environment: Mapping[str, Any] = settings.pop("environment", {})
+    options = settings.pop("options", SOON)
+    async with opened_app(model, settings_for(folder, database_url=url, **environment)) as app:
+        file = ChannelsFile(channels=[telegram_settings(telegram, **settings)], delivery=options)
+        async with open_channels(app.memory, app.runs, file) as service:
+            with_bots = replace(app, channels=service)
+            async with client_of(with_bots) as client:
+                yield BotDesk(with_bots, client, telegram)
+
+
+def update(text: str, number: int = 1, **changes: Any) -> Values:
+    """An update with a message of a private chat."""
+    sender = {"id": 7, "is_bot": False, "first_name": "Anna", "username": "anna"}
+    message = {"message_id": 100 + number, "date": SENT_AT, "from": sender, "chat": {"id": 7, "type": "private"}}
+    return {"update_id": number, "message": {**message, "text": text, **changes}}

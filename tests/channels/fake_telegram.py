@@ -1,0 +1,182 @@
+"""Telegram's Bot API in another process, behind a socket: it queues, pushes, refuses, and keeps what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tests.channels.markdown_v2 import visible
+from tests.children import Child
+
+type Values = dict[str, Any]
+
+_LONGEST_POLL_SECONDS = 1.0
+
+
+@dataclass
+class _State:
+    updates: list[Values] = field(default_factory=list)
+    calls: list[Values] = field(default_factory=list)
+    refusals: list[Values] = field(default_factory=list)
+    changed: threading.Condition = field(default_factory=threading.Condition)
+
+
+class FakeTelegram:
+    """The platform as a test sees it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def push(self, *updates: Values) -> None:
+        """Queue updates for polling."""
+        self._control("push", updates=updates)
+
+    def deliver(self, url: str, secret: str, *updates: Values, times: int = 1) -> list[int]:
+        """Call a webhook with each update so many times, all at once; the statuses, in the order of the updates."""
+        return list(self._control("deliver", url=url, secret=secret, updates=updates, times=times))
+
+    def refuse(self, status: int, description: str = "", *, times: int = 1, **parameters: int) -> None:
+        """Refuse the next messages; with the status 0 take them, and break the connection before the answer."""
+        body = {"ok": False, "error_code": status, "description": description, "parameters": parameters}
+        self._control("refuse", refusals=[{"status": status, "body": body}] * times)
+
+    def calls(self, method: str = "sendMessage") -> list[Values]:
+        """The calls of a method that were accepted, in order."""
+        return [call["values"] for call in self._control("calls") if call["method"] == method and call["accepted"]]
+
+    def texts(self) -> list[str]:
+        """The texts that people see, in order."""
+        return [call["seen"] for call in self._control("calls") if call["method"] == "sendMessage" and call["accepted"]]
+
+    def _control(self, verb: str, **values: object) -> Any:
+        return httpx2.post(f"{self.address}/control/{verb}", json=values, timeout=60, trust_env=False).json()
+
+
+@contextmanager
+def faking_telegram(folder: Path) -> Iterator[FakeTelegram]:
+    """A platform that listens."""
+    place = folder / "telegram.address"
+    child: Child[None] = Child(_serve, place)
+    try:
+        deadline = time.monotonic() + 60
+        while not place.exists() or not place.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield FakeTelegram(place.read_text().strip())
+    finally:
+        child.kill()
+
+
+def _serve(place: Path) -> None:
+    state = _State()
+
+    class Handler(_Handler):
+        known = state
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    place.write_text(f"http://127.0.0.1:{server.server_address[1]}\n")
+    server.serve_forever(0.02)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    known: _State
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:
+        """Answer a bot, or a test."""
+        values = json.loads(self.rfile.read(int(self.headers["content-length"] or 0)) or b"{}")
+        _, first, method = self.path.split("/", 2)
+        if first == "control":
+            self._send(200, getattr(self, f"_control_{method}")(values))
+            return
+        try:
+            self._send(*self._call(method, values))
+        except ConnectionAbortedError:
+            self.close_connection = True
+
+    def _call(self, method: str, values: Values) -> tuple[int, Values]:
+        if method == "getUpdates":
+            return 200, {"ok": True, "result": self._updates(values)}
+        call: Values = {"method": method, "values": values, "accepted": True}
+        with self.known.changed:
+            if method == "sendMessage" and self.known.refusals:
+                refusal = self.known.refusals.pop(0)
+                if refusal["status"] == 0:
+                    self.known.calls.append({**call, "seen": _seen(values)})
+                    raise ConnectionAbortedError
+                self.known.calls.append({**call, "accepted": False})
+                return refusal["status"], refusal["body"]
+            if method == "sendMessage":
+                try:
+                    call["seen"] = _seen(values)
+                except (AssertionError, KeyError, IndexError) as error:
+                    self.known.calls.append({**call, "accepted": False})
+                    return 400, {"ok": False, "description": f"Bad Request: can't parse entities: {error}"}
+            self.known.calls.append(call)
+        if method == "getMe":
+            return 200, {"ok": True, "result": {"id": 1, "is_bot": True, "username": "FakeBot"}}
+        if method == "getWebhookInfo":
+            return 200, {"ok": True, "result": {"url": "", "pending_update_count": len(self.known.updates)}}
+        return 200, {"ok": True, "result": {"message_id": len(self.known.calls)}}
+
+    def _updates(self, values: Values) -> list[Values]:
+        offset, state = values.get("offset") or 0, self.known
+        with state.changed:
+            state.updates = [update for update in state.updates if update["update_id"] >= offset]
+            if not state.updates:
+                state.changed.wait(min(values.get("timeout", 0), _LONGEST_POLL_SECONDS))
+            return state.updates[: values.get("limit", 100)]
+
+    def _control_push(self, values: Values) -> None:
+        with self.known.changed:
+            self.known.updates += values["updates"]
+            self.known.changed.notify_all()
+
+    def _control_refuse(self, values: Values) -> None:
+        self.known.refusals += values["refusals"]
+
+    def _control_calls(self, _: Values) -> list[Values]:
+        return self.known.calls
+
+    def _control_deliver(self, values: Values) -> list[int]:
+        updates: Sequence[Values] = [update for update in values["updates"] for _ in range(values["times"])]
+        with ThreadPoolExecutor(max_workers=8) as pool:
+            return list(pool.map(lambda update: _push(values["url"], values["secret"], update), updates))
+
+    def _send(self, status: int, body: object) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
+        """Say nothing."""
+
+
+def _seen(values: Values) -> str:
+    """What a person sees of a message; fails where Telegram refuses it."""
+    assert isinstance(values["chat_id"], int)
+    text: str = visible(values["text"]) if values.get("parse_mode") == "MarkdownV2" else values["text"]
+    assert 1 <= len(text.encode("utf-16-le")) // 2 <= 4096
+    return text
+
+
+def _push(url: str, secret: str, update: Values) -> int:
+    headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
+    try:
+        return httpx2.post(url, json=update, headers=headers, timeout=30, trust_env=False).status_code
+    except httpx2.HTTPError:
+        return 0

@@ -1,0 +1,211 @@
+"""WeCom's API in another process, behind a socket: tokens that expire, pages of desks, limits, and what it was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx2
+
+from tests.children import Child
+
+type Values = dict[str, Any]
+
+SECRET = "canary-corp-secret"
+
+
+@dataclass
+class _State:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    tokens: int = 0
+    valid: set[str] = field(default_factory=set)
+    sent: list[Values] = field(default_factory=list)
+    seen: set[str] = field(default_factory=set)
+    refusals: list[int] = field(default_factory=list)
+    items: list[Values] = field(default_factory=list)
+    page: int = 1000
+    pages: list[Values] = field(default_factory=list)
+    used: set[str] = field(default_factory=set)
+
+
+class FakeWeCom:
+    """The platform as a test sees it."""
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+
+    def texts(self) -> list[str]:
+        """The texts that people see, in order."""
+        return [self.text_of(call) for call in self.sent()]
+
+    def sent(self) -> list[Values]:
+        """The messages that were accepted, in order."""
+        return list(self._control("sent"))
+
+    def tokens(self) -> int:
+        """How many access tokens were given out."""
+        return int(self._control("tokens"))
+
+    def pages(self) -> list[Values]:
+        """The calls for pages, in order."""
+        return list(self._control("pages"))
+
+    def expire(self) -> None:
+        """Let no token be valid any more."""
+        self._control("expire")
+
+    def refuse(self, *codes: int) -> None:
+        """Refuse the next messages with these codes; 0 takes one and breaks the connection before the answer."""
+        self._control("refuse", codes=codes)
+
+    def write(self, *items: Values, page: int = 1000) -> None:
+        """Add messages to a desk, which is read in pages of a size."""
+        self._control("write", items=items, page=page)
+
+    @staticmethod
+    def text_of(call: Values) -> str:
+        """The text of a message."""
+        kind: str = call["msgtype"]
+        text: str = call[kind]["content"]
+        assert len(text.encode()) <= (20_480 if kind == "markdown" else 2048)
+        return text
+
+    def _control(self, verb: str, **values: object) -> Any:
+        return httpx2.post(f"{self.address}/control/{verb}", json=values, timeout=60, trust_env=False).json()
+
+
+@contextmanager
+def faking_wecom(folder: Path) -> Iterator[FakeWeCom]:
+    """A platform that listens."""
+    place = folder / "wecom.address"
+    child: Child[None] = Child(_serve, place)
+    try:
+        deadline = time.monotonic() + 60
+        while not place.exists() or not place.read_text().endswith("\n"):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        yield FakeWeCom(place.read_text().strip())
+    finally:
+        child.kill()
+
+
+def _serve(place: Path) -> None:
+    state = _State()
+
+    class Handler(_Handler):
+        known = state
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    place.write_text(f"http://127.0.0.1:{server.server_address[1]}\n")
+    server.serve_forever(0.02)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    known: _State
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        """Answer a bot."""
+        self._do({})
+
+    def do_POST(self) -> None:
+        """Answer a bot, or a test."""
+        self._do(json.loads(self.rfile.read(int(self.headers["content-length"] or 0)) or b"{}"))
+
+    def _do(self, values: Values) -> None:
+        parts = urlsplit(self.path)
+        with self.known.lock:
+            try:
+                body = self._answer(parts.path, dict(parse_qsl(parts.query)), values)
+            except ConnectionAbortedError:
+                self.close_connection = True
+                return
+        content = json.dumps(body).encode()
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def _answer(self, path: str, query: dict[str, str], values: Values) -> object:
+        if path.startswith("/control/"):
+            return getattr(self, f"_control_{path.removeprefix('/control/')}")(values)
+        method = path.removeprefix("/cgi-bin/")
+        state = self.known
+        if method == "gettoken":
+            if query.get("corpsecret") != SECRET:
+                return {"errcode": 40001, "errmsg": "invalid credential"}
+            state.tokens += 1
+            state.valid.add(f"T{state.tokens}")
+            return {"errcode": 0, "access_token": f"T{state.tokens}", "expires_in": 7200}
+        if method == "aibot/response":
+            return self._respond(query["response_code"], values)
+        if query.get("access_token") not in state.valid:
+            return {"errcode": 40014, "errmsg": "invalid access_token"}
+        return self._page(values) if method == "kf/sync_msg" else self._send(method, values)
+
+    def _send(self, method: str, values: Values) -> Values:
+        state, key = self.known, values.get("msgid")
+        if method == "message/send":
+            assert isinstance(values["agentid"], int)
+            key = values["text"]["content"] if values["enable_duplicate_check"] else None
+        code = state.refusals.pop(0) if state.refusals else None
+        if code:
+            return {"errcode": code, "errmsg": "refused"}
+        if key is None or key not in state.seen:
+            state.sent.append(values)
+        state.seen.add(str(values["text"]["content"] if method == "message/send" else key))
+        if code == 0:
+            raise ConnectionAbortedError
+        return {"errcode": 0, "errmsg": "ok"}
+
+    def _respond(self, code: str, values: Values) -> Values:
+        if code in self.known.used:
+            return {"errcode": 846607, "errmsg": "response_url was used"}
+        self.known.used.add(code)
+        self.known.sent.append(values)
+        return {"errcode": 0, "errmsg": "ok"}
+
+    def _page(self, values: Values) -> Values:
+        state = self.known
+        state.pages.append(values)
+        items = [item for item in state.items if self._desk(item) == values["open_kfid"]]
+        begin = int(values.get("cursor") or 0)
+        end = min(begin + state.page, len(items))
+        more = int(end < len(items))
+        return {"errcode": 0, "next_cursor": str(end), "has_more": more, "msg_list": items[begin:end]}
+
+    @staticmethod
+    def _desk(item: Values) -> object:
+        return item.get("open_kfid") or item.get("event", {}).get("open_kfid")
+
+    def _control_sent(self, _: Values) -> list[Values]:
+        return self.known.sent
+
+    def _control_tokens(self, _: Values) -> int:
+        return self.known.tokens
+
+    def _control_pages(self, _: Values) -> list[Values]:
+        return self.known.pages
+
+    def _control_expire(self, _: Values) -> None:
+        self.known.valid.clear()
+
+    def _control_refuse(self, values: Values) -> None:
+        self.known.refusals += values["codes"]
+
+    def _control_write(self, values: Values) -> None:
+        self.known.items += values["items"]
+        self.known.page = values["page"]
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's own name
+        """Say nothing."""

@@ -1,0 +1,86 @@
+"""The file of the channels: what it may say, and what is told of its mistakes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from threadkeep.channels.configuration import read_channels
+from threadkeep.channels.telegram import TelegramChannel
+from threadkeep.errors import InvalidInput
+
+BOT = """
+channels:
+  - kind: telegram
+    name: support
+    token: ${BOT_TOKEN}
+"""
+ENVIRONMENT = {"BOT_TOKEN": "1:canary-token"}
+
+
+def written(folder: Path, text: str) -> Path:
+    """A file with a text."""
+    path = folder / "channels.yaml"
+    path.write_text(dedent(text))
+    return path
+
+
+def test_three_lines_are_a_bot(tmp_path: Path) -> None:
+    """It polls, and the chat answers; secrets come from the environment and are not shown."""
+    file = read_channels(written(tmp_path, BOT), ENVIRONMENT)
+    [bot] = file.channels
+    assert (bot.name, bot.receive, bot.workflow) == ("support", "polling", "chat")
+    channel = bot.channel()
+    assert isinstance(channel, TelegramChannel)
+    assert (channel.options.bot_id, channel.options.token) == ("1", "1:canary-token")
+    assert "canary" not in repr(file)
+    assert file.delivery.keep_seconds == 7 * 86_400
+
+
+def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
+    """And delivery times of its own file."""
+    more = "    workflow: desk\n    language: zh\n    texts: {failed: ''}\n    allowed_users: ['7']\n"
+    more += "delivery: {poll_seconds: 0.5}\n"
+    file = read_channels(written(tmp_path, BOT + more), ENVIRONMENT)
+    [bot] = file.channels
+    assert (bot.workflow, bot.all_texts().failed, bot.all_texts().media[:2]) == ("desk", "", "我目")
+    assert bot.allowed_users == {"7"}
+    assert file.delivery.poll_seconds == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("channels:\n  - [", "channels.yaml:2: this is not YAML"),
+        ("", "the file: input should be a valid dictionary"),
+        ("bots: []", "channels: field required"),
+        (BOT + "    tokn: x", "channel 1, tokn: extra inputs are not permitted"),
+        (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
+        (BOT + "    receive: webhook", "channel 'support': A bot that receives by webhook needs a secret"),
+        (BOT + "    secret: a b", "channel 'support': A webhook's secret has 1 to 256"),
+        (BOT + "    texts: {hello: x}", "channel 'support': There is no text 'hello'"),
+        (BOT.replace("${BOT_TOKEN}", "canary"), "channel 'support': A Telegram token is digits"),
+        (BOT.replace("BOT_TOKEN", "NOTHING"), "The variable NOTHING is not set"),
+        (BOT + BOT.partition("channels:")[2], "two channels are called 'support'"),
+        (BOT + "delivery: {poll_seconds: 0}", "delivery"),
+    ],
+)
+def test_a_mistake_is_told_with_its_place_and_without_its_value(tmp_path: Path, text: str, sentence: str) -> None:
+    """The file, the bot and the field."""
+    with pytest.raises(InvalidInput) as refused:
+        read_channels(written(tmp_path, text), ENVIRONMENT)
+    assert sentence in str(refused.value)
+    assert str(refused.value).startswith(str(tmp_path))
+    assert "canary" not in str(refused.value)
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes | None) -> None:
+    """It is missing, or no text."""
+    path = tmp_path / "channels.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        read_channels(path, {})

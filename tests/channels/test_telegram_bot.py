@@ -1,0 +1,331 @@
+"""A bot on Telegram, from the webhook to the answer, against a platform in another process."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import repeat
+from pathlib import Path
+
+from tests.channels.desk import SESSION, BotDesk, opened_bot, update
+from tests.channels.fake_telegram import FakeTelegram
+from tests.channels.platforms import SENT_AT
+from tests.web.services import until
+from threadkeep.channels.delivery import DeliveryOptions
+from threadkeep.testing import Gate, ScriptedModel
+
+GROUP = {"id": -100123, "type": "supergroup"}
+
+
+async def test_a_message_is_answered(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """In the chat, as a reply; the person's words alone are the turn, with their time and who said them."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["Hello **Anna**."])) as desk:
+        await desk.say("Hi, I am Anna.")
+        assert await desk.answered() == ["Hello Anna."]
+        assert await desk.transcript() == [("user", "Hi, I am Anna."), ("assistant", "Hello **Anna**.")]
+        [question, _] = await desk.memory.session(SESSION).tail(2)
+        info = await desk.memory.session(SESSION).info()
+        [person] = await desk.memory.persons.all()
+        assert (person.id, person.names) == ("telegram:7", ("Anna",))
+    [call] = telegram.calls()
+    assert call["chat_id"] == 7
+    assert call["reply_parameters"] == {"message_id": 101, "allow_sending_without_reply": True}
+    assert question.id == "telegram:4242:1"
+    assert question.sent_at is not None
+    assert question.sent_at.timestamp() == SENT_AT
+    assert question.metadata["sender_name"] == "Anna"
+    assert info.user_id == "telegram:7"
+    assert telegram.calls("sendChatAction")[0] == {"action": "typing", "chat_id": 7}
+
+
+async def test_the_platform_hears_at_once_whatever_the_model_does(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The answer comes when it is there."""
+    gate = Gate()
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([[gate, "late"]])) as desk:
+        async with asyncio.timeout(4):
+            await desk.say("hello")
+        await gate.reached()
+        assert telegram.texts() == []
+        gate.open()
+        assert await desk.answered() == ["late"]
+
+
+async def test_an_update_that_comes_many_times_is_one_turn(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """At one moment, while its answer is made, and afterwards; the same words again are another turn."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"], "two"])
+    async with opened_bot(shared_url, tmp_path, telegram, model) as desk:
+        assert await asyncio.gather(*(desk.send(update("ok")) for _ in range(5))) == [200] * 5
+        await gate.reached()
+        await desk.say("ok")
+        gate.open()
+        assert await desk.answered() == ["one"]
+        await desk.say("ok")
+        await desk.say("ok", 2)
+        assert await desk.answered(2) == ["one", "two"]
+        assert len(await desk.transcript()) == 4
+    assert len(model.calls) == 2
+
+
+async def test_a_callback_of_somebody_else_is_refused(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Without a word that helps; and there is no bot of another name."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel()) as desk:
+        response = await desk.client.post("/channels/one", json=update("hi"))
+        assert (response.status_code, response.content) == (403, b"")
+        assert await desk.send(update("hi"), secret="wrong") == 403
+        assert (await desk.client.post("/channels/two", json=update("hi"))).status_code == 404
+        assert (await desk.client.get("/channels/one")).status_code == 403
+        assert await desk.statuses() == []
+
+
+async def test_callbacks_come_from_anywhere_without_a_key(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """By a name that is not loopback's; everything else still wants a key."""
+    environment = {"api_keys": "ops:secret"}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hi"]), environment=environment) as desk:
+        desk.client.headers["host"] = "bots.example.com"
+        assert await desk.send(update("hi")) == 200
+        assert (await desk.client.get("/api/v1/sessions")).status_code == 401
+        await desk.answered()
+
+
+async def test_a_long_answer_is_several_messages(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """In order; only the first one answers the person's."""
+    text = "\n\n".join(f"{number:03d} " + "x" * 494 for number in range(20))
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([text])) as desk:
+        await desk.say("Tell me all.")
+        assert "\n\n".join(await desk.answered(3)) == text
+    assert ["reply_parameters" in call for call in telegram.calls()] == [True, False, False]
+
+
+async def test_a_topic_gets_its_answer_in_the_topic(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """And has a conversation of its own."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        await desk.say("/ask", chat=GROUP, is_topic_message=True, message_thread_id=5)
+        await desk.answered()
+        assert await desk.transcript("telegram:4242:-100123:5") == [("user", "/ask"), ("assistant", "ok")]
+    [call] = telegram.calls()
+    assert (call["chat_id"], call["message_thread_id"]) == (-100123, 5)
+
+
+async def test_a_busy_platform_is_waited_for(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """For as long as it says; the answer is sent once."""
+    telegram.refuse(429, retry_after=1)
+    telegram.refuse(502)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["hello"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert entry.tries == 3
+    assert not entry.uncertain
+
+
+async def test_a_format_that_is_refused_is_sent_as_plain_text(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """With the marks that the model wrote."""
+    telegram.refuse(400, "Bad Request: can't parse entities: a reason")
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["**hello**"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["**hello**"]
+    assert "parse_mode" not in telegram.calls()[0]
+
+
+async def test_an_answer_that_may_have_arrived_is_sent_again_and_says_so(
+    tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Telegram took it, and the connection broke before it said so; it knows no id to drop a repeat by."""
+    telegram.refuse(0)
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["hello"])) as desk:
+        await desk.say("hi")
+        assert await desk.answered(2) == ["hello", "hello"]
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.status, entry.uncertain, entry.tries) == ("delivered", True, 2)
+
+
+async def test_a_refused_answer_stays_for_a_person(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person blocked the bot; when they are back it is tried again. The next message is not held back."""
+    telegram.refuse(403, "Forbidden: bot was blocked by the user")
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["one", "two"])) as desk:
+        await desk.say("hi")
+        await until(desk.nothing_waits)
+        assert await desk.statuses() == ["failed"]
+        await desk.say("hello?", 2)
+        assert await desk.answered() == ["two"]
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+        assert failed.error == "Forbidden"
+        assert await desk.memory.channels.outbox.retry(failed.number)
+        assert await desk.answered(2) == ["two", "one"]
+
+
+async def test_a_group_that_becomes_a_supergroup_goes_on(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Its history is that of the old id; an answer that is on its way finds the new one."""
+    group, moved = {"id": -5, "type": "group"}, {"id": -100123, "type": "supergroup"}
+    gate = Gate()
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([[gate, "one"], "two"])) as desk:
+        await desk.say("/one", chat=group)
+        await gate.reached()
+        telegram.refuse(400, "Bad Request: group chat was upgraded", migrate_to_chat_id=-100123)
+        gate.open()
+        await desk.answered()
+        for number, event in (
+            (2, {"chat": group, "migrate_to_chat_id": -100123}),
+            (3, {"chat": moved, "migrate_from_chat_id": -5}),
+        ):
+            body = update("", number, **event)
+            del body["message"]["text"]
+            assert await desk.send(body) == 200
+        await desk.say("/two", 4, chat=moved)
+        await desk.answered(2)
+        words = [content for _, content in await desk.transcript("telegram:4242:-5")]
+        assert words == ["/one", "one", "/two", "two"]
+    assert [call["chat_id"] for call in telegram.calls()] == [-100123, -100123]
+
+
+async def test_commands_are_answered_and_are_no_turns(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """A new conversation sees nothing of the one before, which stays in the transcript."""
+    model = ScriptedModel(repeat("ok"))
+    async with opened_bot(shared_url, tmp_path, telegram, model) as desk:
+        await desk.say("My cat is Miso.", 1)
+        await desk.answered(1)
+        for number, command in enumerate(["/start", "/HELP", "/whoami", "/new"], 2):
+            await desk.say(command, number)
+            await desk.answered(number)
+        await desk.say("/new", 5)
+        await desk.say("What is my cat called?", 6)
+        sent = await desk.answered(6)
+        assert [content for _, content in await desk.transcript()] == [
+            "My cat is Miso.",
+            "ok",
+            "What is my cat called?",
+            "ok",
+        ]
+    assert "/help" in sent[1]
+    assert "/whoami" in sent[2]
+    assert sent[3] == f"Your id: telegram:7\nThis conversation: {SESSION}"
+    assert sent[4] == "This is a new conversation."
+    assert all("Miso" not in str(message.content) for message in model.calls[-1])
+
+
+async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """After they were asked; in a group nobody deletes for the others."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("ok"))) as desk:
+        await desk.say("My cat is Miso.", 1)
+        await desk.answered(1)
+        await desk.say("/forget", 2)
+        assert "/forget yes" in (await desk.answered(2))[1]
+        assert len(await desk.transcript()) == 2
+        await desk.say("/forget yes", 3)
+        assert (await desk.answered(3))[2] == "Everything that we talked about is deleted."
+        assert await desk.transcript() == []
+        await desk.say("/forget yes", 4, chat=GROUP)
+        assert "group" in (await desk.answered(4))[3]
+
+
+async def test_texts_are_of_the_language_and_of_the_operator(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """A picture is answered politely, or not at all where the text is empty."""
+    photo = update("", 1, photo=[{"file_id": "f"}])
+    del photo["message"]["text"]
+    settings = {"language": "zh", "texts": {"help": "自助"}}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), **settings) as desk:
+        assert await desk.send(photo) == 200
+        await desk.say("/help", 2)
+        assert await desk.answered(2) == ["我目前只能阅读文字消息。", "自助"]
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(), texts={"media": ""}) as desk:
+        assert await desk.send(photo) == 200
+        await desk.say("/help", 2)
+        await desk.answered(3)
+        assert len(telegram.texts()) == 3
+
+
+async def test_messages_of_others_and_long_ones_start_nothing(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Of people who are not on the list, and beyond the limit."""
+    model = ScriptedModel(["ok"])
+    limits = {"allowed_users": ["7"], "max_characters": 10}
+    async with opened_bot("sqlite://", tmp_path, telegram, model, **limits) as desk:
+        await desk.say("hi", 1, **{"from": {"id": 8, "is_bot": False}})
+        await desk.say("much too long", 2)
+        await desk.say("hi", 3)
+        sent = await desk.answered(2)
+    assert sorted(sent) == ["That message is too long for me. Please send a shorter one.", "ok"]
+    assert len(model.calls) == 1
+
+
+async def test_who_writes_too_fast_is_told_once(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Another person goes on, and a message that Telegram repeats counts once."""
+    model = ScriptedModel(repeat("ok"))
+    async with opened_bot("sqlite://", tmp_path, telegram, model, messages_per_minute=2) as desk:
+        for number in (1, 1, 1, 2, 3, 4):
+            await desk.say("hi", number)
+        await desk.say("hi", 5, chat={"id": 8, "type": "private"}, **{"from": {"id": 8, "is_bot": False}})
+        sent = await desk.answered(4)
+    assert sorted(sent) == ["You write faster than I can answer. Please wait a minute.", "ok", "ok", "ok"]
+    assert len(model.calls) == 3
+
+
+async def test_a_bot_may_join_the_messages_that_come_during_a_turn(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Its policy goes before that of the workflow; the newest message gets the answer to all."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"], "all"])
+    async with opened_bot("sqlite://", tmp_path, telegram, model, double_texting="coalesce") as desk:
+        await desk.say("a", 1)
+        await gate.reached()
+        await desk.say("b", 2)
+        await desk.say("c", 3)
+        gate.open()
+        assert await desk.answered(2) == ["one", "all"]
+        assert [content for _, content in await desk.transcript()] == ["a", "one", "b", "c", "all"]
+    assert telegram.calls()[1]["reply_parameters"]["message_id"] == 103
+
+
+async def test_a_model_that_fails_is_told_of_and_stored_as_nothing(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """The person hears that there is no answer; the transcript has no apology."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel([ValueError("no")])) as desk:
+        await desk.say("hi")
+        assert await desk.answered() == ["I could not answer that. Please try again later."]
+        assert await desk.transcript() == [("user", "hi")]
+
+
+async def test_what_a_dead_process_left_is_answered(shared_url: str, tmp_path: Path, telegram: FakeTelegram) -> None:
+    """It noted that an answer is owed, and died before the run; the platform sent the message again."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"])) as desk:
+        outbox = desk.memory.channels.outbox
+        await outbox.add("one", SESSION, "telegram:4242:1", address={"chat_id": "7", "message_id": "101"})
+        await desk.say("hi")
+        assert await desk.answered() == ["ok"]
+
+
+async def test_an_answer_that_nobody_sent_is_sent_at_the_next_start(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """The run ended, and its process before the platform took the answer."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(["ok"]), options=DeliveryOptions()) as desk:
+        telegram.refuse(500)
+        await desk.say("hi")
+        await until(lambda: _tried(desk))
+    assert telegram.texts() == []
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel()) as desk:
+        assert await desk.answered() == ["ok"]
+
+
+async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Without a public address; a second start takes nothing twice."""
+    telegram.push(*(update(f"message {number}", number) for number in (1, 2, 3)))
+    model = ScriptedModel(f"answer {number}" for number in range(1, 100))
+    async with opened_bot(shared_url, tmp_path, telegram, model, receive="polling", secret="") as desk:
+        assert await desk.answered(3) == ["answer 1", "answer 2", "answer 3"]
+        await until(lambda: _has_offset(desk, "4"))
+    telegram.push(update("message 3", 3), update("message 4", 4))
+    async with opened_bot(shared_url, tmp_path, telegram, model, receive="polling", secret="") as desk:
+        assert await desk.answered(4) == ["answer 1", "answer 2", "answer 3", "answer 4"]
+        said = [content for role, content in await desk.transcript() if role == "user"]
+    assert said == ["message 1", "message 2", "message 3", "message 4"]
+
+
+async def _tried(desk: BotDesk) -> bool:
+    [entry] = await desk.memory.channels.outbox.entries()
+    return entry.error is not None
+
+
+async def _has_offset(desk: BotDesk, offset: str) -> bool:
+    return await desk.memory.channels.state.value("telegram:4242", "offset") == offset

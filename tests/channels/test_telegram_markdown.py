@@ -1,0 +1,49 @@
+"""Answers of models in Telegram's MarkdownV2."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.channels.markdown_v2 import visible
+from threadkeep.channels.telegram_markdown import markdown_v2
+
+
+@pytest.mark.parametrize(
+    ("markdown", "sent"),
+    [
+        ("Costs 3.50 (net) - really!", r"Costs 3\.50 \(net\) \- really\!"),
+        ("**bold** and *it*, ~~no~~", "*bold* and _it_, ~no~"),
+        ("a **bold _nested_ `code`**", "a *bold _nested_ code*"),
+        ("# Title **x** #", "*Title x*"),
+        ("- item 1.\n  * sub", "• item 1\\.\n  • sub"),
+        ("1. one", r"1\. one"),
+        ("> quoted", ">quoted"),
+        ("`a.b` `` c`d ``", r"`a.b` `c\`d`"),
+        ("[link](https://a.b/c_(d))", r"[link](https://a.b/c_(d\))"),
+        ("snake_case_name and 2*3*4", r"snake\_case\_name and 2\*3\*4"),
+        (r"a \(x\) C:\dir &amp; <b>", r"a \\\(x\\\) C:\\dir &amp; <b\>"),
+        ("```python\nprint('a`b\\n')\n```", "```python\nprint('a\\`b\\\\n')\n```"),
+        ("```\nopen", "```\nopen\n```"),
+        ("**not closed", r"\*\*not closed"),
+        ("  indented", "  indented"),
+        ("", ""),
+    ],
+)
+def test_markdown_of_models_is_telegrams(markdown: str, sent: str) -> None:
+    """Markup is translated, and everything else is escaped."""
+    assert markdown_v2(markdown) == sent
+    visible(sent)
+
+
+@given(st.text(st.sampled_from("ab1 \n*_~`[]()#>+-=|{}.!\\"), max_size=60) | st.text(max_size=60))
+def test_every_text_is_valid_and_shows_every_word(text: str) -> None:
+    """Letters and digits stay, in order, whatever the markup; only the language of a code block is not shown."""
+    text = text.replace("\r", "").replace("\ufdd0", "")
+    words = [sign for sign in visible(markdown_v2(text)) if sign.isalnum()]
+    expected = [sign for sign in re.sub(r"(?m)^ {0,3}(?:```|~~~).*$", "", text) if sign.isalnum()]
+    links = re.search(r"\]\(", text)
+    assert links or "~~~" in text or "```" in text or words == expected

@@ -1,0 +1,160 @@
+"""Two services behind one database, each killed again and again, and a Telegram that sends what was not taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.channels.desk import update
+from tests.channels.fake_telegram import FakeTelegram
+from tests.channels.platforms import TELEGRAM_SECRET, TELEGRAM_TOKEN
+from tests.web.processes import running
+from tests.web.provider import providing
+from tests.web.services import until
+from threadkeep import Memory, MemoryOptions, open_memory
+from threadkeep.records.runs import RunQuery
+
+CHATS = (7, 8)
+MESSAGES = 40
+
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+
+@dataclass
+class Fleet:
+    """Two places for services; a place whose service was killed has none for a while."""
+
+    addresses: dict[int, str | None]
+    kills: int = 0
+
+    async def deliver(self, number: int, chat: int, text: str) -> None:
+        """Send an update until one of the services takes it, as Telegram does."""
+        sender = {"id": chat, "is_bot": False, "first_name": "Anna"}
+        body = update(text, number, chat={"id": chat, "type": "private"}, **{"from": sender})
+        headers = {"X-Telegram-Bot-Api-Secret-Token": TELEGRAM_SECRET}
+        async with httpx2.AsyncClient(timeout=30, trust_env=False) as client:
+            for place in count(number):
+                address = self.addresses[place % 2]
+                if address is None:
+                    await asyncio.sleep(0.05)
+                    continue
+                try:
+                    response = await client.post(f"{address}/channels/one", json=body, headers=headers)
+                except httpx2.HTTPError:
+                    continue
+                if response.status_code == 200:
+                    return
+
+
+async def test_every_message_is_answered_once_through_kills(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """Stored once and in order, answered once, and delivered once but where the outbox says that a process died."""
+    fleet = Fleet({0: None, 1: None})
+    with providing() as provider:
+        provider.answer = lambda newest: [f"re: {newest}"]
+        environment = _environment(shared_url, tmp_path, telegram) | provider.environment
+        delivered = asyncio.Event()
+        keeping = [asyncio.create_task(_keep_up(fleet, place, tmp_path, environment, delivered)) for place in (0, 1)]
+        await asyncio.gather(*(_talk(fleet, chat) for chat in CHATS))
+        delivered.set()
+        await asyncio.gather(*keeping)
+        assert fleet.kills >= 2
+        async with _last_service(tmp_path, environment), _opened(shared_url) as memory:
+            await until(lambda: _all_over(memory))
+            await _check(memory, telegram)
+    logs = _logs(tmp_path)
+    assert "answer_sent" in logs
+    assert not [secret for secret in (TELEGRAM_TOKEN, TELEGRAM_SECRET, " of 7") if secret in logs]
+
+
+async def _talk(fleet: Fleet, chat: int) -> None:
+    for number in range(MESSAGES):
+        await fleet.deliver(1 + number * len(CHATS) + CHATS.index(chat), chat, f"message {number} of {chat}")
+
+
+async def _keep_up(
+    fleet: Fleet, place: int, folder: Path, environment: Mapping[str, str], delivered: asyncio.Event
+) -> None:
+    """Run a service and kill it after a while, again and again."""
+    pause = 1.0 + 0.7 * place
+    for generation in count():
+        async with AsyncExitStack() as stack:
+            own = folder / f"service-{place}-{generation}"
+            client, _ = await stack.enter_async_context(running(own, environment))
+            fleet.addresses[place] = str(client.base_url).rstrip("/")
+            try:
+                async with asyncio.timeout(pause):
+                    await delivered.wait()
+                return
+            except TimeoutError:
+                fleet.kills += 1
+            finally:
+                fleet.addresses[place] = None
+        pause = 1.0 + (pause * 1.7) % 2.0
+
+
+@asynccontextmanager
+async def _last_service(folder: Path, environment: Mapping[str, str]) -> AsyncIterator[None]:
+    """A service that nobody kills: it goes on with what others left."""
+    async with running(folder / "last", environment):
+        yield
+
+
+@asynccontextmanager
+async def _opened(url: str) -> AsyncIterator[Memory]:
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        yield memory
+
+
+async def _all_over(memory: Memory) -> bool:
+    counts = await memory.channels.outbox.counts()
+    return not any(status in ("waiting", "ready") for _, status in counts)
+
+
+async def _check(memory: Memory, telegram: FakeTelegram) -> None:
+    runs, _ = await memory.runs.records.runs(RunQuery(limit=1000))
+    assert Counter((run.status, run.error) for run in runs) == {("done", None): MESSAGES * len(CHATS)}
+    entries = await memory.channels.outbox.entries(limit=1000)
+    assert Counter(entry.status for entry in entries) == {"delivered": MESSAGES * len(CHATS)}
+    uncertain = {entry.session_id for entry in entries if entry.uncertain}
+    repeats = sum(entry.uncertain for entry in entries)
+    for chat in CHATS:
+        session_id = f"telegram:4242:{chat}"
+        messages = await memory.session(session_id).tail(1000)
+        assert [message.seq for message in messages] == list(range(1, len(messages) + 1))
+        asked = [f"message {number} of {chat}" for number in range(MESSAGES)]
+        assert [message.content for message in messages if message.role == "user"] == asked
+        answers = [message.content for message in messages if message.role == "assistant"]
+        assert answers == [f"re: {words}" for words in asked]
+        sent = Counter(call["text"] for call in telegram.calls() if call["chat_id"] == chat)
+        assert set(sent) == set(answers)
+        assert session_id in uncertain or set(sent.values()) == {1}
+    assert len(telegram.calls()) - MESSAGES * len(CHATS) <= repeats
+
+
+def _logs(folder: Path) -> str:
+    return "".join(path.read_text() for path in folder.glob("*/std*"))
+
+
+def _environment(url: str, folder: Path, telegram: FakeTelegram) -> dict[str, str]:
+    file = folder / "channels.yaml"
+    bot = f"{{kind: telegram, name: one, token: '{TELEGRAM_TOKEN}', receive: webhook, secret: {TELEGRAM_SECRET}, "
+    delivery = "{poll_seconds: 0.2, claim_seconds: 4, first_pause_seconds: 0.1}"
+    file.write_text(f"channels:\n  - {bot}api: '{telegram.address}'}}\ndelivery: {delivery}\n")
+    return {
+        "THREADKEEP_DATABASE_URL": url,
+        "THREADKEEP_CHANNELS": str(file),
+        "THREADKEEP_PENDING_DIR": str(folder / "pending"),
+        "THREADKEEP_RUN_DEAD_SECONDS": "2",
+        # Processes die here more often than a run is begun again by default.
+        "THREADKEEP_RUN_MAX_ATTEMPTS": "100",
+    }

@@ -1,0 +1,187 @@
+"""An AI bot, whose answers the platform fetches while they grow, against a platform in another process."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from wechatpy.enterprise.crypto import WeChatCrypto
+
+from tests.channels.fake_wecom import FakeWeCom
+from tests.channels.platforms import AES_KEY, WECOM_TOKEN, aibot_message
+from tests.channels.wecom_desk import WeComDesk, opened_wecom
+from tests.web.services import until
+from threadkeep.channels import service, streaming
+from threadkeep.testing import Gate, ScriptedModel
+
+KIND = "wecom_aibot"
+SESSION = "wecom_aibot:B1:single:U1"
+
+
+def opened(response: httpx2.Response) -> dict[str, Any]:
+    """What the platform reads of a response."""
+    sent = response.json()
+    crypto = WeChatCrypto(WECOM_TOKEN, AES_KEY, "")
+    text = crypto.check_signature(sent["msgsignature"], str(sent["timestamp"]), sent["nonce"], sent["encrypt"])
+    body: dict[str, Any] = json.loads(text)
+    return body
+
+
+async def say(desk: WeComDesk, text: str, number: int = 1, **changes: Any) -> dict[str, Any]:
+    """Send a message; the stream of its answer."""
+    url = f"{desk.wecom.address}/cgi-bin/aibot/response?response_code=CODE{number}"
+    stream: dict[str, Any] = opened(
+        await desk.post(json.dumps(aibot_message(text, number) | {"response_url": url} | changes))
+    )
+    assert stream["msgtype"] == "stream"
+    return dict(stream["stream"])
+
+
+async def refresh(desk: WeComDesk, stream_id: str) -> dict[str, Any]:
+    """Ask for an answer so far."""
+    body = json.dumps({"aibotid": "B1", "msgtype": "stream", "stream": {"id": stream_id}})
+    return dict(opened(await desk.post(body))["stream"])
+
+
+async def finished(desk: WeComDesk, stream: dict[str, Any]) -> str:
+    """Refresh until the answer is finished, as the platform does."""
+    found = stream
+
+    async def is_finished() -> bool:
+        nonlocal found
+        found = await refresh(desk, stream["id"])
+        return bool(found["finish"])
+
+    await until(is_finished)
+    return str(found["content"])
+
+
+async def test_an_answer_grows_under_the_eyes_of_the_person(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The first response comes at once; each refresh has the whole text so far, from the database."""
+    gate = Gate()
+    model = ScriptedModel([["Your parcel ", gate, "is on its way."]])
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        stream = await say(desk, "Where is it?")
+        assert (stream["finish"], stream["content"]) == (False, "")
+        await gate.reached()
+
+        async def has_begun() -> bool:
+            return await refresh(desk, stream["id"]) == {**stream, "content": "Your parcel"}
+
+        await until(has_begun)
+        [entry] = await desk.memory.channels.outbox.entries()
+        assert str(entry.number) == stream["id"]
+        gate.open()
+        assert await finished(desk, stream) == "Your parcel is on its way."
+        assert await finished(desk, stream) == "Your parcel is on its way."
+        assert await desk.statuses() == ["delivered"]
+        assert await desk.transcript(SESSION) == [("user", "Where is it?"), ("assistant", "Your parcel is on its way.")]
+    assert wecom.texts() == []
+
+
+async def test_a_message_that_comes_again_has_the_same_stream(
+    shared_url: str, tmp_path: Path, wecom: FakeWeCom
+) -> None:
+    """While the answer grows and afterwards; it is one turn."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "ok"]])
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        stream = await say(desk, "hi")
+        await gate.reached()
+        assert (await say(desk, "hi"))["id"] == stream["id"]
+        gate.open()
+        assert await finished(desk, stream) == "ok"
+        assert await say(desk, "hi") == {"id": stream["id"], "finish": True, "content": "ok"}
+        assert len(await desk.transcript(SESSION)) == 2
+
+
+async def test_an_answer_that_takes_too_long_goes_to_the_address_of_the_message(
+    tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream ends with a sentence; the answer comes once."""
+    for module in (service, streaming):
+        monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
+    gate = Gate()
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "late"]])) as desk:
+        stream = await say(desk, "hi")
+        assert (stream["finish"], stream["content"]) == (True, "This takes longer. The answer follows.")
+        await gate.reached()
+        gate.open()
+        assert await desk.answered() == ["late"]
+        assert (await refresh(desk, stream["id"]))["content"] == "This takes longer. The answer follows."
+        assert await desk.answered() == ["late"]
+
+
+async def test_nobody_fetches_and_the_answer_is_sent(
+    tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time in which the platform could have fetched it."""
+    monkeypatch.setattr(service, "STREAM_TIME", timedelta(seconds=1))
+    gate = Gate()
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:
+        await say(desk, "hi")
+        await gate.reached()
+        gate.open()
+        await until(lambda: _status(desk, "ready"))
+        assert wecom.texts() == []
+        assert await desk.answered() == ["ok"]
+    assert wecom.sent() == [{"msgtype": "markdown", "markdown": {"content": "ok"}}]
+
+
+async def test_the_end_of_a_very_long_answer_is_sent(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A stream has 20,480 bytes."""
+    answer = "a" * 15_000 + "\n\n" + "b" * 15_000
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([answer])) as desk:
+        stream = await say(desk, "hi")
+        assert await finished(desk, stream) == "a" * 15_000
+        assert await desk.answered() == ["b" * 15_000]
+        assert await finished(desk, stream) == "a" * 15_000
+
+
+async def test_commands_and_pictures_are_answered_in_the_response(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """There is nothing to wait for; opening the chat is welcomed."""
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok")), language="zh") as desk:
+        for _ in range(2):
+            help_text = await say(desk, "/help", 1)
+            assert (help_text["finish"], "/new" in help_text["content"]) == (True, True)
+        picture = await say(desk, "", 2, msgtype="image", image={"url": "https://x"})
+        assert (picture["finish"], picture["content"]) == (True, "我目前只能阅读文字消息。")
+        assert await finished(desk, await say(desk, "/new", 3)) == "已开始新的对话。"
+        body = json.dumps(aibot_message("", 4) | {"msgtype": "event", "event": {"eventtype": "enter_chat"}})
+        welcome = opened(await desk.post(body))
+        assert welcome["msgtype"] == "text"
+        assert welcome["text"]["content"].startswith("你好")
+        assert await desk.transcript(SESSION) == []
+    assert wecom.texts() == []
+
+
+async def test_an_unknown_stream_ends(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """It was deleted, or is another bot's."""
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel()) as desk:
+        for stream_id in ("7", "x", "²"):
+            assert (await refresh(desk, stream_id))["finish"] is True
+
+
+async def test_an_answer_goes_nowhere_but_to_wecom(
+    tmp_path: Path, wecom: FakeWeCom, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The address comes with the message."""
+    for module in (service, streaming):
+        monkeypatch.setattr(module, "STREAM_TIME", timedelta(0))
+    gate = Gate()
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel([[gate, "ok"]])) as desk:
+        await say(desk, "hi", response_url="http://127.0.0.1:9/cgi-bin/aibot/response?response_code=x")
+        await gate.reached()
+        gate.open()
+        await until(lambda: _status(desk, "failed"))
+        [entry] = await desk.memory.channels.outbox.entries()
+    assert (entry.error, entry.address) == ("NoResponseAddress", {})
+
+
+async def _status(desk: WeComDesk, status: str) -> bool:
+    return status in await desk.statuses()

@@ -1,0 +1,149 @@
+"""A customer service, from the notice to the answers, against a platform in another process."""
+
+from __future__ import annotations
+
+import time
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+from tests.channels.fake_wecom import FakeWeCom
+from tests.channels.platforms import WeComService
+from tests.channels.wecom_desk import WeComDesk, opened_wecom
+from tests.web.services import until
+from threadkeep.testing import Gate, ScriptedModel
+
+DESK = "wkAJ2GCAAASSm4_Fh"
+FIRST, SECOND = "wecom_cs:wkAJ2GCAAASSm4_5fFh:wm1", "wecom_cs:wkAJ2GCAAASSm4_5fFh:wm2"
+KIND = "wecom_cs"
+
+
+def item(text: str, number: int = 1, customer: str = "wm1", **changes: Any) -> dict[str, object]:
+    """A message that a customer wrote now."""
+    return WeComService().item(text, number, external_userid=customer, send_time=int(time.time()), **changes)
+
+
+async def fetched(desk: WeComDesk) -> None:
+    """Return when no notice is left."""
+
+    async def nothing_noticed() -> bool:
+        return not await desk.memory.channels.state.values_of("wecom_cs:wxb11529c136998cb6", "notice:")
+
+    await until(nothing_noticed)
+
+
+async def test_customers_of_one_page_are_answered_each(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Several messages of one customer are one run, in the order in which they were written; all pages are read."""
+    model = ScriptedModel(repeat("ok"))
+    wecom.write(item("a", 1), item("x", 2, "wm2"), item("b", 3), item("c", 4), page=10)
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        assert (await desk.say("")).content == b"success"
+        assert await desk.answered(2) == ["ok", "ok"]
+        assert await desk.transcript(FIRST) == [("user", "a"), ("user", "b"), ("user", "c"), ("assistant", "ok")]
+        assert await desk.transcript(SECOND) == [("user", "x"), ("assistant", "ok")]
+    assert sorted(call["touser"] for call in wecom.sent()) == ["wm1", "wm2"]
+    assert {call["open_kfid"] for call in wecom.sent()} == {DESK}
+    assert len(model.calls) == 2
+
+
+async def test_pages_are_read_to_the_end_and_never_again(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """The cursor is in the database, where another process finds it; a message that comes again is no turn."""
+    wecom.write(*(item(f"message {number}", number) for number in range(5)), page=2)
+    model = ScriptedModel(repeat("ok"))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        await desk.say("")
+        await fetched(desk)
+        await until(desk.nothing_waits)
+    assert [page.get("cursor") for page in wecom.pages()] == [None, "2", "4"]
+    assert {page["token"] for page in wecom.pages()} == {"ENCsync"}
+    before = len(wecom.texts())
+    wecom.write(item("message 4", 4), item("message 5", 5))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, model) as desk:
+        await desk.say("")
+        assert len(await desk.answered(before + 1)) == before + 1
+        said = [content for role, content in await desk.transcript(FIRST) if role == "user"]
+    assert said == [f"message {number}" for number in range(6)]
+    assert wecom.pages()[3]["cursor"] == "5"
+
+
+async def test_a_notice_outlives_the_process_that_took_it(shared_url: str, tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom's API was away."""
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(), api="http://127.0.0.1:9") as desk:
+        await desk.say("")
+    wecom.write(item("hello?"))
+    async with opened_wecom(KIND, shared_url, tmp_path, wecom, ScriptedModel(["yes"])) as desk:
+        assert await desk.answered() == ["yes"]
+
+
+async def test_history_from_before_the_start_is_not_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """A desk that is read for the first time comes with three days of it; it is in the transcript."""
+    old = item("two days ago", 1)
+    old["send_time"] = int(time.time()) - 172_800
+    wecom.write(old, item("now", 2))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        assert await desk.answered() == ["ok"]
+        assert await desk.transcript(FIRST) == [("user", "two days ago"), ("user", "now"), ("assistant", "ok")]
+
+
+async def test_what_a_person_of_the_desk_says_is_in_the_transcript(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Without an answer; a picture of theirs is left alone."""
+    wecom.write(
+        item("I will look.", 1, origin=5, servicer_userid="zhang"),
+        item("", 2, origin=5, servicer_userid="zhang", msgtype="image"),
+    )
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel()) as desk:
+        await desk.say("")
+        await fetched(desk)
+        [message] = await desk.memory.session(FIRST).tail(10)
+        assert (message.role, message.content, message.metadata["servicer_id"]) == (
+            "assistant",
+            "I will look.",
+            "zhang",
+        )
+        assert await desk.statuses() == []
+
+
+async def test_a_message_that_is_taken_back_is_noted_and_not_answered(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """If its run has not begun."""
+    gate = Gate()
+    model = ScriptedModel([[gate, "one"]])
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, model) as desk:
+        wecom.write(item("a", 1))
+        await desk.say("")
+        await gate.reached()
+        recall = {"event_type": "user_recall_msg", "open_kfid": DESK, "external_userid": "wm1", "recall_msgid": "m2"}
+        event = {"msgid": "e1", "send_time": int(time.time()) + 1, "origin": 4, "msgtype": "event", "event": recall}
+        wecom.write(item("b", 2), event)
+        await desk.say("")
+        await fetched(desk)
+        gate.open()
+        assert await desk.answered() == ["one"]
+        assert ("system", "The person took a message back.") in await desk.transcript(FIRST)
+        assert sorted(await desk.statuses()) == ["delivered", "nothing"]
+    assert len(model.calls) == 1
+
+
+async def test_the_limits_of_the_platform_are_told_and_not_tried_again(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """Five messages, 48 hours."""
+    wecom.refuse(95001)
+    wecom.write(item("a", 1), item("x", 2, "wm2"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(repeat("ok"))) as desk:
+        await desk.say("")
+        await desk.answered()
+        [failed] = await desk.memory.channels.outbox.entries(status="failed")
+    assert (failed.error, failed.tries) == ("ReplyLimit", 1)
+
+
+async def test_an_answer_is_sent_once_though_the_connection_breaks(tmp_path: Path, wecom: FakeWeCom) -> None:
+    """WeCom knows the id of the message."""
+    wecom.refuse(0)
+    wecom.write(item("a"))
+    async with opened_wecom(KIND, "sqlite://", tmp_path, wecom, ScriptedModel(["ok"])) as desk:
+        await desk.say("")
+        await until(lambda: _delivered(desk))
+    assert wecom.texts() == ["ok"]
+
+
+async def _delivered(desk: WeComDesk) -> bool:
+    return await desk.statuses() == ["delivered"]

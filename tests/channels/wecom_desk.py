@@ -1,0 +1,105 @@
+"""A service with a bot of WeCom, over a model of the test's own, and the callbacks of the platform."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from langchain_core.language_models import BaseChatModel
+
+from tests.channels.desk import SOON
+from tests.channels.fake_wecom import SECRET, FakeWeCom
+from tests.channels.platforms import AES_KEY, CORP, WECOM_TOKEN, WeCom, WeComAIBot, WeComDirect, WeComService
+from tests.web.services import client_of, opened_app, settings_for, until
+from threadkeep import Memory
+from threadkeep.app import App
+from threadkeep.channels.configuration import (
+    AnyBot,
+    ChannelsFile,
+    WeComAIBotSettings,
+    WeComDirectSettings,
+    WeComServiceSettings,
+)
+from threadkeep.channels.opening import open_channels
+from threadkeep.records.channels import OutboxStatus
+
+KINDS: dict[str, type[WeCom]] = {"wecom_dm": WeComDirect, "wecom_cs": WeComService, "wecom_aibot": WeComAIBot}
+
+
+@dataclass(frozen=True)
+class WeComDesk:
+    """An open service with a bot."""
+
+    app: App
+    client: httpx2.AsyncClient
+    wecom: FakeWeCom
+    platform: Any
+
+    @property
+    def memory(self) -> Memory:
+        """Where conversations are."""
+        return self.app.memory
+
+    async def post(self, body: str) -> httpx2.Response:
+        """Call the callback address with a body, encrypted."""
+        callback = self.platform.callback(body, at=int(time.time()))
+        return await self.client.post(f"/channels/one?{callback.query}", content=callback.body)
+
+    async def say(self, text: str, number: int = 1, **changes: Any) -> httpx2.Response:
+        """Send a message that must be taken."""
+        response = await self.post(self.platform.body(text, number, **changes))
+        assert response.status_code == 200
+        return response
+
+    async def answered(self, count: int = 1) -> list[str]:
+        """What people were sent, when so many messages have arrived and nothing waits."""
+        await until(lambda: len(self.wecom.texts()) >= count)
+        await until(self.nothing_waits)
+        return self.wecom.texts()
+
+    async def nothing_waits(self) -> bool:
+        """Whether every answer is over or has failed."""
+        counts = await self.memory.channels.outbox.counts()
+        return not any(status in ("waiting", "ready") for _, status in counts)
+
+    async def statuses(self) -> list[OutboxStatus]:
+        """How each message of the outbox stands, in order."""
+        return [entry.status for entry in await self.memory.channels.outbox.entries()]
+
+    async def transcript(self, session_id: str) -> list[tuple[str, str]]:
+        """Who said what."""
+        return [(message.role, message.content) for message in await self.memory.session(session_id).tail(100)]
+
+
+def wecom_settings(kind: str, wecom: FakeWeCom, **changes: Any) -> AnyBot:
+    """The settings of a bot at the fake platform."""
+    given: dict[str, Any] = {"kind": kind, "name": "one", "token": WECOM_TOKEN, "encoding_aes_key": AES_KEY}
+    given |= {"api": wecom.address}
+    match kind:
+        case "wecom_dm":
+            given |= {"corp_id": CORP, "agent_id": "1", "secret": SECRET}
+            return WeComDirectSettings.model_validate(given | changes)
+        case "wecom_cs":
+            given |= {"corp_id": CORP, "secret": SECRET}
+            return WeComServiceSettings.model_validate(given | changes)
+        case _:
+            return WeComAIBotSettings.model_validate(given | changes)
+
+
+@asynccontextmanager
+async def opened_wecom(
+    kind: str, url: str, folder: Path, wecom: FakeWeCom, model: BaseChatModel, **settings: Any
+) -> AsyncIterator[WeComDesk]:
+    """A service over a database, with one bot."""
+    options = settings.pop("options", SOON)
+    async with opened_app(model, settings_for(folder, database_url=url)) as app:
+        file = ChannelsFile(channels=[wecom_settings(kind, wecom, **settings)], delivery=options)
+        async with open_channels(app.memory, app.runs, file) as service:
+            with_bots = replace(app, channels=service)
+            async with client_of(with_bots) as client:
+                yield WeComDesk(with_bots, client, wecom, KINDS[kind]())

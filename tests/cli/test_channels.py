@@ -1,0 +1,173 @@
+"""`threadkeep channels`: bots, webhooks, and answers on their way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.channels.fake_telegram import FakeTelegram, faking_telegram
+from tests.cli.running import CommandLine
+from threadkeep.memory import Memory
+
+SESSION = "telegram:1:7"
+
+
+@pytest.fixture
+def telegram(cli: CommandLine) -> Iterator[FakeTelegram]:
+    """A Telegram, and a bot of it in the file of the channels."""
+    with faking_telegram(cli.folder) as fake:
+        path = cli.folder / "channels.yaml"
+        path.write_text(
+            f"channels: [{{kind: telegram, name: support, token: '1:canary', secret: shh, api: '{fake.address}'}}]"
+        )
+        cli.set(THREADKEEP_CHANNELS=str(path))
+        yield fake
+
+
+def fill(cli: CommandLine) -> None:
+    """An answer that waits, and one that has failed."""
+
+    async def fill(memory: Memory) -> None:
+        outbox = memory.channels.outbox
+        await outbox.add("support", SESSION, "m1", address={"chat_id": "7"})
+        await outbox.add("support", "telegram:1:8", "m2", address={"chat_id": "8"}, content="canary words", waits=False)
+        [number] = await outbox.due("support", limit=1)
+        assert await outbox.claim(number, "a", seconds=60)
+        assert await outbox.fail(number, "a", "Forbidden")
+
+    cli.remember(fill)
+
+
+def test_bots_are_listed_with_what_waits(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """Without their secrets."""
+    fill(cli)
+    [row] = cli("channels", "list", "--json").json["channels"]
+    assert row == {
+        "name": "support",
+        "kind": "telegram",
+        "receive": "polling",
+        "workflow": "chat",
+        "waiting": 1,
+        "ready": 0,
+        "failed": 1,
+    }
+    shown = cli("channels", "list")
+    assert "support" in shown.out
+    assert "canary" not in shown.out
+    assert telegram.texts() == []
+
+
+def test_a_bot_is_tried_at_its_platform(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """Which says who it is."""
+    assert cli("channels", "test", "support", "--json").json["username"] == "FakeBot"
+    assert "username: FakeBot" in cli("channels", "test", "support").out
+    refused = cli("channels", "test", "other")
+    assert (refused.exit_code, "there are: support" in refused.err) == (1, True)
+
+
+def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """With the secret of the file."""
+    url = "https://bots.example.com/channels/support"
+    assert cli("channels", "webhook", "support", url).exit_code == 0
+    [call] = telegram.calls("setWebhook")
+    assert call == {"url": url, "secret_token": "shh", "allowed_updates": ["message"]}
+    assert cli("channels", "webhook", "support", "--delete").exit_code == 0
+    assert len(telegram.calls("deleteWebhook")) == 1
+    assert cli("channels", "webhook", "support").exit_code == 2
+
+
+def test_without_a_file_there_are_no_bots(cli: CommandLine) -> None:
+    """Which is said, with the variable."""
+    refused = cli("channels", "list")
+    assert (refused.exit_code, "THREADKEEP_CHANNELS" in refused.err) == (1, True)
+
+
+def test_the_outbox_is_listed_without_its_words(cli: CommandLine) -> None:
+    """What is over only if it is asked for."""
+    assert cli("channels", "outbox").err == "No answer waits.\n"
+    fill(cli)
+    waiting, failed = cli("channels", "outbox", "--json").json["entries"]
+    assert (waiting["status"], failed["status"], failed["error"]) == ("waiting", "failed", "Forbidden")
+    assert [entry["number"] for entry in cli("channels", "outbox", "--status", "failed", "--json").json["entries"]] == [
+        2
+    ]
+    shown = cli("channels", "outbox")
+    assert "Forbidden" in shown.out
+    assert "canary" not in shown.out
+    assert cli("channels", "outbox", "--status", "lost").exit_code == 2
+
+
+def test_a_failed_answer_is_tried_again_or_dropped(cli: CommandLine) -> None:
+    """By its number; a drop wants a yes."""
+    fill(cli)
+    assert cli("channels", "outbox", "retry", "1").exit_code == 1
+    assert cli("channels", "outbox", "retry", "2").exit_code == 0
+    assert cli("channels", "outbox", "drop", "2").exit_code == 2
+    assert cli("channels", "outbox", "drop", "2", "--yes").exit_code == 0
+    assert cli("channels", "outbox", "drop", "2", "--yes").exit_code == 1
+
+
+def test_a_message_that_nobody_asked_for_is_sent_and_kept(cli: CommandLine) -> None:
+    """Once for an id; to a person who was heard."""
+    assert cli("channels", "send", "support", SESSION, "News!").exit_code == 1
+    fill(cli)
+    for _ in range(2):
+        assert cli("channels", "send", "support", SESSION, "News!", "--id", "news-1").exit_code == 0
+
+    async def look(memory: Memory) -> None:
+        [message] = await memory.session(SESSION).tail(10)
+        assert (message.role, message.content, message.id) == ("assistant", "News!", "news-1")
+        ready = await memory.channels.outbox.entries(status="ready")
+        assert [(entry.message_id, entry.content, entry.address) for entry in ready] == [
+            ("news-1", "News!", {"chat_id": "7"})
+        ]
+
+    cli.remember(look)
+
+
+def test_a_message_goes_through_the_bot_that_the_person_writes_to(cli: CommandLine) -> None:
+    """Another bot is refused."""
+    fill(cli)
+    refused = cli("channels", "send", "sales", SESSION, "News!")
+    assert (refused.exit_code, "writes to 'support'" in refused.err) == (1, True)
+
+
+def test_the_status_tells_since_when_answers_wait(cli: CommandLine, telegram: FakeTelegram) -> None:
+    """And when a person wrote last."""
+    fill(cli)
+    [row] = cli("channels", "status", "--json").json["channels"]
+    assert (row["name"], row["waiting"], row["failed"]) == ("support", 1, 1)
+    assert row["oldest_open"] <= row["last_heard"]
+    assert "support" in cli("channels", "status").out
+
+
+def test_a_bot_is_added_by_a_command(cli: CommandLine) -> None:
+    """Without a file that is named: into the data folder, for nobody else to read; comments stay."""
+    assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
+    path = cli.folder / "data" / "threadkeep" / "channels.yaml"
+    assert path.stat().st_mode & 0o077 == 0
+    path.write_text(f"# ours\n{path.read_text()}")
+    more = ("--set", "receive=webhook", "--set", "secret=123", "--set", "allowed_users=['7']")
+    assert cli("channels", "add", "telegram", "--name", "sales", "--token", "${SALES}", *more).exit_code == 2
+    cli.set(SALES="2:canary")
+    assert cli("channels", "add", "telegram", "--name", "sales", "--token", "${SALES}", *more).exit_code == 0
+    rows = cli("channels", "list", "--json").json["channels"]
+    assert [(row["name"], row["receive"]) for row in rows] == [("support", "polling"), ("sales", "webhook")]
+    assert path.read_text().startswith("# ours")
+    assert "2:canary" not in path.read_text()
+
+
+def test_a_bot_that_cannot_be_is_not_added(cli: CommandLine) -> None:
+    """The file stays as it was."""
+    assert cli("channels", "add", "telegram", "--name", "support", "--token", "1:canary").exit_code == 0
+    path = cli.folder / "data" / "threadkeep" / "channels.yaml"
+    before = path.read_text()
+    for wrong in (("support", "3:x"), ("other", "canary"), ("No Name", "3:x")):
+        refused = cli("channels", "add", "telegram", "--name", wrong[0], "--token", wrong[1])
+        assert (refused.exit_code, "canary" in refused.err) == (2, False)
+    assert cli("channels", "add", "pigeon", "--name", "x").exit_code == 2
+    assert cli("channels", "add", "telegram", "--name", "x", "--set", "nothing").exit_code == 2
+    assert path.read_text() == before
+    path.write_text("channels: []\n")
+    assert "by hand" in cli("channels", "add", "telegram", "--name", "x", "--token", "3:x").err

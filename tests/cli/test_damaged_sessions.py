@@ -1,0 +1,86 @@
+"""One damaged item of a graph store is the trouble of its own session, and of nobody else: on the command line."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.running import CommandLine
+from tests.store.graph_transcripts.damaging import DAMAGES, SESSIONS, rewrite
+from threadkeep import Memory, Message
+
+WELL = "well"
+
+
+@pytest.fixture
+def damaged(any_cli: CommandLine) -> CommandLine:
+    """The command line over a graph store with a damaged session of each kind, and one that is well."""
+    any_cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
+
+    async def say(memory: Memory) -> None:
+        for session_id in (*SESSIONS, WELL):
+            turn = [Message(role="user", content=f"remember {session_id}"), Message(role="assistant", content="yes")]
+            await memory.session(session_id, user_id="ann").append(turn)
+
+    any_cli.remember(say, transcripts="graph_store")
+    for session_id, kind in SESSIONS.items():
+        DAMAGES[kind].do(any_cli.url, session_id)
+    return any_cli
+
+
+def test_damaged_sessions_are_named(damaged: CommandLine) -> None:
+    """By lists, searches and exports, which have the others; and by the doctor, who is not well with them."""
+    listed = damaged("sessions", "list", "--limit", "200", "--json")
+    assert listed.exit_code == 0
+    assert WELL in [each["session_id"] for each in listed.json["sessions"]]
+    of_metadata = {session_id for session_id, kind in SESSIONS.items() if DAMAGES[kind].reported == "metadata"}
+    assert set(listed.json["damaged"]) == of_metadata
+    assert "room:0, room:1" in damaged("sessions", "list").err
+    found = damaged("sessions", "search", "remember", "--json").json
+    assert WELL in [hit["session_id"] for hit in found["hits"]]
+    assert set(found["damaged"]) == set(SESSIONS)
+
+    exported = damaged("sessions", "export", "--all")
+    assert exported.exit_code == 1
+    assert f"remember {WELL}" in exported.out
+    # One of them has all its messages where its row says that they are.
+    assert exported.err.count("Left out: Session") == len(SESSIONS) - 1
+    for session_id in SESSIONS:
+        shown = damaged("sessions", "show", session_id)
+        assert (shown.exit_code, f"Session '{session_id}' is damaged" in shown.err) == (1, True)
+
+    doctor = damaged("doctor", "--json")
+    [finding] = [each for each in doctor.json["findings"] if each["check"] == "graph store"]
+    assert (doctor.exit_code, finding["level"]) == (1, "fail")
+    assert finding["detail"].startswith(f"{len(SESSIONS)} conversations cannot be read: room:")
+    assert "threadkeep sessions delete room:" in finding["cure"]
+
+
+def test_damaged_sessions_are_deleted(damaged: CommandLine) -> None:
+    """All of them at once; then the doctor is well again."""
+    assert damaged("sessions", "delete", *SESSIONS, "--user", "bob", "--yes").exit_code == 1
+    deleted = damaged("sessions", "delete", *SESSIONS, "--yes", "--json")
+    assert (deleted.exit_code, set(deleted.json["deleted"])) == (0, set(SESSIONS))
+    assert [each["session_id"] for each in damaged("sessions", "list", "--json").json["sessions"]] == [WELL]
+    doctor = damaged("doctor", "--json")
+    [finding] = [each for each in doctor.json["findings"] if each["check"] == "graph store"]
+    assert (doctor.exit_code, finding["detail"]) == (0, "1 conversation can be read.")
+
+
+def test_messages_that_are_missing_are_found_by_the_doctor(cli: CommandLine) -> None:
+    """They stop nobody: what is there is read, and what is not is counted."""
+    cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
+    cli.remember(_two_turns, transcripts="graph_store")
+    rewrite(cli.url, "room:chunk:000000", lambda chunk: {**chunk, "messages": chunk["messages"][1:]})
+    doctor = cli("doctor", "--json")
+    [finding] = [each for each in doctor.json["findings"] if each["check"] == "graph store"]
+    assert (doctor.exit_code, finding["level"]) == (0, "warn")
+    assert "room (1 message)" in finding["detail"]
+    lines = cli("sessions", "export", "room").out.splitlines()
+    assert [json.loads(line).get("content") for line in lines[1:]] == ["two"]
+
+
+async def _two_turns(memory: Memory) -> None:
+    for text in ("one", "two"):
+        await memory.session("room").append([Message(role="user", content=text)])

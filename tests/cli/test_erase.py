@@ -1,0 +1,33 @@
+"""`threadkeep erase`: a dry run, the erase with its receipt, and the check of the receipt."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import CommandLine
+
+
+def test_a_person_is_erased_with_a_receipt(any_cli: CommandLine) -> None:
+    """After a dry run that writes nothing; the receipt can be verified, and a changed one is refused."""
+    any_cli.store("room", "canary words", "noted", user_id="ann")
+    assert any_cli("erase", "user", "ann").exit_code == 2
+    plan = any_cli("erase", "user", "ann", "--dry-run", "--json").json
+    assert (plan["sessions"], plan["dry_run"], plan["complete"]) == (1, True, False)
+    file = any_cli.folder / "receipt.json"
+    done = any_cli("erase", "user", "ann", "--yes", "--receipt", str(file), "--json")
+    assert (done.exit_code, done.json["complete"]) == (0, True)
+    assert "canary" not in file.read_text()
+    assert any_cli("sessions", "list", "--json").json["sessions"] == []
+    assert any_cli("erase", "verify", str(file), "--json").json == {"result": "gone"}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "sessions": 9}))
+    assert any_cli("erase", "verify", str(file)).exit_code == 1
+    file.write_text("[]")
+    assert any_cli("erase", "verify", str(file)).exit_code == 2
+
+
+def test_a_session_is_erased(cli: CommandLine) -> None:
+    """Only that one."""
+    cli.store("a", "hi", "hello")
+    cli.store("b", "hi", "hello")
+    assert cli("erase", "session", "a", "--yes").out.endswith("Erased.\n")
+    assert [session["session_id"] for session in cli("sessions", "list", "--json").json["sessions"]] == ["b"]

@@ -1,0 +1,177 @@
+"""`threadkeep facts` and `threadkeep persons`: what is known, and what a person may do with it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep import Evidence, Memory, Message, Scope
+from threadkeep.knowledge.proposals import Proposed, Reading
+
+ANN = ("--user", "ann")
+
+
+def test_a_fact_is_added_listed_shown_and_forgotten(any_cli: CommandLine) -> None:
+    """Confirmed by the same value, replaced by another, gone with all of them."""
+    cli = any_cli
+    assert cli("facts", "list").err == "No such fact is known.\n"
+    assert "diet of user ann is remembered" in cli("facts", "add", "diet", "vegetarian", *ANN).out
+    assert "2 times now" in cli("facts", "add", "diet", "vegetarian", *ANN, "--kind", "preference").out
+    added = cli("facts", "add", "diet", '["vegan", 1]', *ANN, "--confidence", "0.5", "--json").json
+    assert (added["value"], added["kind"], added["confidence"], added["confirmed"]) == (
+        ["vegan", 1],
+        "preference",
+        0.5,
+        1,
+    )
+    listed = cli("facts", "list", *ANN).out
+    assert "user ann" in listed
+    assert "vegetarian" not in listed
+    shown = cli("facts", "show", "diet", *ANN).out
+    assert "diet: vegetarian" in shown
+    assert "confirmed 2 times, contradicted 1 time" in shown
+    assert [fact["value"] for fact in cli("facts", "show", "diet", *ANN, "--json").json["facts"]] == [
+        ["vegan", 1],
+        "vegetarian",
+    ]
+    forgotten = cli("facts", "forget", "diet", "nothing", *ANN, "--yes", "--json")
+    assert (forgotten.exit_code, forgotten.json) == (1, {"forgotten": 2, "not_found": ["nothing"]})
+    assert cli("facts", "show", "diet", *ANN).exit_code == 1
+
+
+def test_facts_are_listed_by_scope_kind_and_text(cli: CommandLine) -> None:
+    """Page by page, and with the messages that they come from."""
+
+    async def remembering(memory: Memory) -> None:
+        for scope, key in ((Scope("user", "ann"), "a"), (Scope("workspace", "shop"), "b"), (Scope("user", "bob"), "c")):
+            await memory.knowledge.remember(scope, key, f"value of {key}", evidence=Evidence("room:1", 7, "run-1"))
+
+    cli.remember(remembering)
+    assert [fact["key"] for fact in cli("facts", "list", "--json").json["facts"]] == ["c", "b", "a"]
+    assert [fact["key"] for fact in cli("facts", "list", "--workspace", "shop", "--json").json["facts"]] == ["b"]
+    assert [fact["key"] for fact in cli("facts", "list", "--text", "OF A", "--json").json["facts"]] == ["a"]
+    page = cli("facts", "list", "--limit", "2", "--json").json
+    rest = cli("facts", "list", "--cursor", page["next_cursor"], "--json").json
+    assert ([fact["key"] for fact in rest["facts"]], rest["next_cursor"]) == (["a"], None)
+    assert f"--cursor {page['next_cursor']}" in cli("facts", "list", "--limit", "2").err
+    assert "from message 7 of room:1, run run-1" in cli("facts", "show", "a", *ANN).out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("add", "diet", "vegan"),
+        ("add", "diet", "vegan", "--user", "ann", "--workspace", "shop"),
+        ("add", "diet", "null", "--user", "ann"),
+        ("add", " ", "vegan", "--user", "ann"),
+        ("add", "diet", "vegan", "--user", "ann", "--kind", "gossip"),
+        ("forget", "--user", "ann", "--yes"),
+        ("forget", "diet", "--all", "--user", "ann", "--yes"),
+        ("forget", "diet", "--user", "ann"),
+        ("forget", "diet", "--yes"),
+        ("show", "diet"),
+        ("list", "--cursor", "x"),
+    ],
+)
+def test_wrong_use_is_told_with_the_cure(cli: CommandLine, arguments: tuple[str, ...]) -> None:
+    """And nothing is done."""
+    cli("facts", "add", "diet", "vegetarian", *ANN)
+    outcome = cli("facts", *arguments)
+    assert outcome.exit_code == 2
+    assert outcome.err.endswith(".\n")
+    [fact] = cli("facts", "list", "--past", "--json").json["facts"]
+    assert fact["value"] == "vegetarian"
+
+
+def test_a_session_that_is_not_there_has_no_facts(cli: CommandLine) -> None:
+    """The database is named."""
+    outcome = cli("facts", "add", "topic", "bees", "--session", "room:1")
+    assert outcome.exit_code == 1
+    assert "no session" in outcome.err
+
+
+def test_facts_move_to_another_database(any_cli: CommandLine, sqlite_url: str) -> None:
+    """With their history; imported twice they are there once, and the bytes of both exports are the same."""
+    cli = any_cli
+    for value in ("vegetarian", "vegan", "vegan"):
+        cli("facts", "add", "diet", value, *ANN)
+    cli("facts", "add", "days", "30", "--workspace", "shop")
+    assert cli("facts", "export", "--output", "facts.jsonl", "--json").json == {"facts": 3, "file": "facts.jsonl"}
+    exported = (cli.folder / "facts.jsonl").read_bytes()
+    assert len(cli("facts", "export", "--workspace", "shop").out.splitlines()) == 1
+    other = f"sqlite:///{cli.folder}/other.db"
+    assert cli("facts", "import", "facts.jsonl", "--database", other, "--json").json == {"read": 3, "stored": 3}
+    assert cli("facts", "import", "-", "--database", other, "--json", given=exported).json == {"read": 3, "stored": 0}
+    assert cli("facts", "export", "--database", other).out.encode() == exported
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (None, "no exported fact"),
+        ({"scope": "global"}, "no exported fact (scope)"),
+        ({"confirmed": -1}, "no exported fact (confirmed)"),
+        ({"valid_from": "2026-01-01T00:00:00"}, "no exported fact (valid_from)"),
+        ({"value": None}, "is not None"),
+        ({"key": "a\nb"}, "not only spaces"),
+        ({"scope": "session", "owner": "room:9"}, "no session"),
+        ({"more": 1}, "no exported fact"),
+    ],
+)
+def test_a_damaged_line_is_named_and_not_repeated(
+    cli: CommandLine, change: dict[str, object] | None, words: str
+) -> None:
+    """Nothing of it is stored."""
+    cli("facts", "add", "diet", "canary", *ANN)
+    line = json.loads(cli("facts", "export").out)
+    cli("facts", "forget", "diet", *ANN, "--yes")
+    damaged = "canary" if change is None else json.dumps({**line, **change})
+    outcome = cli("facts", "import", "-", given=f"\n{damaged}\n")
+    assert (outcome.exit_code, "canary" in outcome.err) == (1, False)
+    assert outcome.err.startswith(("Line 2 ", "Lines 2 to 2: "))
+    assert words in outcome.err
+    assert cli("facts", "list", "--json").json["facts"] == []
+
+
+def test_persons_are_listed_merged_and_unmerged(any_cli: CommandLine) -> None:
+    """Facts of both are found under each id, until the merge is undone."""
+    cli = any_cli
+
+    async def meeting(memory: Memory) -> None:
+        await memory.persons.resolve("telegram:123", name="Ann")
+        await memory.persons.resolve("ann")
+
+    cli.remember(meeting)
+    cli("facts", "add", "diet", "vegan", "--user", "telegram:123")
+    assert cli("persons", "merge", "telegram:123", "ann").out == "ann is known as ann, telegram:123.\n"
+    [person] = cli("persons", "list", "--json").json["persons"]
+    assert (person["id"], person["aliases"], person["names"]) == ("ann", ["ann", "telegram:123"], ["Ann"])
+    assert "Ann" in cli("persons", "list").out
+    assert len(cli("facts", "list", *ANN, "--json").json["facts"]) == 1
+    assert cli("persons", "unmerge", "telegram:123", "--json").json["aliases"] == ["telegram:123"]
+    assert cli("facts", "list", *ANN, "--json").json["facts"] == []
+    assert len(cli("persons", "list", "--text", "TELEGRAM", "--json").json["persons"]) == 1
+    assert cli("persons", "merge", "telegram:123", "nobody").exit_code == 1
+    assert cli("persons", "unmerge", "ann").exit_code == 2
+
+
+def test_a_proposed_fact_is_listed_accepted_and_undone(cli: CommandLine) -> None:
+    """With the message that it comes from."""
+
+    async def proposing(memory: Memory) -> None:
+        await memory.session("room:1", user_id="ann").append([Message(role="user", content="I live in Lisbon")])
+        reading = Reading("room:1", "model", "small-model", 0, 1)
+        await memory.proposals.add(reading, [Proposed(Scope("user", "ann"), "home_city", "Lisbon", 1)])
+
+    assert cli("facts", "proposals").err.startswith("No fact is proposed")
+    cli.remember(proposing)
+    assert "from message 1 of room:1" in cli("facts", "proposals", *ANN).out
+    [proposal] = cli("facts", "proposals", "--status", "open", "--json").json["proposals"]
+    assert "is accepted" in cli("facts", "accept", proposal["id"], "--by", "ops").out
+    assert "Lisbon" in cli("facts", "list", *ANN).out
+    assert cli("facts", "reject", proposal["id"]).exit_code == 2
+    assert cli("facts", "undo", proposal["id"], "--json").json["status"] == "undone"
+    assert cli("facts", "list", *ANN).err == "No such fact is known.\n"
+    assert cli("facts", "proposals", "--status", "lost").exit_code == 2

@@ -1,0 +1,159 @@
+"""`threadkeep import chatgpt`: an export, of which each conversation is a tree with the branch that was shown."""
+
+from __future__ import annotations
+
+import json
+import zipfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tests.cli.running import CommandLine
+
+BEGAN = 1_750_000_000.25
+
+
+def node(key: str, parent: str | None, role: str, text: str | None, **fields: Any) -> dict[str, Any]:
+    """A node of a tree: a message of somebody, with other fields if they are given."""
+    content = {"content_type": "text", "parts": [] if text is None else [text]}
+    message = {
+        "id": key,
+        "author": {"role": role, "name": None, "metadata": {}},
+        "create_time": BEGAN + len(key),
+        "content": content,
+        "status": "finished_successfully",
+        "metadata": {},
+        "recipient": "all",
+        **fields,
+    }
+    return {"id": key, "message": message, "parent": parent, "children": []}
+
+
+def conversation(key: str, nodes: list[dict[str, Any]], current: str | None, **fields: Any) -> dict[str, Any]:
+    """A conversation as an export has it, with the root that has no message."""
+    root: dict[str, Any] = {"id": "root", "message": None, "parent": None, "children": []}
+    mapping = {one["id"]: one for one in [root, *nodes]}
+    for one in nodes:
+        mapping[one["parent"]]["children"].append(one["id"])
+    return {
+        "title": "A cat",
+        "create_time": BEGAN,
+        "update_time": BEGAN + 60,
+        "mapping": mapping,
+        "current_node": current,
+        "conversation_id": key,
+        "id": key,
+        **fields,
+    }
+
+
+CAT = conversation(
+    "11111111-1111-4111-8111-111111111111",
+    [
+        node("s", "root", "system", ""),
+        node("q", "s", "user", "My cat is called Miso."),
+        node("old", "q", "assistant", "An answer that was replaced."),
+        node("new", "q", "assistant", "Noted."),
+        node("call", "new", "assistant", "search()", recipient="browser"),
+        node("result", "call", "tool", "Found."),
+        node(
+            "thinks",
+            "result",
+            "assistant",
+            None,
+            content={"content_type": "thoughts", "thoughts": [{"content": "Hm."}]},
+        ),
+        node("hidden", "thinks", "user", "Profile", metadata={"is_visually_hidden_from_conversation": True}),
+        node(
+            "picture",
+            "hidden",
+            "user",
+            None,
+            content={
+                "content_type": "multimodal_text",
+                "parts": [{"content_type": "image_asset_pointer", "asset_pointer": "file-service://a"}, "Who is this?"],
+            },
+        ),
+        node("last", "picture", "assistant", "That is Mi", status="in_progress"),
+    ],
+    "last",
+)
+SHORT = conversation("22222222-2222-4222-8222-222222222222", [node("q", "root", "user", "ok")], None, title="")
+
+
+def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
+    """The roles and texts of a session."""
+    shown = cli("sessions", "show", session_id, "--json").json
+    return [(message["role"], message["content"]) for message in shown["messages"]]
+
+
+def test_the_branch_that_was_shown_becomes_a_session(any_cli: CommandLine, tmp_path: Path) -> None:
+    """With its title, ids and times; what nobody said is left out and counted; the second time all is known."""
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([CAT, SHORT], indent=1))
+    outcome = any_cli("import", "chatgpt", str(file), "--user", "me", "--json")
+    assert outcome.exit_code == 0, outcome.err
+    assert outcome.json == {
+        "sessions": 2,
+        "stored": 5,
+        "known": 0,
+        "cleaned": 0,
+        "left_out": {"hidden": 1, "reasoning": 1, "system": 1, "tool_call": 1, "tool_result": 1},
+        "empty": 0,
+        "refused": 0,
+        "errors": [],
+    }
+    cat = f"chatgpt:{CAT['id']}"
+    assert contents(any_cli, cat) == [
+        ("user", "My cat is called Miso."),
+        ("assistant", "Noted."),
+        ("user", "[image]\nWho is this?"),
+        ("assistant", "That is Mi"),
+    ]
+    info = any_cli.info(cat)
+    assert (info.title, info.user_id) == ("A cat", "me")
+    assert info.created_at == datetime.fromtimestamp(BEGAN, UTC)
+    last = any_cli("sessions", "show", cat, "--json").json["messages"][-1]
+    assert (last["id"], last["status"]) == ("last", "interrupted")
+    assert any_cli.info(f"chatgpt:{SHORT['id']}").title == "ok"
+    assert any_cli("import", "chatgpt", str(file), "--user", "me", "--json").json["known"] == 5
+
+
+def test_the_zip_is_read_as_it_came(cli: CommandLine, tmp_path: Path) -> None:
+    """Also where the conversations are in several files."""
+    file = tmp_path / "export.zip"
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("user.json", "{}")
+        archive.writestr("conversations-000.json", json.dumps([CAT]))
+        archive.writestr("conversations-001.json", json.dumps([SHORT]))
+    assert cli("import", "chatgpt", str(file), "--json").json["sessions"] == 2
+
+
+def test_conversations_that_are_not_in_shape_are_named(cli: CommandLine, tmp_path: Path) -> None:
+    """And the others stored, also those before the place where a file ends too early."""
+    gap = conversation("3", [node("q", "root", "user", "hi")], "nowhere")
+    circle = conversation("4", [node("a", "root", "user", "hi"), node("b", "a", "assistant", "ho")], "b")
+    circle["mapping"]["a"]["parent"] = "b"
+    no_id = {**SHORT, "id": None, "conversation_id": None}
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([CAT, gap, circle, no_id, 5, SHORT])[:-20])
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert outcome.exit_code == 1
+    assert outcome.json["sessions"] == 2
+    assert contents(cli, "chatgpt:4") == [("user", "hi"), ("assistant", "ho")]
+    assert [error["conversation"] for error in outcome.json["errors"]] == [
+        "Conversation 2",
+        "Conversation 4",
+        "Conversation 5",
+        "After conversation 5",
+    ]
+
+
+def test_a_long_export_is_read_piece_by_piece(cli: CommandLine, tmp_path: Path) -> None:
+    """Conversations longer than what is read at once, with letters of several bytes at the borders."""
+    long = [conversation(f"long-{number}", [node("q", "root", "user", "ñ€😀" * 200_000)], "q") for number in range(3)]
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([*long, SHORT], ensure_ascii=False), encoding="utf-8")
+    outcome = cli("import", "chatgpt", str(file), "--json")
+    assert (outcome.json["stored"], outcome.json["refused"]) == (4, 0)
+    assert contents(cli, "chatgpt:long-2")[0][1] == "ñ€😀" * 200_000

@@ -1,0 +1,101 @@
+"""`threadkeep import graph-store`: histories that are one item of a LangGraph store each."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from langgraph.store.base import BaseStore
+from langgraph.store.postgres.aio import AsyncPostgresStore
+from langgraph.store.sqlite.aio import AsyncSqliteStore
+
+from tests.cli.running import CommandLine
+from threadkeep import Memory
+
+HISTORY = {
+    "version": 2,
+    "messages": [
+        {"role": "user", "content": "My cat is called Miso."},
+        {"role": "assistant", "content": "Noted."},
+        {"role": "user", "content": "ok"},
+        {"role": "user", "content": "ok"},
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": " "},
+        "who said this?",
+    ],
+}
+NAMESPACE = ("agent_chat_history",)
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind in turn for a store, as a command names it."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("empty_postgres_url"))
+    return str(tmp_path / "store.sqlite")
+
+
+def fill(source: str, items: dict[str, dict[str, object]], namespace: tuple[str, ...] = NAMESPACE) -> None:
+    """Put items into LangGraph's own store of a database."""
+
+    async def putting(store: BaseStore) -> None:
+        for key, value in items.items():
+            await store.aput(namespace, key, value)
+
+    async def working() -> None:
+        if "://" in source:
+            async with AsyncPostgresStore.from_conn_string(source) as postgres:
+                await postgres.setup()
+                await putting(postgres)
+        else:
+            async with AsyncSqliteStore.from_conn_string(source) as sqlite:
+                await sqlite.setup()
+                await putting(sqlite)
+
+    asyncio.run(working())
+
+
+def test_histories_become_conversations_of_the_graph_store(any_cli: CommandLine, source: str) -> None:
+    """In the same namespace, where agents that keep their own history look for them; the second time all is known."""
+    fill(source, {"telegram:1": dict(HISTORY), "other": {"color": "blue"}})
+    outcome = any_cli("import", "graph-store", source, "--json")
+    assert outcome.exit_code == 0, outcome.err
+    assert (outcome.json["sessions"], outcome.json["stored"]) == (1, 4)
+    assert outcome.json["left_out"] == {"empty": 1, "other": 1, "system": 1}
+    [listed] = any_cli("sessions", "list", "--json").json["sessions"]
+    assert (listed["session_id"], listed["namespace"]) == ("telegram:1", ["agent_chat_history"])
+
+    async def in_store(memory: Memory) -> object:
+        store = await memory.graph_store()
+        found = await store.aget(NAMESPACE, "telegram:1:chunk:000000")
+        assert found is not None
+        return [(one["seq"], one["role"], one["content"]) for one in found.value["messages"]]
+
+    assert any_cli.remember(in_store) == [
+        (1, "user", "My cat is called Miso."),
+        (2, "assistant", "Noted."),
+        (3, "user", "ok"),
+        (4, "user", "ok"),
+    ]
+    again = any_cli("import", "graph-store", source, "--json").json
+    assert (again["stored"], again["known"]) == (0, 4)
+
+
+def test_they_become_sessions_where_that_is_asked_for(cli: CommandLine, source: str) -> None:
+    """From another namespace and with another field for the text; fields that are the same stand beside each other."""
+    message = {"role": "user", "body": "hi", "content": "hi"}
+    fill(source, {"room-1": {"version": 1, "messages": [message]}}, ("bots", "history"))
+    arguments = ("--namespace", "bots.history", "--value-field", "body", "--sessions", "--json")
+    assert cli("import", "graph-store", source, *arguments).json["stored"] == 1
+    [listed] = cli("sessions", "list", "--json").json["sessions"]
+    assert (listed["session_id"], listed["title"]) == ("room-1", "hi")
+    assert "namespace" not in listed
+
+
+def test_items_in_chunks_are_passed_over(cli: CommandLine, tmp_path: Path) -> None:
+    """Threadkeep reads those itself."""
+    file = str(tmp_path / "store.sqlite")
+    chunk = {"conversation_key": "a", "chunk_key": "chunk:000000", "start_seq": 1, "end_seq": 1, "messages": []}
+    fill(file, {"a:chunk:000000": chunk, "a__meta__": {"conversation_key": "a", "last_seq": 1, "version": 1}})
+    assert cli("import", "graph-store", file, "--json").json["sessions"] == 0

@@ -1,0 +1,339 @@
+"""`threadkeep import langgraph`: checkpoints that LangGraph's own savers wrote, brought into sessions."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import ormsgpack
+import pytest
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
+from langgraph.channels.delta import DeltaChannel
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.graph.message import _messages_delta_reducer
+
+from tests.agent.talking import add, adding, ask, config_of, input_of, kept, make_agent, seen
+from tests.cli.running import CommandLine
+from threadkeep import Memory, SessionMemory, create_checkpointer, load_settings
+from threadkeep.errors import StoreUnavailable, WrongUser
+from threadkeep.records.runs import NewRun
+from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.testing import ScriptedModel
+
+type Saving = Callable[[BaseCheckpointSaver[str]], Awaitable[object]]
+
+
+@pytest.fixture(params=["sqlite-file", "postgres"])
+def source(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database of each kind in turn for a checkpointer, as a command names it."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("empty_postgres_url"))
+    return str(tmp_path / "checkpoints.sqlite")
+
+
+def save(source: str, saving: Saving) -> None:
+    """Do something with LangGraph's own saver of a database."""
+
+    async def working() -> None:
+        if "://" in source:
+            async with AsyncPostgresSaver.from_conn_string(source) as postgres:
+                await postgres.setup()
+                await saving(postgres)
+        else:
+            async with AsyncSqliteSaver.from_conn_string(source) as sqlite:
+                await saving(sqlite)
+
+    asyncio.run(working())
+
+
+async def talk(saver: BaseCheckpointSaver[str]) -> None:
+    """Two turns of one thread, the first with a tool, and one of another."""
+    model = ScriptedModel([adding(), "It is 3.", "Twice.", "Hello, Bo."])
+    agent = make_agent(model, [], [add], checkpointer=saver, system_prompt="Be brief.")
+    await ask(agent, "1 + 2?", message_id="q1", thread_id="telegram:1")
+    await ask(agent, "How often?", message_id="q2", thread_id="telegram:1")
+    await agent.ainvoke(input_of("I am Bo."), config_of("web:2", user_id="bo"))
+
+
+def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
+    """The roles and texts of a session."""
+
+    async def reading(memory: Memory) -> list[tuple[str, str]]:
+        return await kept(memory, session_id)
+
+    return cli.remember(reading)
+
+
+def test_threads_become_sessions(any_cli: CommandLine, source: str) -> None:
+    """With the words in order and the ids of the messages; calls and results of tools are left out and counted."""
+    save(source, talk)
+    outcome = any_cli("import", "langgraph", source, "--json")
+    assert outcome.exit_code == 0, outcome.err
+    assert outcome.json == {
+        "sessions": 2,
+        "stored": 6,
+        "known": 0,
+        "cleaned": 0,
+        "left_out": {"tool_call": 1, "tool_result": 1},
+        "empty": 0,
+        "refused": 0,
+        "errors": [],
+    }
+    shown = any_cli("sessions", "show", "telegram:1", "--json").json
+    assert [(m["role"], m["content"]) for m in shown["messages"]] == [
+        ("user", "1 + 2?"),
+        ("assistant", "It is 3."),
+        ("user", "How often?"),
+        ("assistant", "Twice."),
+    ]
+    assert [m["id"] for m in shown["messages"]][::2] == ["q1", "q2"]
+    assert any_cli.info("web:2").user_id == "bo"
+    assert any_cli.info("telegram:1").title == "1 + 2?"
+
+
+def test_a_second_import_brings_what_is_new(cli: CommandLine, source: str) -> None:
+    """Nothing is stored twice, also when the conversation went on in between."""
+    save(source, talk)
+    assert cli("import", "langgraph", source, "--json").json["stored"] == 6
+
+    async def go_on(saver: BaseCheckpointSaver[str]) -> None:
+        agent = make_agent(ScriptedModel(["Yes."]), [], [add], checkpointer=saver)
+        await ask(agent, "Sure?", thread_id="telegram:1")
+
+    save(source, go_on)
+    again = cli("import", "langgraph", source, "--json").json
+    assert (again["stored"], again["known"]) == (2, 6)
+    assert contents(cli, "telegram:1")[-3:] == [("assistant", "Twice."), ("user", "Sure?"), ("assistant", "Yes.")]
+
+
+def test_a_checkpointer_that_stays_shows_old_turns_once(any_cli: CommandLine, source: str) -> None:
+    """`SessionMemory` beside it: old turns are sent once and stored once, and a repeated import adds nothing."""
+    save(source, talk)
+    assert any_cli("import", "langgraph", source).exit_code == 0
+    model = ScriptedModel(["You asked 1 + 2."])
+
+    def with_memory(saver: BaseCheckpointSaver[str]) -> Awaitable[object]:
+        async def asking(memory: Memory) -> None:
+            agent = make_agent(model, [SessionMemory(memory)], [add], checkpointer=saver)
+            await ask(agent, "What did I ask?", message_id="q3", thread_id="telegram:1")
+
+        return any_cli.remembering(asking)
+
+    save(source, with_memory)
+    assert seen(model.calls[0]) == [
+        ("human", "1 + 2?"),
+        ("ai", ""),
+        ("tool", "3"),
+        ("ai", "It is 3."),
+        ("human", "How often?"),
+        ("ai", "Twice."),
+        ("human", "What did I ask?"),
+    ]
+    whole = [
+        ("user", "1 + 2?"),
+        ("assistant", "It is 3."),
+        ("user", "How often?"),
+        ("assistant", "Twice."),
+        ("user", "What did I ask?"),
+        ("assistant", "You asked 1 + 2."),
+    ]
+    assert contents(any_cli, "telegram:1") == whole
+    again = any_cli("import", "langgraph", source, "--json").json
+    assert (again["stored"], again["known"]) == (0, 8)
+    assert contents(any_cli, "telegram:1") == whole
+
+
+def test_an_import_that_was_broken_off_goes_on(cli: CommandLine, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was stored is known, and the rest follows."""
+    save(source, talk)
+    real_restore, batches = Memory.restore, iter([True])
+
+    async def fail_later(memory: Memory, parts: list[ArchivedPart]) -> list[Restored | WrongUser]:
+        if next(batches, False):
+            return await real_restore(memory, parts)
+        raise StoreUnavailable("The disk is full; make room.")
+
+    monkeypatch.setattr("threadkeep.history.importing.BATCH_MESSAGES", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Memory, "restore", fail_later)
+        outcome = cli("import", "langgraph", source)
+    assert outcome.exit_code == 1
+    assert "Broken off: 2 messages stored" in outcome.err
+    again = cli("import", "langgraph", source, "--json").json
+    assert (again["known"], again["stored"]) == (2, 4)
+    assert len(contents(cli, "telegram:1")) == 4
+
+
+def test_the_checkpoints_are_only_read(cli: CommandLine, tmp_path: Path) -> None:
+    """Also those of a file that may not be written."""
+    file = tmp_path / "checkpoints.sqlite"
+    save(str(file), talk)
+    before = file.read_bytes()
+    file.chmod(0o400)
+    assert cli("import", "langgraph", str(file)).exit_code == 0
+    assert file.read_bytes() == before
+
+
+def test_what_nobody_said_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
+    """System messages, summaries, empty answers; an image without words leaves a mark."""
+    messages: list[AnyMessage] = [
+        SystemMessage("Be brief."),
+        HumanMessage("Here is a summary.", additional_kwargs={"lc_source": "summarization"}),
+        HumanMessage([{"type": "image_url", "image_url": {"url": "https://example.org/cat.png"}}]),
+        AIMessage(""),
+        AIMessage("A cat."),
+        ToolMessage("3", tool_call_id="c1"),
+    ]
+    file = str(tmp_path / "checkpoints.sqlite")
+    save(file, lambda saver: _state_graph(saver, MessagesState).ainvoke({"messages": messages}, config_of("t")))
+    outcome = cli("import", "langgraph", file)
+    assert "Stored 2 messages of 1 session; there already: 0." in outcome.out
+    assert "Left out, since nobody said it: 1 system message, 1 summary, 1 empty message, 1 tool result." in outcome.out
+    assert contents(cli, "t") == [("user", "[image]"), ("assistant", "A cat.")]
+
+
+class Plain(TypedDict):
+    """A state without LangGraph's reducer: what is in it is as it was put there, without ids."""
+
+    messages: Annotated[list[Any], operator.add]
+
+
+class Deltas(TypedDict):
+    """A state of which a checkpoint holds only what is new."""
+
+    messages: Annotated[list[AnyMessage], DeltaChannel(_messages_delta_reducer)]
+
+
+def _state_graph(saver: BaseCheckpointSaver[str], state: type[Any]) -> Any:
+    graph = StateGraph(state)
+    graph.add_node("nothing", lambda _: {"messages": []})
+    graph.add_edge(START, "nothing")
+    return graph.compile(checkpointer=saver)
+
+
+def test_messages_in_other_forms_are_known(cli: CommandLine, source: str) -> None:
+    """Tuples and dicts of a state with another reducer; without ids they are known at the next import all the same."""
+
+    async def saying(saver: BaseCheckpointSaver[str]) -> None:
+        graph = _state_graph(saver, Plain)
+        await graph.ainvoke({"messages": [("user", "ok"), {"role": "assistant", "content": "ok"}]}, config_of("t"))
+        await graph.ainvoke({"messages": [("user", "ok"), "who says this?", 5]}, config_of("t"))
+
+    save(source, saying)
+    first = cli("import", "langgraph", source, "--json").json
+    assert (first["stored"], first["left_out"]) == (3, {"other": 2})
+    assert contents(cli, "t") == [("user", "ok"), ("assistant", "ok"), ("user", "ok")]
+    assert cli("import", "langgraph", source, "--json").json["known"] == 3
+
+
+def test_a_state_that_checkpoints_hold_in_pieces_is_put_together(cli: CommandLine, source: str) -> None:
+    """As LangGraph's DeltaChannel writes it."""
+
+    async def saying(saver: BaseCheckpointSaver[str]) -> None:
+        graph = _state_graph(saver, Deltas)
+        for number in range(3):
+            await graph.ainvoke({"messages": [HumanMessage(f"number {number}", id=f"m{number}")]}, config_of("t"))
+
+    save(source, saying)
+    assert cli("import", "langgraph", source).exit_code == 0
+    assert [text for _, text in contents(cli, "t")] == ["number 0", "number 1", "number 2"]
+
+
+def test_another_channel_can_be_named(cli: CommandLine, tmp_path: Path) -> None:
+    """And is asked for where no state has the usual one."""
+
+    class Other(TypedDict):
+        history: list[AnyMessage]
+
+    def saying(saver: BaseCheckpointSaver[str]) -> Awaitable[object]:
+        graph = StateGraph(Other)
+        graph.add_node("nothing", lambda _: {})
+        graph.add_edge(START, "nothing")
+        compiled: Any = graph.compile(checkpointer=saver)
+        result: Awaitable[object] = compiled.ainvoke({"history": [HumanMessage("hi", id="h")]}, config_of("t"))
+        return result
+
+    file = str(tmp_path / "checkpoints.sqlite")
+    save(file, saying)
+    outcome = cli("import", "langgraph", file)
+    assert "name another with --channel" in outcome.err
+    assert "Conversations without an utterance: 1." in outcome.out
+    assert cli("import", "langgraph", file, "--channel", "history", "--json").json["stored"] == 1
+
+
+def test_no_code_that_a_checkpoint_names_is_run(cli: CommandLine, tmp_path: Path) -> None:
+    """The messages beside it are brought in; what the environment says of LangGraph's strictness does not matter."""
+    file, witness = tmp_path / "checkpoints.sqlite", tmp_path / "witness"
+    call = ormsgpack.Ext(0, ormsgpack.packb(("os", "system", f"touch {witness}")))
+
+    async def saying(saver: BaseCheckpointSaver[str]) -> None:
+        await _state_graph(saver, MessagesState).ainvoke({"messages": [HumanMessage("hi", id="h")]}, config_of("t"))
+
+    save(str(file), saying)
+    with closing(sqlite3.connect(file)) as database, database:
+        for row, blob in database.execute("SELECT rowid, checkpoint FROM checkpoints").fetchall():
+            checkpoint = JsonPlusSerializer().loads_typed(("msgpack", blob))
+            words = ormsgpack.unpackb(JsonPlusSerializer().dumps_typed(checkpoint)[1], ext_hook=ormsgpack.Ext)
+            words["channel_values"]["trap"] = call
+            database.execute("UPDATE checkpoints SET checkpoint = ? WHERE rowid = ?", (ormsgpack.packb(words), row))
+    cli.set(LANGGRAPH_STRICT_MSGPACK="false")
+    assert cli("import", "langgraph", str(file), "--json").json["stored"] == 1
+    assert not witness.exists()
+
+
+def test_a_thread_that_cannot_be_read_is_named_and_the_rest_is_stored(cli: CommandLine, tmp_path: Path) -> None:
+    """Damaged bytes, encrypted ones, and an id that no session can have."""
+    file = tmp_path / "checkpoints.sqlite"
+
+    async def saying(saver: BaseCheckpointSaver[str]) -> None:
+        graph = _state_graph(saver, MessagesState)
+        for thread in ("damaged", "encrypted", "good", "x" * 300):
+            await graph.ainvoke({"messages": [HumanMessage("hi", id="h")]}, config_of(thread))
+
+    save(str(file), saying)
+    with closing(sqlite3.connect(file)) as database, database:
+        database.execute("UPDATE checkpoints SET checkpoint = x'c1' WHERE thread_id = 'damaged'")
+        database.execute("UPDATE checkpoints SET type = 'msgpack+aes' WHERE thread_id = 'encrypted'")
+    outcome = cli("import", "langgraph", str(file), "--json")
+    assert outcome.exit_code == 1
+    assert (outcome.json["stored"], outcome.json["refused"]) == (1, 3)
+    assert [error["conversation"] for error in outcome.json["errors"]] == ["damaged", "encrypted", "x" * 300]
+    assert contents(cli, "good") == [("user", "hi")]
+    told = cli("import", "langgraph", str(file))
+    assert "damaged: Its newest checkpoint cannot be read" in told.err
+    assert "Conversations that were not read or not stored: 3." in told.out
+
+
+def test_a_checkpointer_in_the_database_of_threadkeep_is_read(any_cli: CommandLine) -> None:
+    """From the database into itself; the progress of runs, which lies among the threads, is no conversation."""
+
+    async def saying() -> None:
+        async with create_checkpointer(load_settings()) as saver:
+            for thread in ("t", "run-1"):
+                graph = _state_graph(saver, MessagesState)
+                await graph.ainvoke({"messages": [HumanMessage("hi", id="h")]}, config_of(thread))
+
+    async def running(memory: Memory) -> None:
+        await memory.runs.order.add(NewRun(run_id="run-1", workflow="w", input={}))
+
+    any_cli.remember(running)
+    asyncio.run(saying())
+    assert any_cli("import", "langgraph", any_cli.url, "--json").json["sessions"] == 1
+    assert contents(any_cli, "t") == [("user", "hi")]
+
+
+def test_progress_is_said(cli: CommandLine, tmp_path: Path) -> None:
+    """In plain lines where no terminal is, and not at all for programs."""
+    file = str(tmp_path / "checkpoints.sqlite")
+    save(file, talk)
+    assert "Importing: 100 %" in cli("import", "langgraph", file).err
+    assert cli("import", "langgraph", file, "--json").err == ""

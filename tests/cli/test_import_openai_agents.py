@@ -1,0 +1,114 @@
+"""`threadkeep import openai-agents`: files that the SDK's own sessions wrote, brought into sessions."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from tests.cli.running import CommandLine
+from tests.databases import execute
+
+if TYPE_CHECKING:
+    from agents.items import TResponseInputItem
+    from agents.memory import SQLiteSession
+
+# As the SDK keeps a run with a tool: answers of models that give no id of their own all have the same.
+ITEMS: list[dict[str, object]] = [
+    {"role": "user", "content": "What is the weather in Lisbon?"},
+    {"type": "reasoning", "id": "rs_1", "summary": []},
+    {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"city": "Lisbon"}', "id": "fc_1"},
+    {"type": "function_call_output", "call_id": "c1", "output": "Sunny."},
+    {
+        "type": "message",
+        "id": "__fake_id__",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "Sunny.", "annotations": []}],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "input_text", "text": "And what is this?"},
+            {"type": "input_image", "image_url": "https://example.org/a.png", "detail": "auto"},
+        ],
+    },
+    {
+        "type": "message",
+        "id": "__fake_id__",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "refusal", "refusal": "I cannot say."}],
+    },
+    {"role": "developer", "content": "Be brief."},
+]
+
+
+def write(session: SQLiteSession, items: list[dict[str, object]]) -> None:
+    """Store items as the SDK does."""
+    asyncio.run(session.add_items(cast("list[TResponseInputItem]", items)))
+    session.close()
+
+
+def contents(cli: CommandLine, session_id: str) -> list[tuple[str, str]]:
+    """The roles and texts of a session."""
+    shown = cli("sessions", "show", session_id, "--json").json
+    return [(message["role"], message["content"]) for message in shown["messages"]]
+
+
+def test_sessions_are_stored_as_they_were(any_cli: CommandLine, tmp_path: Path) -> None:
+    """With what was said in order, and times; the second time all of it is known."""
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("user-1", file), [*ITEMS])
+    write(SQLiteSession("user-2", file), [{"role": "user", "content": "ok"}, {"role": "user", "content": "ok"}])
+    outcome = any_cli("import", "openai-agents", str(file), "--user", "u1", "--json")
+    assert outcome.exit_code == 0, outcome.err
+    assert (outcome.json["sessions"], outcome.json["stored"]) == (2, 6)
+    assert outcome.json["left_out"] == {"reasoning": 1, "system": 1, "tool_call": 1, "tool_result": 1}
+    assert contents(any_cli, "user-1") == [
+        ("user", "What is the weather in Lisbon?"),
+        ("assistant", "Sunny."),
+        ("user", "And what is this?\n[image]"),
+        ("assistant", "I cannot say."),
+    ]
+    assert contents(any_cli, "user-2") == [("user", "ok"), ("user", "ok")]
+    info = any_cli.info("user-1")
+    assert info.user_id == "u1"
+    assert abs((info.created_at - any_cli.info("user-2").created_at).total_seconds()) < 60
+    again = any_cli("import", "openai-agents", str(file), "--user", "u1", "--json").json
+    assert (again["stored"], again["known"]) == (0, 6)
+
+
+def test_a_branch_of_an_advanced_session_is_taken(cli: CommandLine, tmp_path: Path) -> None:
+    """The main one, or another that is named; what branches share is in both."""
+    from agents.extensions.memory import AdvancedSQLiteSession
+
+    file = tmp_path / "agents.db"
+    session = AdvancedSQLiteSession(session_id="s", db_path=file, create_tables=True)
+
+    async def branching() -> None:
+        await session.add_items([{"role": "user", "content": "First?"}, {"role": "assistant", "content": "One."}])
+        await session.add_items([{"role": "user", "content": "Second?"}, {"role": "assistant", "content": "Two."}])
+        await session.create_branch_from_turn(2, "other")
+        await session.add_items([{"role": "user", "content": "Third?"}, {"role": "assistant", "content": "Three."}])
+
+    asyncio.run(branching())
+    session.close()
+    assert cli("import", "openai-agents", str(file)).exit_code == 0
+    assert [text for _, text in contents(cli, "s")] == ["First?", "One.", "Second?", "Two."]
+    cli("sessions", "delete", "s", "--yes")
+    assert cli("import", "openai-agents", str(file), "--branch", "other").exit_code == 0
+    assert [text for _, text in contents(cli, "s")] == ["First?", "One.", "Third?", "Three."]
+
+
+def test_a_damaged_item_is_left_out(cli: CommandLine, tmp_path: Path) -> None:
+    """As the SDK itself does; the rest is stored."""
+    from agents import SQLiteSession
+
+    file = tmp_path / "agents.db"
+    write(SQLiteSession("s", file), [{"role": "user", "content": "hi"}, {"role": "user", "content": "there"}])
+    execute(f"sqlite:///{file}", "UPDATE agent_messages SET message_data = '{' WHERE id = 1")
+    outcome = cli("import", "openai-agents", str(file), "--json").json
+    assert (outcome["stored"], outcome["left_out"], outcome["refused"]) == (1, {"other": 1}, 0)

@@ -1,0 +1,96 @@
+"""`threadkeep knowledge`: consent, trust, messages on their way, tests of the server."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep import Memory, Message
+
+ENDPOINT = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def cli(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+    """Commands for a server that is not there."""
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "true")
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_ENDPOINT", ENDPOINT)
+    monkeypatch.setenv("THREADKEEP_WORKSPACE", "shop")
+    return cli
+
+
+def test_off_is_said(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the variable that turns it on."""
+    monkeypatch.setenv("THREADKEEP_GRAPHITI_ENABLED", "false")
+    assert "THREADKEEP_GRAPHITI_ENABLED=true" in cli("knowledge", "status").out
+    refused = cli("knowledge", "consent", "--grant", "--yes")
+    assert refused.exit_code == 1
+    assert "Graphiti is off" in refused.err
+
+
+def test_consent_is_given_shown_and_withdrawn(cli: CommandLine) -> None:
+    """For the endpoint of the settings, and for what they send."""
+    assert "Nobody has decided yet" in cli("knowledge", "consent").err
+    assert "--yes" in cli("knowledge", "consent", "--grant").err
+    granted = cli("knowledge", "consent", "--grant", "--yes", "--by", "ops", "--json").json["consents"]
+    assert [(one["endpoint"], one["data_classes"], one["decided_by"]) for one in granted] == [
+        (ENDPOINT, ["chat_text"], "ops")
+    ]
+    assert cli("knowledge", "consent", "--grant", "--data", "everything", "--yes").exit_code == 2
+    assert cli("knowledge", "consent", "--grant", "--decline").exit_code == 2
+    assert cli("knowledge", "trust", "--json").json == {"trusted": ["shop"]}
+    status = cli("knowledge", "status").out
+    assert "allowed   chat_text" in status
+    assert "trusted   shop" in status
+    cli("knowledge", "consent", "--decline", "--by", "ann")
+    assert [one["decision"] for one in cli("knowledge", "consent", "--json").json["consents"]] == [
+        "withdrawn",
+        "granted",
+    ]
+    assert "Trusted: no workspace." in cli("knowledge", "trust", "--withdraw").out
+
+
+def test_messages_are_listed_dropped_and_retried(cli: CommandLine) -> None:
+    """What was given up can be sent again, but for what was dropped."""
+    cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "promoted_facts", "--yes")
+    cli("knowledge", "trust", "shop")
+    told = cli("knowledge", "promote", "decision", "Use PostgreSQL.", "--workspace", "shop")
+    assert "the graph is told" in told.out
+    assert cli("knowledge", "promote", "wish", "x", "--workspace", "shop").exit_code == 2
+    assert "queued" in cli("knowledge", "deliveries").out
+    cli("knowledge", "consent", "--decline")
+    [dead] = cli("knowledge", "deliveries", "--status", "dead", "--json").json["deliveries"]
+    assert dead["reason"] == "consent_withdrawn"
+    assert cli("knowledge", "deliveries", "retry").exit_code == 2
+    assert cli("knowledge", "deliveries", "shake").exit_code == 2
+    assert "1 message given up" in cli("knowledge", "deliveries", "drop", str(dead["number"])).out
+    assert cli("knowledge", "deliveries", "retry", "--all", "--json").json == {"changed": 0}
+    assert cli("knowledge", "deliveries", "retry", "999").exit_code == 1
+
+
+def test_a_server_that_is_not_there_is_told_with_the_cure(cli: CommandLine) -> None:
+    """In each step of the test; the exit code says it too."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+    tested = cli("knowledge", "test")
+    assert tested.exit_code == 1
+    assert "THREADKEEP_GRAPHITI_ENDPOINT" in tested.out
+    assert not cli("knowledge", "test", "--json").json["ok"]
+
+
+def test_earlier_turns_are_queued_by_the_command(cli: CommandLine) -> None:
+    """As far as that is allowed."""
+
+    async def talking(memory: Memory) -> None:
+        turn = [Message(role="user", content="q"), Message(role="assistant", content="a")]
+        await memory.session("room:1").append(turn)
+
+    cli.remember(talking)
+    assert "consent --grant" in cli("knowledge", "backfill").err
+    cli("knowledge", "consent", "--grant", "--data", "chat_text", "--data", "backfill", "--yes")
+    cli("knowledge", "trust")
+    assert "1 earlier turn queued." in cli("knowledge", "backfill", "--all").out
+    assert cli("knowledge", "backfill", "--session", "room:1", "--json").json == {"queued": 0, "left": 0}
+    assert cli("knowledge", "purge", "--session", "room:1").exit_code == 2

@@ -1,0 +1,168 @@
+"""`threadkeep sessions take-back`, `edit`, `branch`, and what the other commands show of superseded messages."""
+
+from __future__ import annotations
+
+import json
+
+from tests.cli.running import CommandLine
+from threadkeep.history.memory import Memory
+from threadkeep.records import Message, Summary
+
+
+async def _talk(memory: Memory) -> None:
+    """Four exchanges of ann; the first two of them are summarised, and the last question was asked in other words."""
+    session = memory.session("a", user_id="ann")
+    for number in range(1, 4):
+        await session.append(
+            [
+                Message("user", f"question {number}", f"q{number}"),
+                Message("assistant", f"answer {number}", f"a{number}"),
+            ]
+        )
+    await session.edit("q2", "better question", new_id="q2b")
+    await session.append([Message("assistant", "better answer", "a2b")])
+    await session.reset()
+    await session.append([Message("user", "question 4", "q4"), Message("assistant", "answer 4", "a4")])
+    await session.take_back()
+    assert await memory.summaries.add(Summary("a", 9, 9, "The fourth.", "m", "1", tokens=3))
+
+
+def _elsewhere(cli: CommandLine) -> None:
+    cli.url = f"sqlite:///{cli.folder}/other.db"
+    cli.set(THREADKEEP_DATABASE_URL=cli.url)
+
+
+def test_the_newest_messages_are_taken_back(any_cli: CommandLine) -> None:
+    """And shown; each user's own."""
+    any_cli.store("a", "one", "two", "three", user_id="ann")
+    outcome = any_cli("sessions", "take-back", "a", "-n", "2")
+    assert outcome.out.splitlines() == ["#2  assistant: two", "#3  user: three"]
+    assert "Took 2 messages back." in outcome.err
+    assert any_cli("sessions", "take-back", "a", "--user", "bob").exit_code == 1
+    told = any_cli("sessions", "take-back", "a", "--json").json
+    assert [message["content"] for message in told["messages"]] == ["one"]
+    assert "no message to take back" in any_cli("sessions", "take-back", "a").err
+    assert any_cli("sessions", "take-back", "a", "-n", "0").exit_code == 2
+
+
+def test_a_message_is_edited_by_id_or_number(any_cli: CommandLine) -> None:
+    """What followed it counts no more."""
+    any_cli.store("a", "one", "two", "three")
+    assert "message 4" in any_cli("sessions", "edit", "a", "2", "zwei").out
+    told = any_cli("sessions", "edit", "a", "1", "eins", "--new-id", "e1", "--json").json
+    assert (told["message"]["id"], told["message"]["seq"]) == ("e1", 5)
+    assert any_cli("sessions", "edit", "a", "e1", "uno").exit_code == 0
+    again = any_cli("sessions", "edit", "a", "e1", "due")
+    assert again.exit_code == 1
+    assert "superseded before" in again.err
+    assert "no message '9'" in any_cli("sessions", "edit", "a", "9", "nine").err
+    shown = any_cli("sessions", "show", "a", "--json").json
+    assert [message["content"] for message in shown["messages"]] == ["uno"]
+    assert (shown["message_count"], shown["revision"]) == (1, 3)
+    whole = any_cli("sessions", "show", "a", "--view", "history")
+    assert "superseded by e1" in whole.out
+    assert "three" in whole.out
+    assert any_cli("sessions", "show", "a", "--view", "all").exit_code == 2
+
+
+def test_a_session_is_branched(any_cli: CommandLine) -> None:
+    """Under an id of its own or a given one."""
+    any_cli.store("a", "one", "two", "three")
+    told = any_cli("sessions", "branch", "a", "--at", "2", "--json").json
+    assert (told["message_count"], told["parent_session_id"], told["parent_seq"]) == (2, "a", 2)
+    outcome = any_cli("sessions", "branch", "a", "--as", "b")
+    assert "b begins with 3 messages of a." in outcome.out
+    assert "threadkeep chat --session b" in outcome.err
+    assert any_cli("sessions", "branch", "a", "--at", "9").exit_code == 2
+    assert any_cli("sessions", "branch", "nowhere").exit_code == 1
+
+
+def test_a_question_is_answered_again(any_cli: CommandLine) -> None:
+    """The newest, or that of a run or a message; by the model that the settings name."""
+    first = any_cli.process("chat", "--session", "a", "--json", given="My cat is called Miso.\n").json
+    any_cli.process("chat", "--session", "a", given="What is my cat called?\n")
+    outcome = any_cli("sessions", "regenerate", "a")
+    assert outcome.exit_code == 0
+    assert "Miso" in outcome.out
+    assert any_cli.info("a").message_count == 4
+    again = any_cli("sessions", "regenerate", "a", "--run", first["run_id"], "--json").json
+    assert again["message_id"] == first["message_id"]
+    assert again["run_id"] != first["run_id"]
+    info = any_cli.info("a")
+    assert (info.message_count, info.last_seq) == (2, 6)
+    assert any_cli("sessions", "regenerate", "a", "--message", first["message_id"]).exit_code == 0
+    assert any_cli("sessions", "regenerate", "a", "--message", "nothing").exit_code == 1
+    assert any_cli("sessions", "regenerate", "nowhere").exit_code == 1
+    assert any_cli("sessions", "regenerate", "a", "--message", "x", "--run", "y").exit_code == 2
+
+
+def test_an_export_has_active_messages_numbered_without_gaps(any_cli: CommandLine) -> None:
+    """It comes back as a session in which nothing was ever superseded: reset and summaries stand where they stood."""
+    any_cli.remember(_talk)
+    exported = any_cli("sessions", "export", "a").out
+    lines = [json.loads(line) for line in exported.splitlines()]
+    assert lines[0]["reset_seq"] == 4
+    said = [(line["seq"], line["content"], line["superseded_at"]) for line in lines if line["type"] == "message"]
+    assert said == [
+        (1, "question 1", None),
+        (2, "answer 1", None),
+        (3, "better question", None),
+        (4, "better answer", None),
+        (5, "question 4", None),
+    ]
+    [summary] = [line for line in lines if line["type"] == "summary"]
+    assert (summary["first_seq"], summary["last_seq"], summary["messages"]) == (5, 5, 1)
+    _elsewhere(any_cli)
+    imported = any_cli("sessions", "import", "-", "--json", given=exported).json
+    assert (imported["stored"], imported["moved"], imported["summaries"]) == (5, 0, 1)
+    assert any_cli("sessions", "export", "a").out == exported
+    info = any_cli.info("a")
+    assert (info.message_count, info.last_seq, info.reset_seq, info.revision) == (5, 5, 4, 0)
+
+
+def test_an_export_of_the_history_comes_back_byte_for_byte(any_cli: CommandLine) -> None:
+    """With what was superseded, when and by what."""
+    any_cli.remember(_talk)
+    exported = any_cli("sessions", "export", "a", "--view", "history").out
+    _elsewhere(any_cli)
+    imported = any_cli("sessions", "import", "-", "--json", given=exported).json
+    assert (imported["stored"], imported["moved"], imported["summaries"]) == (10, 0, 1)
+    assert any_cli("sessions", "export", "a", "--view", "history").out == exported
+    info = any_cli.info("a")
+    assert (info.message_count, info.last_seq, info.reset_seq, info.title) == (5, 10, 8, "question 1")
+    assert info.last_message == "question 4"
+    assert any_cli("sessions", "import", "-", "--json", given=exported).json["known"] == 10
+    assert any_cli.info("a") == info
+    assert any_cli("sessions", "edit", "a", "q2b", "best").exit_code == 0
+
+
+def test_a_branch_names_its_parent_after_a_move(cli: CommandLine) -> None:
+    """Also where that is not there."""
+    cli.store("a", "one", "two")
+    cli("sessions", "branch", "a", "--as", "b", "--at", "1")
+    exported = cli("sessions", "export", "b").out
+    _elsewhere(cli)
+    assert cli("sessions", "import", "-", given=exported).exit_code == 0
+    info = cli.info("b")
+    assert (info.parent_session_id, info.parent_seq) == ("a", 1)
+
+
+def test_in_a_graph_store_the_same_holds(cli: CommandLine) -> None:
+    """Also for what is exported and imported."""
+    cli.set(THREADKEEP_TRANSCRIPTS="graph_store")
+    given = [{"type": "session", "session_id": "a"}]
+    given += [
+        {"type": "message", "session_id": "a", "role": "user", "content": word, "id": word} for word in ("x", "y", "z")
+    ]
+    assert cli("sessions", "import", "-", given="\n".join(map(json.dumps, given))).exit_code == 0
+    assert cli("sessions", "edit", "a", "y", "why", "--new-id", "y2").exit_code == 0
+    assert cli("sessions", "take-back", "a").exit_code == 0
+    assert cli("sessions", "branch", "a", "--at", "3", "--as", "b").exit_code == 0
+    shown = cli("sessions", "show", "b", "--json").json
+    assert [message["content"] for message in shown["messages"]] == ["x", "y", "z"]
+    exported = cli("sessions", "export", "a", "--view", "history").out
+    _elsewhere(cli)
+    assert cli("sessions", "import", "-", given=exported).exit_code == 0
+    assert cli("sessions", "export", "a", "--view", "history").out == exported
+    listed = cli("sessions", "list", "--json").json["sessions"]
+    assert [(one["session_id"], one["message_count"], one["last_message"]) for one in listed] == [("a", 1, "x")]

@@ -1,0 +1,351 @@
+"""Turns and recalls on the real Graphiti server, in the environment of `make foreign`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+
+from tests.foreign.graphiti_server import MISSING, ROOT, RealGraphiti, is_there, running_graphiti
+from tests.limits import HANG_SECONDS
+from tests.recorded_events import RecordedEvents
+from threadkeep import KnownFacts, Memory, MemoryOptions, Message, Scope, SessionMemory, open_memory
+from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.recall import RecallQuestion
+from threadkeep.knowledge.graphiti.service import GraphitiStatus
+from threadkeep.observe import GraphRecalled
+from threadkeep.records.graphiti import GraphitiOptions
+from threadkeep.records.knowledge import ScopeKind
+from threadkeep.testing import ScriptedModel
+
+pytestmark = [pytest.mark.foreign, pytest.mark.timeout(900)]
+
+SCOPES: tuple[ScopeKind, ...] = ("session", "workspace")
+TALK = [
+    text for number in range(1, 21) for text in (f"Question {number} is about Garden {number}.", f"Answer {number}.")
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphiti]:
+    """The REST server with its database and a model."""
+    if not is_there():
+        pytest.skip(MISSING)
+    with running_graphiti(tmp_path_factory.mktemp("graphiti")) as started:
+        yield started
+
+
+@asynccontextmanager
+async def opened(server: RealGraphiti | str, url: str, **changes: Any) -> AsyncIterator[Memory]:
+    """A memory that delivers, and whose turns may go to the server."""
+    endpoint = server if isinstance(server, str) else server.rest
+    options = GraphitiOptions(**{"endpoint": endpoint, "workspace": "shop", "poll_seconds": 0.1, **changes})
+    async with open_memory(url, options=MemoryOptions(graphiti=options)) as memory:
+        await memory.graphiti.grant(["chat_text"], by="ops")
+        await memory.graphiti.gate.trust("shop", by="ops")
+        yield memory
+
+
+async def say(memory: Memory, session_id: str, *turns: tuple[str, str], user_id: str = "ann") -> None:
+    """Have a conversation."""
+    session = memory.session(session_id, user_id=user_id, workspace="shop")
+    for asked, answered in turns:
+        await session.append([Message(role="user", content=asked), Message(role="assistant", content=answered)])
+
+
+def pairs(first: int, last: int) -> list[tuple[str, str]]:
+    """Some turns of the talk."""
+    return [(f"Question {n} is about Garden {n}.", f"Answer {n}.") for n in range(first, last + 1)]
+
+
+async def until(memory: Memory, condition: Callable[[GraphitiStatus], bool]) -> GraphitiStatus:
+    """Return the status for which a condition holds."""
+    async with asyncio.timeout(HANG_SECONDS):
+        while True:
+            if condition(status := await memory.graphiti.status()):
+                return status
+            await asyncio.sleep(0.2)
+
+
+def confirmed(count: int) -> Callable[[GraphitiStatus], bool]:
+    """Whether so much is there, and nothing is on its way."""
+    return lambda status: {**status.counts, "turns": 0} == {"confirmed": count, "turns": 0}
+
+
+def episodes(server: RealGraphiti, scope: Scope) -> list[str]:
+    """What the server has of a scope, oldest first."""
+    address = f"{server.rest}/episodes/{group_id_of(scope)}?last_n=500"
+    with urllib.request.urlopen(address, timeout=HANG_SECONDS) as response:  # noqa: S310 - loopback
+        return [str(one["content"]).partition("): ")[2] for one in json.load(response)]
+
+
+async def test_a_talk_of_twenty_turns_arrives_whole_in_order_and_once(server: RealGraphiti, sqlite_url: str) -> None:
+    """Forty episodes in the group of each scope, and the status says so all the way."""
+    async with opened(server, sqlite_url) as memory:
+        await say(memory, "whole", *pairs(1, 20))
+        seen = []
+        status = await memory.graphiti.status()
+        while not confirmed(80)(status):
+            seen.append(status.counts.get("confirmed", 0))
+            await asyncio.sleep(0.2)
+            status = await memory.graphiti.status()
+        assert seen == sorted(seen)
+        assert (status.repeats, status.dead) == (0, {})
+        assert episodes(server, Scope("session", "whole")) == TALK
+        assert episodes(server, Scope("workspace", "shop")) == TALK
+
+
+def talk_and_die(url: str, endpoint: str, turns: int) -> None:
+    """Let another process talk and deliver, and kill it when it has stored so many turns."""
+    command = [sys.executable, str(Path(__file__).with_name("talk_to_graphiti.py")), url, endpoint, "20"]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as talking:
+        assert talking.stdout is not None
+        for line in talking.stdout:
+            if int(line) == turns:
+                break
+        talking.kill()
+
+
+async def test_it_arrives_through_a_kill_of_our_process(server: RealGraphiti, sqlite_url: str) -> None:
+    """Killed in the middle of the talk: the next process delivers the rest, and repeats nothing."""
+    async with opened(server, sqlite_url, scopes=("session",)):
+        pass
+    for stored_before_the_end in (7, 14, 20):
+        await asyncio.to_thread(talk_and_die, sqlite_url, server.rest, stored_before_the_end)
+    async with opened(server, sqlite_url) as memory:
+        status = await until(memory, confirmed(80))
+        assert status.repeats == 0
+    assert episodes(server, Scope("session", "room:1")) == TALK
+
+
+async def test_it_arrives_through_a_restart_in_the_middle_of_the_servers_queue(
+    server: RealGraphiti, sqlite_url: str
+) -> None:
+    """The server forgets what waits: that is sent again after the time-out, and nothing else is."""
+    async with opened(server, sqlite_url, scopes=("session",), confirm_seconds=3, confirm_seconds_each=0.2) as memory:
+        server.control(latency_ms=100)
+        await say(memory, "restarted", *pairs(1, 20))
+        await until(memory, lambda status: status.counts.get("confirmed", 0) >= 3)
+        server.restart("rest")
+        server.control(latency_ms=0)
+        status = await until(memory, confirmed(40))
+        found = episodes(server, Scope("session", "restarted"))
+        assert list(dict.fromkeys(found)) == TALK
+        assert len(found) <= 40 + status.repeats
+        assert 0 < status.repeats <= 40
+
+
+def poison(server: RealGraphiti) -> None:
+    """Send what ends the server's worker, as another client may do."""
+    body = {"group_id": "a.b", "messages": [{"content": "x", "role_type": "user", "role": "x"}]}
+    head = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{server.rest}/messages", json.dumps(body).encode(), head)  # noqa: S310 - loopback
+    urllib.request.urlopen(request, timeout=HANG_SECONDS).close()  # noqa: S310 - loopback
+
+
+async def test_it_arrives_after_the_servers_worker_died(server: RealGraphiti, sqlite_url: str) -> None:
+    """The server goes on to take everything: the status says that nothing is confirmed, until it is restarted."""
+    await asyncio.to_thread(poison, server)
+    async with opened(server, sqlite_url, scopes=("session",), confirm_seconds=2, confirm_seconds_each=0) as memory:
+        await say(memory, "dead", *pairs(1, 2))
+        status = await until(memory, lambda status: status.repeats > 0)
+        assert status.counts.get("confirmed", 0) == 0
+        server.restart("rest")
+        await until(memory, confirmed(4))
+        assert list(dict.fromkeys(episodes(server, Scope("session", "dead")))) == TALK[:4]
+
+
+async def test_recall_brings_what_the_same_person_said_elsewhere_and_nothing_of_others(
+    server: RealGraphiti, sqlite_url: str
+) -> None:
+    """From another session, by the words of the question."""
+    recall = {"recall_enabled": True, "recall_timeout_seconds": HANG_SECONDS, "recall_scopes": ("user",)}
+    async with opened(server, sqlite_url, scopes=("user",), **recall) as memory:
+        await say(memory, "telegram:1", ("The Garden Gate has the code Tulip.", "Noted."), user_id="ann")
+        await say(memory, "telegram:2", ("The Garden Gate has the code Rose.", "Noted."), user_id="bob")
+        await until(memory, confirmed(4))
+        for person, code, other in (("ann", "Tulip", "Rose"), ("bob", "Rose", "Tulip")):
+            question = RecallQuestion("Which code has the Garden Gate?", {"user": Scope("user", person)})
+            told = " ".join(fact.text for fact in (await memory.graphiti.recall(question)).facts)
+            assert code in told
+            assert other not in told
+
+
+async def test_a_server_that_hangs_or_is_gone_costs_the_deadline_once(server: RealGraphiti, sqlite_url: str) -> None:
+    """And loses no turn."""
+    recall = {"recall_enabled": True, "recall_timeout_seconds": 1.0, "recall_scopes": ("session",)}
+    question = RecallQuestion("Which code?", {"session": Scope("session", "paused")})
+    async with opened(server, sqlite_url, scopes=("session",), timeout_seconds=2, **recall) as memory:
+        server.pause("rest")
+        waited = []
+        for number in range(1, 4):
+            started = time.monotonic()
+            [scope] = (await memory.graphiti.recall(question)).scopes
+            waited.append(time.monotonic() - started)
+            assert scope.outcome == ("deadline" if number == 1 else "breaker_open")
+            await say(memory, "paused", *pairs(number, number))
+        assert waited[0] < 2
+        assert max(waited[1:]) < 0.5
+        server.kill("rest")
+        await say(memory, "paused", *pairs(4, 4))
+        server.start("rest")
+        await until(memory, confirmed(8))
+    assert list(dict.fromkeys(episodes(server, Scope("session", "paused")))) == TALK[:8]
+
+
+class FaultyProxy:
+    """A proxy before the server that passes on what comes, or fails as it is told."""
+
+    def __init__(self, port: int) -> None:
+        self.fault = "none"
+        self._port = port
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a connection; each request has one of its own."""
+        fault = self.fault
+        head = await reader.readuntil(b"\r\n\r\n")
+        while fault == self.fault == "hangs":  # noqa: ASYNC110 - the test sets the fault
+            await asyncio.sleep(0.05)
+        if fault == "slow":
+            await asyncio.sleep(5)
+        if fault in ("none", "slow"):
+            back, forth = await asyncio.open_connection("127.0.0.1", self._port)
+            lines = [line for line in head.split(b"\r\n") if not line.lower().startswith(b"connection:")]
+            forth.write(b"\r\n".join([lines[0], b"Connection: close", *lines[1:]]))
+            up = asyncio.create_task(self._pump(reader, forth))
+            await self._pump(back, writer)
+            up.cancel()
+            forth.close()
+        elif fault == "html":
+            page = b"<html>Sign in</html>"
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(page) + page)
+        elif fault == "500":
+            writer.write(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65_536):
+            writer.write(data)
+
+
+@pytest.mark.parametrize("fault", ["stopped", "hangs", "slow", "html", "500"])
+async def test_a_fault_costs_a_chat_turn_the_deadline_once_and_loses_no_turn(
+    server: RealGraphiti, sqlite_url: str, fault: str
+) -> None:
+    """Three turns of an agent while the server fails; all of them arrive when it is back."""
+    events = RecordedEvents()
+    proxy = FaultyProxy(server.ports["rest"])
+    session_id = f"fault-{fault}"
+    config: Any = {"configurable": {"thread_id": session_id, "user_id": "ann", "workspace": "shop"}}
+    async with await asyncio.start_server(proxy.relay, "127.0.0.1", 0) as listening:
+        options = GraphitiOptions(
+            endpoint=f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}",
+            workspace="shop",
+            scopes=("session",),
+            poll_seconds=0.1,
+            timeout_seconds=10,
+            recall_enabled=True,
+            recall_timeout_seconds=1.0,
+            recall_scopes=("session",),
+            first_pause_seconds=0.1,
+            longest_pause_seconds=1.0,
+        )
+        async with open_memory(sqlite_url, observers=[events], options=MemoryOptions(graphiti=options)) as memory:
+            await memory.graphiti.grant(["chat_text"], by="ops")
+            await memory.graphiti.gate.trust("shop", by="ops")
+            proxy.fault = fault
+            middleware = [SessionMemory(memory, sources=[KnownFacts(memory)])]
+            agent: Any = create_agent(ScriptedModel(f"Answer {n}." for n in range(1, 9)), [], middleware=middleware)
+            for number in range(1, 4):
+                await agent.ainvoke({"messages": [("user", f"Question {number} is about Garden {number}.")]}, config)
+            first, *later = [event.milliseconds for event in events.of(GraphRecalled)]
+            assert first < 1_500
+            assert len(later) == 2
+            assert max(later) < 250
+            assert await memory.session(session_id, user_id="ann").count() == 6
+            proxy.fault = "none"
+            await until(memory, confirmed(6))
+    assert list(dict.fromkeys(episodes(server, Scope("session", session_id)))) == TALK[:6]
+
+
+async def test_with_consent_withdrawn_not_a_byte_leaves(server: RealGraphiti, sqlite_url: str) -> None:
+    """A proxy before the server counts."""
+    counted = 0
+
+    async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal counted
+        back, forth = await asyncio.open_connection("127.0.0.1", server.ports["rest"])
+
+        async def upwards() -> None:
+            nonlocal counted
+            while data := await reader.read(65_536):
+                counted += len(data)
+                forth.write(data)
+            forth.close()
+
+        up = asyncio.create_task(upwards())
+        while data := await back.read(65_536):
+            writer.write(data)
+        writer.close()
+        await up
+
+    async with await asyncio.start_server(relay, "127.0.0.1", 0) as proxy:
+        endpoint = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+        recall = {"recall_enabled": True, "recall_scopes": ("session",)}
+        async with opened(endpoint, sqlite_url, scopes=("session",), **recall) as memory:
+            await say(memory, "withdrawn", *pairs(1, 2))
+            await until(memory, confirmed(4))
+            assert counted > 0
+            await memory.graphiti.decline(by="ann")
+            counted = 0
+            await say(memory, "withdrawn", *pairs(3, 5))
+            await memory.graphiti.recall(RecallQuestion("Garden 1?", {"session": Scope("session", "withdrawn")}))
+            await asyncio.sleep(2)
+            assert counted == 0
+    assert episodes(server, Scope("session", "withdrawn")) == TALK[:4]
+
+
+@pytest.fixture(scope="module")
+def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealGraphiti]:
+    """The MCP server with its database and a model."""
+    if not is_there():
+        pytest.skip(MISSING)
+    with running_graphiti(tmp_path_factory.mktemp("mcp"), transports=("mcp",)) as started:
+        yield started
+
+
+async def test_the_mcp_server_takes_shows_finds_and_deletes(mcp_server: RealGraphiti, sqlite_url: str) -> None:
+    """The same talk, once and whole; recalled; and really gone after a purge."""
+    options = {"transport": "mcp", "scopes": ("session",), "recall_enabled": True, "recall_scopes": ("session",)}
+    scope = Scope("session", "over-mcp")
+    async with opened(mcp_server.mcp, sqlite_url, recall_timeout_seconds=HANG_SECONDS, **options) as memory:
+        checks = await memory.graphiti.test(smoke=True)
+        assert [check.problem for check in checks if not check.ok] == []
+        await say(memory, "over-mcp", *pairs(1, 20))
+        status = await until(memory, confirmed(40))
+        assert status.repeats == 0
+        recalled = await memory.graphiti.recall(RecallQuestion("What is Question 7 about?", {"session": scope}))
+        assert recalled.facts
+        assert (await memory.graphiti.purge(scope)).remains == ""
+
+
+async def test_the_rest_server_says_that_it_deletes_and_is_told_of(server: RealGraphiti, sqlite_url: str) -> None:
+    """On FalkorDB: a smoke test and a purge look whether it did."""
+    async with opened(server, sqlite_url, scopes=("session",)) as memory:
+        checks = {check.name: check.problem for check in await memory.graphiti.test(smoke=True)}
+        assert {name for name, problem in checks.items() if problem} == {"see it gone"}
+        assert "FalkorDB" in str(checks["see it gone"])
+        await say(memory, "purged", *pairs(1, 1))
+        await until(memory, confirmed(2))
+        assert "2 episodes" in (await memory.graphiti.purge(Scope("session", "purged"))).remains

@@ -1,0 +1,127 @@
+"""One damaged item of a graph store is the trouble of its own session, and of nobody else: in Python."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from tests.recorded_events import RecordedEvents
+from tests.store.graph_transcripts.damaging import DAMAGES, SAMPLE, rewrite
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.errors import SessionDamaged
+from threadkeep.observe import PendingWrites
+from threadkeep.records import Retention, RetentionLimits
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+
+ROOM, WELL = "room", "well"
+LAYOUT = GraphLayout()
+NOTE = f"{ROOM}:chunk:000000"
+everything = pytest.mark.parametrize(
+    ("shared_url", "kind"),
+    [*(("sqlite-file", kind) for kind in DAMAGES), *(("postgres", kind) for kind in SAMPLE)],
+    indirect=["shared_url"],
+)
+
+
+@asynccontextmanager
+async def opened(url: str, options: MemoryOptions, events: RecordedEvents) -> AsyncIterator[Memory]:
+    """A memory that keeps transcripts in a graph store, with two sessions."""
+    options = replace(options, transcripts="graph_store")
+    async with open_memory(url, observers=[events], options=options) as memory:
+        for session_id in (ROOM, WELL):
+            await memory.session(session_id, user_id="ann").append(said("one"))
+        yield memory
+
+
+def said(text: str) -> list[Message]:
+    """A turn."""
+    return [Message(role="user", content=text, id=f"m:{text}"), Message(role="assistant", content=f"to {text}")]
+
+
+@everything
+async def test_a_damaged_session_raises_alone_and_goes_on_when_it_is_repaired(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, kind: str
+) -> None:
+    """What is said meanwhile waits, and is there once in its order after the repair."""
+    whole: list[object] = []
+    async with opened(shared_url, memory_options, events) as memory:
+        damage, session = DAMAGES[kind], memory.session(ROOM, user_id="ann")
+        key = f"{ROOM}__meta__" if damage.item == "metadata" else f"{ROOM}:{damage.item}"
+
+        def change(value: dict[str, Any]) -> object:
+            whole.append(value)
+            return damage.change(value)
+
+        await asyncio.to_thread(rewrite, shared_url, key, change)
+        for reading in (session.tail(5), session.window(), session.append(said("two"))):
+            with pytest.raises(SessionDamaged) as caught:
+                await reading
+            assert (caught.value.session_id, caught.value.item) == (ROOM, damage.reported)
+        assert (await session.recall()).failed
+        assert await session.record(said("two")) is None
+        assert await memory.session(WELL).record(said("two")) is not None
+        assert [hit.session_id for hit in await memory.search("to one") if hit.session_id != ROOM] == [WELL]
+        assert {error.session_id for error in memory.damaged()} == {ROOM}
+        assert WELL in [info.session_id async for info in memory.sessions()]
+        with pytest.raises(SessionDamaged):
+            await memory.search("one", session_id=ROOM)
+
+        await asyncio.to_thread(rewrite, shared_url, key, lambda _: whole[0])
+        await events.until(lambda: events.of(PendingWrites)[-1].count == 0)
+        assert [message.content for message in await session.tail(9)] == ["one", "to one", "two", "to two"]
+        assert memory.damaged() == []
+
+
+@everything
+async def test_a_damaged_session_is_erased_by_whom_it_is(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, kind: str
+) -> None:
+    """And is as it never was."""
+    async with opened(shared_url, memory_options, events) as memory:
+        await asyncio.to_thread(DAMAGES[kind].do, shared_url, ROOM)
+        assert not await memory.session(ROOM, user_id="bob").delete()
+        assert await memory.session(ROOM, user_id="ann").delete()
+        assert [info.session_id async for info in memory.sessions()] == [WELL]
+        assert await memory.session(ROOM).tail(5) == []
+        receipt = await memory.session(ROOM).append(said("one"))
+        assert (receipt.first_seq, receipt.duplicates) == (1, ())
+
+
+@pytest.mark.parametrize("note", [None, "text", {}, {"seq": "one"}, {"seq": -1}])
+async def test_a_damaged_note_of_an_id_is_made_up_for(
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, note: Any
+) -> None:
+    """The messages themselves say where it is: a repeat is known, and nothing is doubled."""
+    async with opened(shared_url, memory_options, events) as memory:
+        session = memory.session(WELL)
+        await memory.session(ROOM).delete()
+        await asyncio.to_thread(rewrite, shared_url, "m:one", lambda _: note)
+        found = await session.find("m:one")
+        assert found is not None
+        assert found.content == "one"
+        assert (await session.append(said("one")[:1])).duplicates == ("m:one",)
+        assert await session.count() == 2
+        assert memory.damaged() == []
+
+
+async def test_retention_passes_over_a_damaged_conversation_of_an_agents_own(
+    sqlite_memory: Memory,
+) -> None:
+    """The others are pruned, and the damaged one is counted as left for later."""
+    store = InMemoryStore()
+    keeper = await sqlite_memory.beside(LAYOUT, store)
+    for session_id in (ROOM, WELL):
+        await keeper.session(session_id).append([*said("one"), *said("two")])
+    item = await store.aget(LAYOUT.namespace, NOTE)
+    assert item is not None
+    await store.aput(LAYOUT.namespace, NOTE, {**item.value, "messages": None})
+    rules = Retention(delete=RetentionLimits(max_messages=1))
+    pruned = await keeper.retention.prune(rules)
+    assert (pruned.deleted.sessions, pruned.busy) == (1, 1)
+    assert [removal.session_id async for removal in keeper.retention.plan(rules)] == []

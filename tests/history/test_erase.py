@@ -1,0 +1,207 @@
+"""Erase means gone: no byte of a person's words is in any file or row, and the receipt says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.base import BaseCheckpointSaver
+from langgraph.graph import START, StateGraph
+
+from tests.databases import query
+from tests.outages import Outage
+from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
+from threadkeep.history.pending import folder_of
+from threadkeep.records import Turn
+from threadkeep.records.erasure import EraseReceipt
+from threadkeep.records.knowledge import Scope
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.graphs import open_checkpointer
+from threadkeep.store.spool import KeptTurn, SpoolFile
+
+CANARY = "zanzibarquokka"
+ANN, BOB = "telegram:ann", "telegram:bob"
+
+
+@pytest.fixture
+async def memory(database_url: str, memory_options: MemoryOptions) -> AsyncIterator[Memory]:
+    """A memory over each engine."""
+    async with open_memory(database_url, options=memory_options) as opened:
+        yield opened
+
+
+class _Words(TypedDict):
+    word: str
+
+
+def saved(saver: BaseCheckpointSaver[str]) -> Any:
+    """A graph of a user, with checkpoints under the session's id."""
+    builder = StateGraph(_Words)
+    builder.add_node("say", lambda state: state)
+    builder.add_edge(START, "say")
+    return builder.compile(checkpointer=saver)
+
+
+def said(words: str, sender: str | None = None) -> Message:
+    """A message of a person, as channels store it."""
+    metadata = {} if sender is None else {"sender_id": sender, "sender_name": words}
+    return Message(role="user", content=words, metadata=metadata)
+
+
+async def live(memory: Memory) -> None:
+    """Fill every store that a person leaves something in."""
+    own = memory.session("telegram:1", user_id=ANN)
+    for number in range(20):
+        await own.append([said(f"{CANARY} says {number}"), Message(role="assistant", content=f"yes {CANARY}")])
+    await memory.search(CANARY)
+    await own.update(title=CANARY, metadata={"note": CANARY})
+    await memory.persons.resolve(ANN, name=CANARY)
+    await memory.persons.resolve("telegram:ann2")
+    await memory.persons.merge("telegram:ann2", into=ANN)
+    await memory.session("telegram:2", user_id="telegram:ann2").append([said(CANARY)])
+    await memory.knowledge.remember(Scope("user", ANN), "likes", CANARY)
+    group = memory.session("telegram:group")
+    await group.append([said(f"{CANARY} in the group", ANN), Message(role="assistant", content="noted")])
+    await group.append([said("bob's words", BOB), Message(role="assistant", content="noted too")])
+    await memory.session("telegram:3", user_id=BOB).append([said("bob alone")])
+    store = await memory.graph_store()
+    await store.aput(("memories", "ann", "x"), "k", {"text": "not hers"})
+    await memory.search(CANARY)
+
+
+async def test_a_person_is_gone_and_others_stay(memory: Memory) -> None:
+    """All sessions under all ids, knowledge, and the words in a group chat; the receipt counts before and after."""
+    await live(memory)
+    plan = await memory.erase(user_id=ANN, dry_run=True)
+    assert (plan.sessions, plan.shared_sessions, plan.shared_messages, plan.complete) == (2, 1, 1, False)
+    assert await memory.session("telegram:1").count() == 40
+
+    receipt = await memory.erase(user_id=ANN)
+    assert receipt.complete
+    before = {store.name: store.before for store in receipt.stores}
+    assert (before["chat_sessions"], before["chat_messages"], before["chat_facts"], before["chat_persons"]) == (
+        2,
+        41,
+        1,
+        2,
+    )
+    assert {store.after for store in receipt.stores} == {0}
+    assert "backups" in receipt.not_reached
+    assert ANN not in str(receipt.to_dict())
+    assert CANARY not in str(receipt.to_dict())
+    assert [info.session_id async for info in memory.sessions(user_id=ANN)] == []
+    assert await memory.search(CANARY) == []
+
+    group = memory.session("telegram:group")
+    assert [message.content for message in await group.tail(9)] == ["noted", "bob's words", "noted too"]
+    empty, *_ = await group.tail(9, view="history")
+    assert (empty.seq, empty.content, empty.status, empty.metadata) == (1, "", "erased", {})
+    assert await memory.session("telegram:3", user_id=BOB).count() == 1
+    info = await group.info()
+    assert info is not None
+    assert CANARY not in str(info)
+
+
+async def test_the_receipt_can_be_verified(memory: Memory) -> None:
+    """Signed by the database, and no longer true when the person is back."""
+    await memory.session("telegram:1", user_id=ANN).append([said("hi")])
+    receipt = EraseReceipt.from_dict((await memory.erase(user_id=ANN)).to_dict())
+    assert await memory.verify_erased(receipt) == "gone"
+    assert await memory.verify_erased(replace(receipt, sessions=7)) == "unsigned"
+    await memory.session("telegram:9", user_id=ANN).append([said("back")])
+    assert await memory.verify_erased(receipt) == "there"
+
+
+async def test_a_session_is_erased_alone(memory: Memory) -> None:
+    """The person's other sessions stay."""
+    await live(memory)
+    receipt = await memory.erase(session_id="telegram:1")
+    assert (receipt.kind, receipt.sessions, receipt.complete) == ("session", 1, True)
+    assert await memory.session("telegram:1").count(view="history") == 0
+    assert await memory.session("telegram:2").count() == 1
+    with pytest.raises(InvalidInput, match="either session_id or user_id"):
+        await memory.erase()
+
+
+async def test_an_interrupted_erase_goes_on(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second call does the rest, and its receipt has the counts of the first."""
+    await live(memory)
+
+    async def broken(_: object, *__: object) -> None:
+        raise ConnectionError
+
+    rows = memory.eraser._rows  # noqa: SLF001 - the place of the interruption
+    with monkeypatch.context() as patched:
+        patched.setattr(rows, "delete_person", broken)
+        with pytest.raises(ConnectionError):
+            await memory.erase(user_id=ANN)
+    receipt = await memory.erase(user_id=ANN)
+    assert receipt.complete
+    assert {store.name: store.before for store in receipt.stores}["chat_messages"] == 41
+
+
+async def test_no_table_has_a_word_of_the_person(memory: Memory, database_url: str) -> None:
+    """Every column of every row, checkpoints and graph store included."""
+    await live(memory)
+    await memory.erase(user_id=ANN)
+    if not database_url.startswith("postgres"):
+        return
+    tables = query(
+        database_url, "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+    )
+    for (table,) in tables:
+        assert query(database_url, f"SELECT count(*) FROM {table} t WHERE t::text LIKE '%{CANARY}%'") == [(0,)], table
+
+
+async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """SQLite's file and WAL while the service runs, the search index, pending files and checkpoints."""
+    url = f"sqlite:///{tmp_path}/data/threadkeep.db"
+    outage = Outage(tmp_path / "data" / "threadkeep.db")
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    async with open_memory(url, options=options) as memory:
+        await live(memory)
+        await (await memory.graph_store()).aput(("memories", ANN), "k", {"text": CANARY})
+        async with open_checkpointer(parse_address(url), options.store) as saver:
+            graph = saved(saver)
+            await graph.ainvoke({"word": CANARY}, {"configurable": {"thread_id": "telegram:1"}})
+        async with outage():
+            await memory.session("telegram:1", user_id=ANN).record([said(f"{CANARY} waits")])
+            await memory.session("telegram:3", user_id=BOB).record([said("bob waits")])
+        assert CANARY.encode() in b"".join(bytes_below(tmp_path).values())
+        receipt = await memory.erase(user_id=ANN)
+        assert receipt.complete
+        assert [name for name, content in bytes_below(tmp_path).items() if CANARY.encode() in content.lower()] == []
+        assert await memory.pending.deliver()
+        assert await memory.session("telegram:3", user_id=BOB).count() == 2
+    assert [name for name, content in bytes_below(tmp_path).items() if CANARY[:8].encode() in content.lower()] == []
+
+
+async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory_options: MemoryOptions) -> None:
+    """From a memory without background work, such as a command's; others' turns stay."""
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+    options = replace(memory_options, background=False)
+    async with open_memory(url, options=options) as memory:
+        assert memory_options.pending.folder is not None
+        folder = folder_of(parse_address(url), memory_options.pending.folder)
+        spool = SpoolFile.create(folder)
+        for name, user in (("one", ANN), ("two", BOB)):
+            message = Message(role="user", content=f"{CANARY} {name}" if user == ANN else name, id=name)
+            spool.keep(KeptTurn(name, Turn(f"room:{name}", (message,), user), datetime.now(UTC)))
+        spool.close()
+        receipt = await memory.erase(user_id=ANN)
+        assert {store.name: store.before for store in receipt.stores}["pending turns"] == 1
+        assert receipt.complete
+    content = b"".join(await asyncio.to_thread(lambda: [path.read_bytes() for path in folder.iterdir()]))
+    assert CANARY.encode() not in content
+    assert b"two" in content
+
+
+def bytes_below(folder: Path) -> dict[str, bytes]:
+    """The contents of all files below a folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}

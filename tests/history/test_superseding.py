@@ -1,0 +1,329 @@
+"""Messages taken back, replaced and asked again, and sessions branched, through the public names."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.memory import InMemorySaver
+
+from threadkeep import (
+    InvalidInput,
+    InvalidMessage,
+    Memory,
+    Message,
+    MessageNotFound,
+    MessageSuperseded,
+    RecalledTurns,
+    SessionMemory,
+    SessionNotFound,
+    StoreUnavailable,
+    WrongUser,
+    rebuild,
+)
+from threadkeep.context.manifest import Exclusion
+from threadkeep.history.questions import AgentInput
+from threadkeep.history.session import Session
+from threadkeep.records import Summary, View
+from threadkeep.testing import ScriptedModel, SettableClock
+
+ROOM = "room"
+
+
+async def test_messages_are_taken_back_and_stay_in_the_history(memory: Memory) -> None:
+    """The newest first in time, oldest first in the list; every reader of active messages misses them."""
+    session = await _said(memory, "q1", "a1", "q2", "a2 refund")
+    [taken] = await session.take_back()
+    assert (taken.id, taken.content, taken.seq) == ("a2 refund", "a2 refund", 4)
+    assert await _texts(session) == ["q1", "a1", "q2"]
+    assert [message.id for message in await session.tail(9, view="history")] == ["q1", "a1", "q2", "a2 refund"]
+    assert (await session.count(), await session.count(view="history")) == (3, 4)
+    assert [message.content for message in (await session.window()).messages] == ["q1", "a1", "q2"]
+    assert await memory.search("refund") == []
+    assert [message.content for message in await session.take_back(2)] == ["a1", "q2"]
+    assert (await session.info()).last_message == "q1"
+    found = await session.find("a1")
+    assert found is not None
+    assert found.superseded_at is not None
+
+
+async def test_those_who_take_back_at_once_get_different_messages(memory: Memory) -> None:
+    """As a queue gives each item to one of those who wait."""
+    session = await _said(memory, *(f"q{number}" for number in range(5)))
+    taken = await asyncio.gather(*(session.take_back() for _ in range(7)))
+    assert sorted(message.content for one in taken for message in one) == [f"q{number}" for number in range(5)]
+    assert sorted(map(len, taken)) == [0, 0, 1, 1, 1, 1, 1]
+
+
+async def test_a_message_is_edited_with_all_that_follows(memory: Memory) -> None:
+    """The new version has the role and the metadata, an id of its own, and stands behind all."""
+    session = memory.session(ROOM, user_id="u1")
+    await session.append([Message("user", "q1", "q1", metadata={"page": "/a"}), Message("assistant", "a1", "a1")])
+    await session.append([Message("user", "q2", "q2")])
+    edited = await session.edit("q1", "better", new_id="q1b")
+    assert (edited.role, edited.content, edited.id, edited.seq) == ("user", "better", "q1b", 4)
+    assert edited.metadata == {"page": "/a"}
+    assert await session.tail(9) == [edited]
+    history = await session.tail(9, view="history")
+    assert [message.superseded_by for message in history] == ["q1b", None, None, None]
+    assert await session.edit("q1", "better", new_id="q1b") == edited
+    assert (await session.info()).title == "better"
+    assert (await session.edit("q1b", "best")).id not in (None, "q1b")
+
+
+async def test_what_cannot_be_changed_is_refused(memory: Memory) -> None:
+    """With an error that says why; nothing is changed."""
+    session = await _said(memory, "q1", "a1", user_id="u1")
+    other = memory.session(ROOM, user_id="u2")
+    with pytest.raises(MessageNotFound, match="threadkeep sessions show"):
+        await session.edit("nothing", "new")
+    with pytest.raises(MessageNotFound):
+        await memory.session("nowhere").edit("q1", "new")
+    with pytest.raises(MessageNotFound, match="of a user"):
+        await memory.session("nowhere").regenerate()
+    with pytest.raises(MessageNotFound):
+        await session.regenerate("no-such-run")
+    with pytest.raises(SessionNotFound):
+        await memory.session("nowhere").branch()
+    with pytest.raises(InvalidMessage):
+        await session.edit("q1", "")
+    for wrong in (0, -1, True, 10_001):
+        with pytest.raises(InvalidInput):
+            await session.take_back(wrong)
+    with pytest.raises(InvalidInput, match="history"):
+        await session.tail(1, view="all")  # type: ignore[arg-type]
+    for foreign in (other.take_back(), other.edit("q1", "x"), other.regenerate(), other.branch(1)):
+        with pytest.raises(WrongUser):
+            await foreign
+    assert await _texts(session) == ["q1", "a1"]
+    assert (await session.info()).revision == 0
+    await session.edit("a1", "better")
+    with pytest.raises(MessageSuperseded):
+        await session.edit("a1", "again")
+
+
+async def test_a_question_is_answered_again(memory: Memory) -> None:
+    """`regenerate` gives what the agent is called with; the new answer belongs to the same question."""
+    model = ScriptedModel(["first", "second", "other"])
+    agent = create_agent(model, middleware=[SessionMemory(memory)])
+    session = memory.session(ROOM)
+    await agent.ainvoke({"messages": [{"role": "user", "content": "q1", "id": "q1"}]}, _config())
+    again = await session.regenerate("q1")
+    assert again == {"messages": [{"role": "user", "content": "q1", "id": "q1"}]}
+    result = await agent.ainvoke(again, _config())
+    assert result["messages"][-1].content == "second"
+    assert [[message.content for message in call] for call in model.calls] == [["q1"], ["q1"]]
+    assert await _texts(session) == ["q1", "second"]
+    assert await _texts(session, view="history") == ["q1", "first", "second"]
+    assert [message.seq for message in await session.tail(9)] == [1, 3]
+    repeated = await agent.ainvoke({"messages": [{"role": "user", "content": "q1", "id": "q1"}]}, _config())
+    assert repeated["messages"][-1].content == "second"
+    await agent.ainvoke({"messages": [{"role": "user", "content": "q2", "id": "q2"}]}, _config())
+    assert [message.content for message in model.calls[-1]] == ["q1", "second", "q2"]
+
+
+async def test_a_run_is_regenerated_by_its_id(memory: Memory) -> None:
+    """All after its question goes, also what was said later; None is the newest question."""
+    session = memory.session(ROOM)
+    for number in (1, 2, 3):
+        await session.append(
+            [
+                Message("user", f"q{number}", f"q{number}", run_id=f"r{number}"),
+                Message("assistant", f"a{number}", f"a{number}", run_id=f"r{number}"),
+            ]
+        )
+    await session.append([Message("assistant", "by another run", "x", run_id="r9", answers="q3")])
+    assert _id(await session.regenerate("r9")) == "q3"
+    assert _id(await session.regenerate("r2")) == "q2"
+    assert await _texts(session) == ["q1", "a1", "q2"]
+    assert _id(await session.regenerate()) == "q2"
+    with pytest.raises(MessageNotFound):
+        await session.regenerate("r3")
+    with pytest.raises(MessageSuperseded):
+        await session.regenerate("q3")
+
+
+async def test_with_a_checkpointer_a_model_is_not_sent_what_was_superseded(memory: Memory) -> None:
+    """The state keeps it; regenerated and edited questions are answered all the same."""
+    model = ScriptedModel(["first", "second", "third", "fourth"])
+    agent = create_agent(model, middleware=[SessionMemory(memory)], checkpointer=InMemorySaver())
+    session = memory.session(ROOM)
+    await agent.ainvoke({"messages": [{"role": "user", "content": "q1", "id": "q1"}]}, _config())
+    result = await agent.ainvoke(await session.regenerate(), _config())
+    assert result["messages"][-1].content == "second"
+    await agent.ainvoke({"messages": [{"role": "user", "content": "q2", "id": "q2"}]}, _config())
+    edited = await session.edit("q1", "better", new_id="q1b")
+    await agent.ainvoke({"messages": [{"role": "user", "content": edited.content, "id": edited.id}]}, _config())
+    sent = [[message.content for message in call] for call in model.calls]
+    assert sent == [["q1"], ["q1"], ["q1", "second", "q2"], ["better"]]
+    assert await _texts(session) == ["better", "fourth"]
+    excluded = [stored.manifest.get("excluded") for stored in await memory.manifests.of_session(ROOM)]
+    assert [{"first_seq": 1, "last_seq": 5, "reason": "superseded"}] in excluded
+
+
+async def test_an_answer_that_comes_too_late_counts_for_nothing(memory: Memory) -> None:
+    """Its question was taken back while the model was at work; the caller gets it, and it is kept."""
+    session = memory.session(ROOM)
+
+    async def taking_back(_: Sequence[object]) -> str:
+        await session.take_back()
+        return "too late"
+
+    agent = create_agent(ScriptedModel([taking_back, "next"]), middleware=[SessionMemory(memory)])
+    result = await agent.ainvoke({"messages": [{"role": "user", "content": "q1", "id": "q1"}]}, _config())
+    assert result["messages"][-1].content == "too late"
+    assert await _texts(session) == []
+    assert await _texts(session, view="history") == ["q1", "too late"]
+    repeated = await agent.ainvoke({"messages": [{"role": "user", "content": "q1", "id": "q1"}]}, _config())
+    assert repeated["messages"][-1].content == "too late"
+
+
+async def test_a_branch_goes_on_by_itself(memory: Memory) -> None:
+    """A session with an id of its own, or the given one; both can be talked in."""
+    session = await _said(memory, "q1", "a1", "q2", "a2", user_id="u1")
+    branch = await session.branch(at=2)
+    assert await _texts(branch) == ["q1", "a1"]
+    info = await branch.info()
+    assert (info.parent_session_id, info.parent_seq, info.user_id, branch.user_id) == (ROOM, 2, "u1", "u1")
+    await branch.append([Message("user", "other")])
+    assert await _texts(session) == ["q1", "a1", "q2", "a2"]
+    whole = await session.branch(session_id="copy")
+    assert whole.session_id == "copy"
+    assert await _texts(whole) == ["q1", "a1", "q2", "a2"]
+    found = await memory.search("other", user_id="u1")
+    assert [hit.session_id for hit in found] == [branch.session_id]
+
+
+async def test_a_window_says_what_was_superseded(memory: Memory) -> None:
+    """Those places are apart from what the limits leave out, and are not counted as dropped."""
+    session = await _said(memory, *(f"q{number}" for number in range(1, 11)))
+    await session.edit("q7", "new", new_id="n")
+    await _said(memory, "last")
+    window = await session.window(max_messages=3)
+    assert window.manifest.included == (6, 11, 12)
+    assert window.manifest.excluded == (Exclusion(1, 5, "over_limit"), Exclusion(7, 10, "superseded"))
+    assert window.manifest.dropped == 5
+    window = await session.window(max_messages=None, max_tokens=None)
+    assert (window.manifest.excluded, window.manifest.dropped) == ((Exclusion(7, 10, "superseded"),), 0)
+    await session.take_back()
+    assert (await session.window()).manifest.excluded[-1] == Exclusion(12, 12, "superseded")
+
+
+async def test_summaries_of_superseded_messages_count_no_more(memory: Memory) -> None:
+    """The earlier ones stay; what a merged one has taken up counts again; the rest is to be summarised anew."""
+    session = await _said(memory, *(f"q{number}" for number in range(1, 13)))
+    for first, last in ((1, 4), (5, 8), (9, 10)):
+        assert await memory.summaries.add(_summary(first, last))
+    parts = await memory.summaries.active(ROOM)
+    merged = _summary(1, 8, level=2)
+    assert await memory.summaries.add(merged, [part.id for part in parts[:2]])
+    await session.edit("q6", "new", new_id="n")
+    assert [(one.first_seq, one.last_seq) for one in await memory.summaries.active(ROOM)] == [(1, 4)]
+    uncovered = await memory.summaries.uncovered(ROOM)
+    assert (uncovered.after_seq, uncovered.messages) == (4, 2)
+    assert len(await memory.summaries.all_of(ROOM)) == 4
+    assert await memory.summaries.add(_summary(5, 13))
+
+
+async def test_a_summary_of_what_was_superseded_meanwhile_is_not_stored(memory: Memory) -> None:
+    """Its writer read the messages before."""
+    session = await _said(memory, "q1", "q2", "q3")
+    revision = (await session.info()).revision
+    await session.edit("q2", "new")
+    assert not await memory.summaries.add(_summary(1, 2), revision=revision)
+    assert await memory.summaries.add(_summary(1, 2), revision=(await session.info()).revision)
+
+
+async def test_a_window_begins_afresh_when_most_of_it_was_superseded(memory: Memory) -> None:
+    """The place where it began moves back with what is left; a late move of the turn before is not made."""
+    session = await _said(memory, *(f"q{number}" for number in range(1, 21)))
+    await memory.contexts.move_anchor(ROOM, "chat", 10)
+    await session.take_back(2)
+    state = await memory.contexts.state(ROOM, "chat")
+    assert (state.anchor_seq, state.revision) == (10, 1)
+    await session.edit("q12", "new")
+    state = await memory.contexts.state(ROOM, "chat")
+    assert (state.anchor_seq, state.revision) == (0, 2)
+    await memory.contexts.move_anchor(ROOM, "chat", 10, revision=1)
+    assert (await memory.contexts.state(ROOM, "chat")).anchor_seq == 0
+    await memory.contexts.move_anchor(ROOM, "chat", 5, revision=2)
+    assert (await memory.contexts.state(ROOM, "chat")).anchor_seq == 5
+
+
+async def test_older_turns_that_were_superseded_are_not_recalled(memory: Memory) -> None:
+    """Nor are their vectors kept."""
+    session = await _said(memory, "my cat is called Mittens", "a1", *(f"q{number}" for number in range(1, 7)))
+    model = ScriptedModel(["x", "y"])
+    recalled = RecalledTurns(memory)
+    agent = create_agent(model, middleware=[SessionMemory(memory, max_messages=2, sources=[recalled])])
+    await agent.ainvoke({"messages": [{"role": "user", "content": "what is the name of my cat?"}]}, _config())
+    assert "Mittens" in str(model.calls[-1])
+    await session.edit("my cat is called Mittens", "nothing")
+    await _said(memory, *(f"p{number}" for number in range(1, 7)))
+    await agent.ainvoke({"messages": [{"role": "user", "content": "what is the name of my cat?"}]}, _config())
+    assert "Mittens" not in str(model.calls[-1])
+
+
+async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) -> None:
+    """The messages are still there, and so is the record of what was sent."""
+    model = ScriptedModel(["a1", "a2"])
+    agent = create_agent(model, middleware=[SessionMemory(memory)])
+    for number in (1, 2):
+        await agent.ainvoke({"messages": [{"role": "user", "content": f"q{number}", "id": f"q{number}"}]}, _config())
+    await memory.session(ROOM).edit("q1", "other")
+    calls = [await rebuild(stored) for stored in await memory.manifests.of_session(ROOM)]
+    assert ["q1", "a1", "q2"] in [[message.content for message in call] for call in calls]
+
+
+async def test_what_waits_to_be_written_is_written_before(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the newest messages are the newest; while the database takes nothing, nothing is taken back."""
+    session = await _said(memory, "q1")
+    append = memory._transcripts.append  # noqa: SLF001 - the database is away behind the memory's back
+
+    async def away(_: object) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(memory._transcripts, "append", away)  # noqa: SLF001 - as above
+    await session.record([Message("user", "waiting", "w")])
+    with pytest.raises(StoreUnavailable):
+        await session.take_back()
+    monkeypatch.setattr(memory._transcripts, "append", append)  # noqa: SLF001 - as above
+    assert [message.id for message in await session.take_back()] == ["w"]
+    assert await _texts(session) == ["q1"]
+
+
+async def test_the_times_of_superseding_are_those_of_the_clock(memory: Memory, clock: SettableClock) -> None:
+    """They are times with a zone, and the new version is as old as what it supersedes became."""
+    session = await _said(memory, "q1")
+    clock.advance(60)
+    edited = await session.edit("q1", "new")
+    found = await session.find("q1")
+    assert found is not None
+    assert found.superseded_at == edited.created_at == clock()
+
+
+async def _said(memory: Memory, *words: str, user_id: str | None = None) -> Session:
+    """A session in which some words were said, each the id of its message; those of the assistant begin with `a`."""
+    session = memory.session(ROOM, user_id=user_id)
+    await session.append([Message("assistant" if word.startswith("a") else "user", word, word) for word in words])
+    return session
+
+
+async def _texts(session: Session, view: View = "active") -> list[str]:
+    return [message.content for message in await session.tail(99, view=view)]
+
+
+def _summary(first_seq: int, last_seq: int, level: int = 1) -> Summary:
+    return Summary(ROOM, first_seq, last_seq, f"{first_seq} to {last_seq}", "m", "1", tokens=5, level=level)
+
+
+def _id(asked: AgentInput) -> object:
+    [message] = asked["messages"]
+    return message["id"] if isinstance(message, dict) else message.id
+
+
+def _config() -> RunnableConfig:
+    return {"configurable": {"thread_id": ROOM}}

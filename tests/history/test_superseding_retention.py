@@ -1,0 +1,84 @@
+"""Retention where messages were superseded: limits count active messages, and what goes takes the others along."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.history.retaining import DAY, deleting, places, planned, window_places
+from threadkeep import Memory, Message
+from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
+from threadkeep.records import Retention, RetentionLimits
+from threadkeep.store.graph_transcripts.layout import GraphLayout
+from threadkeep.testing import SettableClock
+
+
+@pytest.fixture(params=["tables", "graph store"])
+async def keeper(request: pytest.FixtureRequest, memory: Memory) -> Memory:
+    """A memory of sessions in the tables, and one of conversations of an agent's own."""
+    if request.param == "tables":
+        return memory
+    return await memory.beside(GraphLayout(chunk_size=3), await memory.graph_store())
+
+
+async def test_so_many_active_messages_stay(keeper: Memory) -> None:
+    """Superseded ones among them do not count, and the older ones go with what is older."""
+    session = keeper.session("room")
+    await _say(keeper, *range(1, 11))
+    await session.edit("m7", "new", new_id="m7b")
+    await _say(keeper, 12)
+    assert await places(keeper, "room") == [1, 2, 3, 4, 5, 6, 11, 12]
+    assert await planned(keeper, deleting(max_messages=4)) == [PlannedRemoval("room", "delete", 1, 4, 4, 12)]
+    assert await keeper.retention.prune(deleting(max_messages=4)) == Pruned(deleted=Amount(1, 4, 12))
+    assert await places(keeper, "room") == [5, 6, 11, 12]
+    assert await session.count() == 4
+    assert await session.count(view="history") == 8
+    assert await keeper.retention.prune(deleting(max_messages=2)) == Pruned(deleted=Amount(1, 6, 18))
+    assert await places(keeper, "room") == [11, 12]
+    assert (await session.count(), await session.count(view="history")) == (2, 2)
+    assert (await session.info()).title == "new"
+    assert await planned(keeper, deleting(max_messages=2)) == []
+
+
+async def test_nothing_is_deleted_before_there_are_more_active_messages(keeper: Memory) -> None:
+    """However many were said and taken back."""
+    await _say(keeper, *range(1, 9))
+    await keeper.session("room").take_back(5)
+    assert await planned(keeper, deleting(max_messages=3)) == []
+    assert await keeper.retention.prune(deleting(max_messages=3)) == Pruned()
+    assert await places(keeper, "room") == [1, 2, 3]
+
+
+async def test_a_session_without_active_messages_has_no_last_one(keeper: Memory, clock: SettableClock) -> None:
+    """The superseded messages that are left go with their time."""
+    session = keeper.session("room")
+    await _say(keeper, 1, 2)
+    clock.advance(10 * DAY)
+    await _say(keeper, 3)
+    await session.take_back()
+    await keeper.retention.prune(deleting(max_age_days=5))
+    info = await session.info()
+    assert (info.message_count, info.last_message, info.title, info.deleted_seq, info.last_seq) == (0, None, None, 2, 3)
+    clock.advance(10 * DAY)
+    await keeper.retention.prune(deleting(max_age_days=5))
+    assert await session.tail(9, view="history") == []
+    assert (await session.append([Message("user", "hi")])).first_seq == 4
+    assert (await session.info()).message_count == 1
+
+
+async def test_so_many_active_messages_stay_in_windows(memory: Memory) -> None:
+    """Archived ones still count as messages of the session."""
+    session = memory.session("room")
+    await _say(memory, *range(1, 9))
+    await session.edit("m6", "new", new_id="m6b")
+    rules = Retention(archive=RetentionLimits(max_messages=3))
+    assert await memory.retention.prune(rules) == Pruned(archived=Amount(1, 3, 9))
+    assert await window_places(memory, "room") == [4, 5, 9]
+    assert await session.count() == 6
+    await session.edit("m2", "newer", new_id="m2b")
+    assert await window_places(memory, "room") == [10]
+    assert await session.count() == 2
+
+
+async def _say(keeper: Memory, *numbers: int) -> None:
+    messages = [Message("user", f"text {number}", f"m{number}", tokens=3) for number in numbers]
+    await keeper.session("room").append(messages)

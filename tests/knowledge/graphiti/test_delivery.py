@@ -1,0 +1,420 @@
+"""Turns on their way to Graphiti: allowed, stored with their turn, sent, read back, sent again, given up."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import replace
+
+import pytest
+
+from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from tests.recorded_events import RecordedEvents
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.errors import GraphitiClosed, InvalidInput, KnowledgeNotFound
+from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.observe import EpisodesDelivered
+from threadkeep.records.graphiti import GraphitiOptions
+from threadkeep.records.knowledge import Scope
+from threadkeep.testing import FakeGraphiti, SettableClock
+
+SESSION = group_id_of(Scope("session", "room:1"))
+WORKSPACE = group_id_of(Scope("workspace", "shop"))
+
+
+async def talk(memory: Memory, turns: int = 1, *, session_id: str = "room:1", first: int = 1) -> None:
+    """Have a conversation."""
+    session = memory.session(session_id, user_id="ann")
+    for number in range(first, first + turns):
+        asked = Message(role="user", content=f"question {number}", id=f"q{number}")
+        await session.append([asked, Message(role="assistant", content=f"answer {number}", id=f"a{number}")])
+
+
+def contents(graphiti: FakeGraphiti, group_id: str = SESSION) -> list[str]:
+    """What a group has, by its times."""
+    stored = sorted(graphiti.stored.get(group_id, []), key=lambda episode: str(episode["valid_at"]))
+    return [episode["content"].partition("): ")[2] for episode in stored]
+
+
+async def test_a_talk_arrives_in_each_group_in_order_and_once(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Twenty turns are forty episodes of the session and of the workspace, and all of them are confirmed."""
+    await talk(allowed, 20)
+    await deliver(allowed, clock)
+    said = [text for number in range(1, 21) for text in (f"question {number}", f"answer {number}")]
+    assert contents(graphiti) == contents(graphiti, WORKSPACE) == said
+    status = await allowed.graphiti.status()
+    assert status.counts == {"confirmed": 80, "turns": 0}
+    assert (status.dead, status.repeats) == ({}, 0)
+    assert max(len(request.body["messages"]) for request in graphiti.requests if request.path == "/messages") == 20
+
+
+async def test_a_message_says_who_said_what_and_when(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """With names that belong together, a speaker that is no id, and no path."""
+    await talk(allowed)
+    await deliver(allowed, clock, looks=1)
+    sent = [one for request in graphiti.requests if request.path == "/messages" for one in request.body["messages"]]
+    asked, answered = sent[:2]
+    turn = asked["name"].split(".")[2]
+    assert asked["name"] == f"threadkeep.turn.{turn}.user"
+    assert answered["name"] == f"threadkeep.turn.{turn}.assistant"
+    assert asked["role"] == f"user_{hashlib.sha256(b'ann').hexdigest()[:8]}"
+    assert answered["role"] == "assistant"
+    assert asked["timestamp"] < answered["timestamp"]
+    assert "uuid" not in asked
+    assert json.loads(asked["source_description"])["source"] == "threadkeep"
+
+
+async def test_without_consent_and_trust_nothing_is_noted_and_nothing_leaves(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Not a byte, whichever of the two is missing; and what was said before a grant is not sent after it."""
+    async with opening() as memory:
+        await talk(memory)
+        await memory.graphiti.gate.trust("shop", by="ops")
+        await talk(memory, first=2)
+        await memory.graphiti.gate.distrust("shop")
+        await memory.graphiti.grant(["chat_text"], by="ops")
+        await talk(memory, first=3)
+        await deliver(memory, clock)
+        assert (await memory.graphiti.status()).counts == {"turns": 0}
+        assert graphiti.bytes_received == 0
+        await memory.graphiti.gate.trust("shop", by="ops")
+        await talk(memory, first=4)
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["question 4", "answer 4"]
+
+
+async def test_withdrawn_consent_stops_everything_at_once(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """What waits is given up, visibly; a later grant and a retry send it."""
+    await talk(allowed)
+    await allowed.graphiti.decline(by="ann")
+    await talk(allowed, first=2)
+    await deliver(allowed, clock)
+    assert graphiti.bytes_received == 0
+    status = await allowed.graphiti.status()
+    assert (status.granted, status.dead) == ((), {"consent_withdrawn": 4})
+    await allowed.graphiti.grant(["chat_text"], by="ann")
+    await deliver(allowed, clock)
+    assert graphiti.bytes_received == 0
+    assert await allowed.graphiti.retry() == 4
+    await deliver(allowed, clock)
+    assert contents(graphiti) == ["question 1", "answer 1"]
+
+
+async def test_consent_is_for_one_endpoint(
+    opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Another address asks again."""
+    async with FakeGraphiti() as another, opening(endpoint=another.url) as memory:
+        await talk(memory)
+        await deliver(memory, clock)
+        assert another.bytes_received == graphiti.bytes_received == 0
+        with pytest.raises(GraphitiClosed) as closed:
+            await memory.graphiti.gate.check("shop")
+        assert closed.value.reason == "no_consent"
+    await talk(allowed, first=2)
+    await deliver(allowed, clock)
+    assert contents(graphiti) == ["question 2", "answer 2"]
+
+
+async def test_only_complete_answers_and_their_questions_are_sent(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A question without an answer, one whose answer was broken off, and notes stay here."""
+    session = allowed.session("room:1")
+    await session.append([Message(role="user", content="lost", id="q0", run_id="r0")])
+    await session.append([Message(role="assistant", content="half", answers="q0", status="interrupted")])
+    await session.append([Message(role="system", content="a note")])
+    questions = [Message(role="user", content=text, id=text, run_id="r1") for text in ("hello", "and more")]
+    await session.append(questions)
+    for author in ("writer", "critic"):
+        answer = Message(role="assistant", content=f"by the {author}", author=author, answers="and more", run_id="r1")
+        await session.append([answer])
+    await deliver(allowed, clock)
+    assert contents(graphiti) == ["hello", "and more", "by the writer", "by the critic"]
+    [first, second] = [name for name in graphiti.names(SESSION) if name.endswith("assistant")]
+    assert second == first.replace(".assistant", "-2.assistant")
+
+
+async def test_notes_are_sent_where_that_is_asked_for_and_allowed(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Without consent for them they alone wait."""
+    async with opening(include_system=True) as memory:
+        await allow(memory)
+        session = memory.session("room:1")
+        note = Message(role="system", content="note")
+        await session.append([Message(role="user", content="q"), note, Message(role="assistant", content="a")])
+        await deliver(memory, clock)
+        assert sorted(contents(graphiti)) == ["a", "q"]
+        assert (await memory.graphiti.status()).wanted == ("chat_text", "system_messages")
+        await allow(memory, "system_messages")
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["q", "note", "a"]
+
+
+async def test_what_was_taken_back_before_it_was_sent_is_not_sent(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """It counts as given up; and a deleted session takes its deliveries along."""
+    await talk(allowed)
+    await allowed.session("room:1").take_back(2)
+    await talk(allowed, session_id="room:2")
+    await allowed.session("room:2").delete()
+    await deliver(allowed, clock)
+    assert graphiti.stored == {}
+    assert (await allowed.graphiti.status()).counts.get("queued") is None
+
+
+async def test_a_server_that_forgets_its_queue_is_sent_again_what_it_lost_and_no_more(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """It stored half of a batch before its restart: only the other half is repeated, and counted."""
+    graphiti.auto = False
+    await talk(allowed, 2)
+    await deliver(allowed, clock, looks=1)
+    assert graphiti.ingest(3) == 3
+    await graphiti.restart()
+    graphiti.auto = True
+    await deliver(allowed, clock, looks=30)
+    for group_id in (SESSION, WORKSPACE):
+        assert contents(graphiti, group_id) == ["question 1", "answer 1", "question 2", "answer 2"]
+    status = await allowed.graphiti.status()
+    assert (status.counts["confirmed"], status.repeats) == (8, 5)
+
+
+async def test_nothing_is_sent_again_while_the_server_goes_on(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """One message in half a minute is slow, and no reason to repeat anything."""
+    graphiti.auto = False
+    await talk(allowed, 10)
+    await deliver(allowed, clock, looks=1)
+    while graphiti.queue:
+        graphiti.ingest(1)
+        clock.advance(30)
+        await deliver(allowed, clock, looks=2)
+    assert (await allowed.graphiti.status()).repeats == 0
+    assert len(contents(graphiti)) == 20
+
+
+async def test_a_dead_worker_is_told_and_ends_in_dead_letters(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """It takes everything and stores nothing: after some tries the messages stand in the list, to be tried again."""
+    async with opening(max_attempts=2, scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.worker_dead = True
+        await talk(memory)
+        await deliver(memory, clock, looks=3)
+        status = await memory.graphiti.status()
+        assert status.counts["sent"] == 2
+        await deliver(memory, clock, looks=30)
+        status = await memory.graphiti.status()
+        assert (status.dead, status.repeats) == ({"not_stored": 2}, 2)
+        await graphiti.restart()
+        [dead, _] = await memory.graphiti.deliveries(status="dead")
+        assert await memory.graphiti.retry(dead.number) == 1
+        assert await memory.graphiti.retry() == 1
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["question 1", "answer 1"]
+
+
+async def test_a_request_whose_answer_was_lost_is_not_repeated(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The server took it before the connection broke: it is found by its name."""
+    graphiti.fail("reset_after", "/messages", times=2)
+    await talk(allowed)
+    await deliver(allowed, clock, looks=20)
+    assert contents(graphiti) == contents(graphiti, WORKSPACE) == ["question 1", "answer 1"]
+    assert (await allowed.graphiti.status()).repeats == 0
+
+
+@pytest.mark.parametrize(
+    "fault", [{"status": 503}, {"status": 500}, {"status": 429, "headers": {"Retry-After": "30"}}, {"status": 401}]
+)
+async def test_an_outage_loses_nothing_and_counts_no_attempt(
+    allowed: Memory,
+    graphiti: FakeGraphiti,
+    clock: SettableClock,
+    fault: dict[str, object],
+) -> None:
+    """However long it takes: nobody took the messages, so they wait, and say why."""
+    graphiti.fail("status", "/messages", **fault)
+    await talk(allowed)
+    await deliver(allowed, clock, looks=50)
+    status = await allowed.graphiti.status()
+    assert status.counts["queued"] == 4
+    assert set(status.troubles) <= {"server", "limited", "denied"}
+    assert status.troubles
+    graphiti.mend()
+    await until_delivered(allowed, clock)
+    assert contents(graphiti) == ["question 1", "answer 1"]
+    assert (await allowed.graphiti.status()).repeats == 0
+
+
+async def until_delivered(memory: Memory, clock: SettableClock) -> None:
+    """Let the memory look until nothing waits."""
+    while (await memory.graphiti.status()).counts.keys() - {"confirmed", "dead", "turns"}:
+        await deliver(memory, clock, looks=1)
+        clock.advance(300)
+
+
+async def test_a_refused_message_dies_at_once_and_blocks_nobody(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is sent message by message: only the refused one is given up."""
+    take = FakeGraphiti._take_messages  # noqa: SLF001 - the server that refuses
+
+    def refusing(self: FakeGraphiti, body: dict[str, list[dict[str, str]]], *, store: bool) -> tuple[int, object]:
+        if any(message["content"] == "question 2" for message in body["messages"]):
+            return 422, {"detail": []}
+        return take(self, body, store=store)
+
+    monkeypatch.setattr(FakeGraphiti, "_take_messages", refusing)
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, 3)
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["question 1", "answer 1", "answer 2", "question 3", "answer 3"]
+        assert (await memory.graphiti.status()).dead == {"refused_422": 1}
+
+
+async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(
+    opening: Opening, clock: SettableClock
+) -> None:
+    """The oldest ones of sessions; never an answer without its question."""
+    async with opening(max_queue=6) as memory:
+        await allow(memory)
+        await talk(memory, 3)
+        assert await memory.graphiti._turns.make_deliveries() == 3  # noqa: SLF001 - without sending
+        status = await memory.graphiti.status()
+        assert (status.counts["queued"], status.dead) == (6, {"outbox_full": 6})
+        assert {one.scope for one in await memory.graphiti.deliveries(status="queued")} == {"workspace"}
+
+
+async def test_two_processes_send_nothing_twice(
+    opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, database_url: str
+) -> None:
+    """A group is one process's at a time."""
+    if database_url == "sqlite://":
+        pytest.skip("A database in memory is seen by one process.")
+    await talk(allowed, 10)
+    async with opening() as other:
+        for _ in range(10):
+            await asyncio.gather(allowed.graphiti.deliver(), other.graphiti.deliver())
+            clock.advance(20)
+    assert len(graphiti.names(SESSION)) == len(set(graphiti.names(SESSION))) == 20
+    assert len(graphiti.names(WORKSPACE)) == len(set(graphiti.names(WORKSPACE))) == 20
+
+
+async def test_a_process_that_died_after_it_sent_repeats_nothing(
+    opening: Opening, allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages are marked before they are sent: the next process looks for them first."""
+    await talk(allowed)
+    sent = asyncio.Event()
+
+    async def dying(*_: object, **__: object) -> None:
+        sent.set()
+        await asyncio.Event().wait()
+
+    client = allowed.graphiti.client()
+    send = type(client).send
+    monkeypatch.setattr(client, "send", dying)
+    async with allowed.graphiti.delivering():
+        await sent.wait()
+    monkeypatch.setattr(client, "send", lambda *arguments: send(client, *arguments))
+    clock.advance(10_000_000)
+    await deliver(allowed, clock, looks=20)
+    assert contents(graphiti) == ["question 1", "answer 1"]
+
+
+async def test_what_is_dropped_never_comes_back(allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock) -> None:
+    """Neither by a retry of all."""
+    await talk(allowed)
+    await allowed.graphiti.decline(by="ann")
+    with pytest.raises(KnowledgeNotFound):
+        await allowed.graphiti.drop(99)
+    assert await allowed.graphiti.drop() == 4
+    await allow(allowed)
+    assert await allowed.graphiti.retry() == 0
+    await deliver(allowed, clock)
+    assert graphiti.bytes_received == 0
+
+
+async def test_a_turn_that_is_not_stored_is_not_sent(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The same message again is one delivery."""
+    await talk(allowed)
+    await talk(allowed)
+    await deliver(allowed, clock)
+    assert len(graphiti.names(SESSION)) == 2
+
+
+async def test_two_owners_with_one_raw_name_have_two_groups(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The readable form is one way to two: the second gets a hashed one."""
+    async with opening(group_id_strategy="raw", scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, session_id="room:1")
+        await talk(memory, session_id="room.1", first=2)
+        await deliver(memory, clock)
+        assert contents(graphiti, "threadkeep_session_room_1") == ["question 1", "answer 1"]
+        assert contents(graphiti, group_id_of(Scope("session", "room.1"))) == ["question 2", "answer 2"]
+
+
+async def test_a_persons_group_is_that_of_all_ids(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Merged persons have one, and a session without a user has none."""
+    async with opening(scopes=("user",)) as memory:
+        await allow(memory)
+        await memory.persons.resolve("ann")
+        await memory.persons.resolve("telegram:7")
+        await memory.persons.merge("telegram:7", into="ann")
+        answered = [Message(role="user", content="hi"), Message(role="assistant", content="hello")]
+        await memory.session("telegram:7", user_id="telegram:7").append(answered)
+        await memory.session("nobody").append(answered)
+        await deliver(memory, clock)
+        assert list(graphiti.stored) == [group_id_of(Scope("user", "ann"))]
+
+
+async def test_delivery_goes_on_in_the_background(
+    opening: Opening, graphiti: FakeGraphiti, events: RecordedEvents
+) -> None:
+    """Where the memory is open for long, nobody has to ask for it."""
+    async with opening(background=True, poll_seconds=0.01) as memory:
+        await allow(memory)
+        await talk(memory)
+        await events.until(lambda: sum(one.count for one in events.of(EpisodesDelivered) if one.result == "sent") == 4)
+    assert contents(graphiti) == contents(graphiti, WORKSPACE) == ["question 1", "answer 1"]
+
+
+async def test_off_it_costs_nothing_and_says_so(database_url: str, memory_options: MemoryOptions) -> None:
+    """No row, and a sentence for whoever asks."""
+    options = replace(memory_options, graphiti=GraphitiOptions(endpoint="http://graph:8000", enabled=False))
+    async with open_memory(database_url, options=options) as memory:
+        await talk(memory)
+        status = await memory.graphiti.status()
+        assert (status.enabled, status.counts) == (False, {"turns": 0})
+        with pytest.raises(GraphitiClosed, match="Graphiti is off"):
+            await memory.graphiti.grant(["chat_text"], by="ops")
+
+
+async def test_transcripts_in_a_graph_store_cannot_be_delivered(memory_options: MemoryOptions) -> None:
+    """Their turns have no transaction with the outbox."""
+    options = replace(memory_options, transcripts="graph_store", graphiti=GraphitiOptions(endpoint="http://graph:8000"))
+    with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS=tables"):
+        async with open_memory("sqlite://", options=options):
+            pass

@@ -1,0 +1,145 @@
+"""The ways in which real Graphiti servers fail, by their numbers, each with a double that is told to fail so.
+
+Other files of this folder have: 2 the worker that dies, 6 the restart in the middle of the queue, 11 the request with a
+lost answer (`test_delivery`); 3, 5 and 8 failing, slow and malformed searches, 12 facts that hold no more and come
+twice, 15 text that is no instruction (`test_recall`); 4 the connection that breaks after a 500, 13 fields that are
+missing or new (`test_rest`); 10 a deletion that deletes nothing (`test_upkeep`).
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from threadkeep import Memory, Message
+from threadkeep.errors import GraphitiError
+from threadkeep.knowledge.graphiti.checks import all_ok
+from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.recall import RecallQuestion
+from threadkeep.records.knowledge import Scope
+from threadkeep.testing import FakeGraphiti, SettableClock
+from threadkeep.testing.fake_graphiti import Backend
+
+SESSION = Scope("session", "room:1")
+GROUP = group_id_of(SESSION)
+
+
+async def talk(memory: Memory, turns: int = 1, *, first: int = 1) -> None:
+    """Have a conversation."""
+    for number in range(first, first + turns):
+        turn = [Message(role="user", content=f"q{number}"), Message(role="assistant", content=f"a{number}")]
+        await memory.session("room:1", user_id="ann").append(turn)
+
+
+async def test_mode_1_what_is_accepted_and_never_stored_is_unconfirmed_until_it_is_seen(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """The status says so at each moment, and a smoke test finds it."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.fail("blackhole", "/messages")
+        await talk(memory)
+        await deliver(memory, clock, looks=2)
+        assert (await memory.graphiti.status()).counts == {"sent": 2, "turns": 0}
+        graphiti.mend()
+        await deliver(memory, clock, looks=20)
+        status = await memory.graphiti.status()
+        assert (status.counts, status.repeats) == ({"confirmed": 2, "turns": 0}, 2)
+        assert len(graphiti.names(GROUP)) == 2
+
+
+async def test_mode_7_a_server_whose_database_is_away_is_told_though_it_calls_itself_healthy(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Nothing is lost, and everything arrives when it is back."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        for path in ("/messages", "/search", "/episodes", "/entity-edge"):
+            graphiti.fail("status", path, status=500)
+        checks = {check.name: check.problem for check in await memory.graphiti.test()}
+        assert checks["healthcheck"] is None
+        assert "500" in str(checks["database"])
+        await talk(memory, 2)
+        await deliver(memory, clock, looks=5)
+        status = await memory.graphiti.status()
+        assert (status.counts["queued"], set(status.troubles)) == (4, {"server"})
+        graphiti.mend()
+        assert all_ok(await memory.graphiti.test())
+        clock.advance(60)
+        await deliver(memory, clock, looks=20)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 4, "turns": 0}
+
+
+@pytest.mark.parametrize(("status", "least_seconds"), [(401, 200), (403, 200), (429, 90)])
+async def test_mode_9_a_proxy_that_refuses_is_left_alone_for_as_long_as_it_asks(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, status: int, least_seconds: float
+) -> None:
+    """It is told as the group's trouble; without asking the proxy again and again."""
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        graphiti.fail("status", "/messages", status=status, headers={"Retry-After": "120"})
+        await talk(memory)
+        await deliver(memory, clock, looks=1)
+        asked = len(graphiti.requests)
+        for _ in range(10):
+            clock.advance(least_seconds / 11)
+            await memory.graphiti.deliver()
+        assert len(graphiti.requests) == asked
+        troubles = (await memory.graphiti.status()).troubles
+        assert set(troubles) == ({"limited"} if status == 429 else {"denied"})
+        graphiti.mend()
+        clock.advance(400)
+        await deliver(memory, clock)
+        assert (await memory.graphiti.status()).counts == {"confirmed": 2, "turns": 0}
+
+
+async def test_mode_10_what_is_on_its_way_does_not_bring_a_deleted_group_back(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A purge waits for it, deletes, and looks at episodes and at the search."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.upkeep._LOOK_SECONDS", 0.01)
+    graphiti.backend = "neo4j"
+    graphiti.auto = False
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory)
+        await deliver(memory, clock, looks=1)
+        assert (await memory.graphiti.status()).counts["sent"] == 2
+        graphiti.ingest()
+        purged = await memory.graphiti.purge(SESSION)
+        assert (purged.remains, graphiti.names(GROUP), graphiti.ingest()) == ("", [], 0)
+
+
+@pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
+async def test_mode_12_more_facts_than_asked_for_are_cut_here(
+    opening: Opening, graphiti: FakeGraphiti, backend: Backend
+) -> None:
+    """FalkorDB gives the limit for each group, and a repeated id twice."""
+    graphiti.backend = backend
+    other = group_id_of(Scope("workspace", "other"))
+    for number in range(6):
+        graphiti.add_fact(GROUP, f"Garden {number} is green", uuid=f"u{number}")
+        graphiti.add_fact(other, f"Garden {number} is green.", uuid=f"v{number}")
+    options = {"recall_enabled": True, "recall_max_facts": 3, "recall_scopes": ("session", "workspace")}
+    async with opening(recall_extra_group_ids=(other,), recall_timeout_seconds=30.0, **options) as memory:
+        await allow(memory)
+        recalled = await memory.graphiti.recall(RecallQuestion("Which garden is green?", {"session": SESSION}))
+        texts = [fact.text.rstrip(".") for fact in recalled.facts]
+        assert len(texts) == len(set(texts)) == 3
+
+
+async def test_mode_14_a_slash_at_the_end_of_the_endpoint_does_not_matter_and_a_redirect_is_not_followed(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """A redirect could lead to an endpoint that nobody allowed."""
+    async with opening(endpoint=f" {graphiti.url}/// ", scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory)
+        await deliver(memory, clock)
+        assert len(graphiti.names(GROUP)) == 2
+        graphiti.fail("status", "/messages", status=307, headers={"Location": f"{graphiti.url}/elsewhere"})
+        await talk(memory, first=2)
+        await deliver(memory, clock, looks=3)
+        assert not [one for one in graphiti.requests if one.path == "/elsewhere"]
+        with pytest.raises(GraphitiError):
+            await memory.graphiti.client().send(GROUP, [])

@@ -1,0 +1,133 @@
+"""What a person wants kept: its words, its scope, its kind, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from threadkeep import Memory, Message
+from threadkeep.errors import InvalidInput
+from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.promotion import Promotion, RelationOf, directives_in
+from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest
+from threadkeep.records.knowledge import ProposalQuery, Scope
+from threadkeep.testing import FakeGraphiti, SettableClock
+from threadkeep.testing.fake_graphiti import Backend
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "scope", "words"),
+    [
+        ("preference (user): Keep diffs small.", "preference", "user", "Keep diffs small."),
+        ("Hello\npref: I prefer tabs.\nBye", "preference", "user", "I prefer tabs."),
+        ("decision: Use PostgreSQL", "decision", "workspace", "Use PostgreSQL"),
+        ("steps:\nbuild\ntest\n\nand more", "procedure", "workspace", "build\ntest"),
+        ("howto: run make", "procedure", "workspace", "run make"),
+        ("remember: the cat sleeps", "lesson_learned", "workspace", "the cat sleeps"),
+        ("note (session): we stop here", "lesson_learned", "session", "we stop here"),
+        ("TODO: mend it", "task_update", "workspace", "mend it"),
+        (
+            "term: a turn is a question with its answers",
+            "terminology",
+            "workspace",
+            "a turn is a question with its answers",
+        ),
+        ("lesson: I like it short", "lesson_learned", "user", "I like it short"),
+    ],
+)
+def test_a_directive_says_what_to_keep(text: str, kind: str, scope: str, words: str) -> None:
+    """On its line, or on the lines after it up to a blank one."""
+    [found] = directives_in(text)
+    assert (found.kind, found.scope, found.text) == (kind, scope, words)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "we prefer: nothing", "the decision was: none", "note", "preference:\n\nno", "url: x"]
+)
+def test_other_words_are_no_directive(text: str) -> None:
+    """A directive begins its line."""
+    assert directives_in(text) == []
+
+
+@pytest.mark.parametrize(
+    "text", ["note: my password is hunter22", "remember: sk-abcdefghijkl", "note: -----BEGIN RSA PRIVATE KEY-----"]
+)
+def test_what_looks_like_a_secret_is_refused(text: str) -> None:
+    """With a word to the person, which does not repeat it."""
+    with pytest.raises(InvalidInput, match="looks like a secret") as refused:
+        directives_in(text)
+    assert "hunter22" not in str(refused.value)
+
+
+async def test_a_promoted_fact_is_kept_here_and_told_to_the_graph(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """As an episode that says what it is, if that is allowed; the same twice is one."""
+    relations = (RelationOf("Billing", "DEPENDS_ON", "PostgreSQL"),)
+    promotion = Promotion("decision", "Use PostgreSQL", key="database", relations=relations)
+    async with opening() as memory:
+        await allow(memory)
+        kept = await memory.graphiti.promote(promotion, "shop")
+        assert (kept.closed, kept.queued) == ("no_consent", 0)
+        await allow(memory, "promoted_facts")
+        for queued in (1, 0):
+            kept = await memory.graphiti.promote(promotion, "shop")
+            assert (kept.closed, kept.queued) == (None, queued)
+        await deliver(memory, clock)
+        [fact] = await memory.knowledge.facts(Scope("workspace", "shop"), key="database")
+        assert (fact.value, fact.kind, fact.confirmed) == ("Use PostgreSQL", "decision", 3)
+        [episode] = graphiti.stored[group_id_of(Scope("workspace", "shop"))]
+        assert episode["content"] == (
+            "user(user): Decision of workspace shop: Use PostgreSQL\nBilling DEPENDS_ON PostgreSQL."
+        )
+
+
+def test_relations_are_of_a_small_vocabulary() -> None:
+    """Others are refused, with the list."""
+    with pytest.raises(InvalidInput, match="DEPENDS_ON"):
+        Promotion("decision", "x", relations=(RelationOf("a", "LOVES", "b"),))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
+async def test_a_promotion_is_undone_here_and_in_the_graph(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock, backend: Backend
+) -> None:
+    """What waits is given up; what the server has is deleted, and looked for: on FalkorDB it stays, which is told."""
+    graphiti.backend = backend
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    waiting = await allowed.graphiti.promote(Promotion("decision", "Use SQLite."), "shop")
+    assert (await allowed.graphiti.undo_promotion(waiting.fact.id)).remains == ""
+    assert await allowed.knowledge.facts(shop) == []
+    await deliver(allowed, clock)
+    assert graphiti.names(group_id_of(shop)) == []
+    told = await allowed.graphiti.promote(Promotion("decision", "Use PostgreSQL."), "shop")
+    await deliver(allowed, clock)
+    assert len(graphiti.names(group_id_of(shop))) == 1
+    remains = (await allowed.graphiti.undo_promotion(told.fact.id)).remains
+    assert await allowed.knowledge.facts(shop) == []
+    assert bool(remains) == (backend == "falkordb")
+    assert len(graphiti.names(group_id_of(shop))) == (backend == "falkordb")
+
+
+async def test_a_directive_of_a_message_is_told_to_the_graph_and_taken_back(
+    allowed: Memory, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Beside the turn that it stands in."""
+    graphiti.backend = "neo4j"
+    await allow(allowed, "promoted_facts")
+    shop = Scope("workspace", "shop")
+    await allowed.session("room:1", workspace="shop").append(
+        [Message(role="user", content="decision: Use SQLite."), Message(role="assistant", content="Noted.")]
+    )
+    scopes: Any = {"workspace": shop}
+    assert await allowed.learning.learn(LearningRequest("room:1", DirectiveLearner(), scopes, 1.0)) == 1
+    await deliver(allowed, clock)
+    facts = [name for name in graphiti.names(group_id_of(shop)) if name.startswith("threadkeep.fact.")]
+    assert len(facts) == 1
+    [proposal], _ = await allowed.proposals.page(ProposalQuery())
+    await allowed.proposals.undo(proposal.id, by="ann")
+    assert not [name for name in graphiti.names(group_id_of(shop)) if name.startswith("threadkeep.fact.")]
+    assert await allowed.knowledge.facts(shop) == []

@@ -1,0 +1,188 @@
+"""What a person asks for: a test of the server, earlier turns, a group that is deleted."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.knowledge.graphiti.conftest import Opening, allow, deliver
+from threadkeep import Memory, Message, SessionNotFound
+from threadkeep.errors import GraphitiClosed
+from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.records.knowledge import Scope
+from threadkeep.testing import FakeGraphiti, SettableClock
+
+SESSION = Scope("session", "room:1")
+GROUP = group_id_of(SESSION)
+
+
+async def talk(memory: Memory, first: int, last: int, session_id: str = "room:1") -> None:
+    """Have a conversation."""
+    for number in range(first, last + 1):
+        turn = [
+            Message(role="user", content=f"q{number}", id=f"q{number}"),
+            Message(role="assistant", content=f"a{number}", id=f"a{number}"),
+        ]
+        await memory.session(session_id, user_id="ann").append(turn)
+
+
+def contents(graphiti: FakeGraphiti) -> list[str]:
+    """What the session's group has, in the order in which it was stored."""
+    return [episode["content"].partition("): ")[2] for episode in graphiti.stored.get(GROUP, [])]
+
+
+async def test_earlier_turns_are_sent_when_that_is_allowed_and_once(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Behind those of now, in pieces that go on where the one before ended."""
+    async with opening(scopes=("session",)) as memory:
+        await talk(memory, 1, 3)
+        await allow(memory)
+        with pytest.raises(GraphitiClosed):
+            await memory.graphiti.backfill()
+        await allow(memory, "backfill")
+        first = await memory.graphiti.backfill(limit=2)
+        assert (first.queued, first.left) == (2, 1)
+        await talk(memory, 4, 4)
+        await deliver(memory, clock)
+        assert contents(graphiti) == ["q4", "a4", "q1", "a1", "q2", "a2"]
+        second = await memory.graphiti.backfill(["room:1"])
+        assert (second.queued, second.left) == (1, 0)
+        assert (await memory.graphiti.backfill()).queued == 0
+        await deliver(memory, clock)
+        assert sorted(contents(graphiti)) == sorted(f"{role}{n}" for n in range(1, 5) for role in "qa")
+        with pytest.raises(SessionNotFound):
+            await memory.graphiti.backfill(["nowhere"])
+
+
+async def test_earlier_turns_take_their_time(opening: Opening, graphiti: FakeGraphiti, clock: SettableClock) -> None:
+    """So many messages a minute, and not a hundred at once."""
+    async with opening(scopes=("session",), backfill_per_minute=4) as memory:
+        await talk(memory, 1, 10)
+        await allow(memory, "backfill")
+        await memory.graphiti.backfill()
+        await deliver(memory, clock, looks=2)
+        assert len(contents(graphiti)) == 4
+        await deliver(memory, clock, looks=30)
+        assert len(contents(graphiti)) == 20
+
+
+async def test_processes_share_the_limit_of_a_workspace(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock
+) -> None:
+    """Two that deliver send no more in a minute than one; what is said now does not count."""
+    options: Any = {"scopes": ("session",), "backfill_per_minute": 4}
+    async with opening(**options) as one, opening(**options) as other:
+        await talk(one, 1, 4, session_id="room:1")
+        await talk(one, 1, 4, session_id="room:2")
+        await allow(one, "backfill")
+        await one.graphiti.backfill()
+        for _ in range(2):
+            clock.advance(1)
+            await asyncio.gather(one.graphiti.deliver(), other.graphiti.deliver())
+        assert len(everything(graphiti)) == 4
+        await talk(one, 9, 9, session_id="room:3")
+        clock.advance(1)
+        await one.graphiti.deliver()
+        assert len(everything(graphiti)) == 6
+        await deliver(one, clock, looks=30)
+        assert len(everything(graphiti)) == 18
+
+
+def everything(graphiti: FakeGraphiti) -> list[str]:
+    """What all groups have."""
+    return [episode["content"].partition("): ")[2] for group in graphiti.stored.values() for episode in group]
+
+
+def commit(folder: Path, text: str) -> None:
+    """Commit a file in a git folder, which is made if it is not there."""
+    (folder / "file.txt").write_text(text, encoding="utf-8")
+    git = ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.com"]
+    for words in (["init", "-q", "-b", "main"], ["add", "."], ["commit", "-q", "-m", "Change"]):
+        subprocess.run([*git, *words], check=True, capture_output=True)
+
+
+async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only with consent for both kinds of data; branch, commit and whether it is dirty, and no path."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.git_metadata.KEPT_SECONDS", 0.0)
+    commit(tmp_path, "one")
+    async with opening(git_folder=str(tmp_path), scopes=("workspace",)) as memory:
+        for classes in ((), ("git_metadata",), ("promoted_facts",)):
+            await allow(memory, *classes)
+            assert await memory.graphiti.note_repo_state() is None
+        await allow(memory, "git_metadata", "promoted_facts")
+        assert await memory.graphiti.note_repo_state() is not None
+        assert await memory.graphiti.note_repo_state() is None
+        commit(tmp_path, "two")
+        (tmp_path / "file.txt").write_text("three", encoding="utf-8")
+        assert await memory.graphiti.note_repo_state() is not None
+        await deliver(memory, clock)
+    told = everything(graphiti)
+    assert len(told) == 2
+    assert all("Branch main at commit" in text for text in told)
+    assert ["not committed" in text for text in told] == [False, True]
+    assert str(tmp_path) not in str(graphiti.requests)
+
+
+async def test_a_purge_drops_what_waits_and_says_what_is_left(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that deletes nothing is told of; one that does is looked at."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._GONE_SECONDS", 0)
+    async with opening(scopes=("session",)) as memory:
+        await allow(memory)
+        await talk(memory, 1, 1)
+        await deliver(memory, clock)
+        await talk(memory, 2, 2)
+        purged = await memory.graphiti.purge(SESSION)
+        assert (purged.group_id, purged.dropped) == (GROUP, 2)
+        assert purged.remains.startswith("2 episodes")
+        graphiti.backend = "neo4j"
+        assert (await memory.graphiti.purge(SESSION)).remains == ""
+        assert await memory.graphiti.retry() == 0
+        await deliver(memory, clock)
+        assert contents(graphiti) == []
+
+
+async def test_the_connection_is_tested_without_writing(allowed: Memory, graphiti: FakeGraphiti) -> None:
+    """Each step with its time, and what to do about it."""
+    checks = await allowed.graphiti.test()
+    assert [check.name for check in checks] == ["healthcheck", "paths", "unknown edge", "database"]
+    assert all(check.ok for check in checks)
+    assert {one.method for one in graphiti.requests} == {"GET"}
+    graphiti.fail("status", "/episodes")
+    [problem] = [check.problem for check in await allowed.graphiti.test() if not check.ok]
+    assert "See its log" in str(problem)
+
+
+@pytest.mark.parametrize("backend", ["falkordb", "neo4j"])
+async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
+    allowed: Memory, graphiti: FakeGraphiti, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With words of our own, in a group of its own."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._GONE_SECONDS", 0)
+    graphiti.backend = backend  # type: ignore[assignment]
+    checks = {check.name: check for check in await allowed.graphiti.test(smoke=True)}
+    assert checks["see it stored"].ok
+    assert checks["find a fact of it"].ok
+    gone = checks["see it gone"]
+    assert gone.ok == (backend == "neo4j")
+    if not gone.ok:
+        assert "says that it deleted the group, and has 1 episodes" in str(gone.problem)
+
+
+async def test_a_smoke_test_finds_a_dead_worker(
+    allowed: Memory, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Accepted, and not stored."""
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._SMOKE_SECONDS", 0)
+    graphiti.worker_dead = True
+    [*_, last] = await allowed.graphiti.test(smoke=True)
+    assert last.name == "see it stored"
+    assert "did not store it" in str(last.problem)

@@ -1,0 +1,106 @@
+"""Episodes on each database: questions of a person with their answers and ends, and nobody else's."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage
+from langchain_core.tools import tool
+
+from threadkeep import InvalidInput, Memory, Message, Scope, SessionMemory
+from threadkeep.records.runs import NewRun
+from threadkeep.testing import ScriptedModel, SettableClock
+
+ADA = Scope("user", "ada")
+
+
+async def talk(memory: Memory, session_id: str, user_id: str, *turns: tuple[str, str]) -> None:
+    """Have a conversation."""
+    session = memory.session(session_id, user_id=user_id)
+    for asked, answered in turns:
+        await session.append([Message(role="user", content=asked), Message(role="assistant", content=answered)])
+
+
+async def test_the_newest_come_first_from_all_sessions_of_the_person(memory: Memory, clock: SettableClock) -> None:
+    """Up to a limit, and under all ids of the person."""
+    await memory.persons.resolve("ada")
+    await memory.persons.resolve("telegram:7")
+    await memory.persons.merge("telegram:7", into="ada")
+    for number in range(1, 4):
+        clock.advance(60)
+        await talk(memory, f"room:{number}", "ada" if number % 2 else "telegram:7", (f"q{number}", f"a{number}"))
+    await talk(memory, "room:of-bob", "bob", ("a secret of Bob", "noted"))
+    found = await memory.episodes.latest(ADA, limit=2)
+    assert [(one.asked, one.answered, one.ended) for one in found] == [
+        ("q3", "a3", "complete"),
+        ("q2", "a2", "complete"),
+    ]
+    assert [one.seq for one in found] == [1, 1]
+    assert len(await memory.episodes.latest(Scope("user", "telegram:7"))) == 3
+    assert [one.asked for one in await memory.episodes.latest(Scope("session", "room:of-bob"))] == ["a secret of Bob"]
+
+
+async def test_an_open_question_is_no_episode_and_a_failed_one_says_how_it_ended(memory: Memory) -> None:
+    """Without a run nobody knows whether the answer comes yet."""
+    session = memory.session("room:1", user_id="ada")
+    run = NewRun(run_id="run-1", workflow="chat", input={}, session_id="room:1", message_id="q1")
+    await memory.runs.order.add(run)
+    await memory.runs.order.begin("run-1", "worker")
+    await session.append([Message(role="user", content="Is it open?", id="q1", run_id="run-1")])
+    assert await memory.episodes.latest(ADA) == []
+    await memory.runs.finish("run-1", "worker", "failed", error="ModelCallFailed")
+    await session.append([Message(role="user", content="Hello?", metadata={"feedback": "bad"})])
+    [failed] = await memory.episodes.latest(ADA)
+    assert (failed.asked, failed.answered) == ("Is it open?", None)
+    assert (failed.ended, failed.error) == ("failed", "ModelCallFailed")
+    assert (failed.workflow, failed.run_id) == ("chat", "run-1")
+    await session.append([Message(role="assistant", content="Yes.")])
+    newest = (await memory.episodes.latest(ADA))[0]
+    assert (newest.asked, newest.answered, newest.feedback) == ("Hello?", "Yes.", "bad")
+
+
+async def test_an_episode_names_the_tools_that_were_called(memory: Memory) -> None:
+    """From the steps that are kept of the newest turns."""
+
+    @tool
+    def find_order(number: str) -> str:
+        """Find an order."""
+        return f"Order {number} is on its way."
+
+    call = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
+    agent = create_agent(ScriptedModel([call, "Soon."]), [find_order], middleware=[SessionMemory(memory)])
+    config = {"configurable": {"thread_id": "room:1", "user_id": "ada"}}
+    await agent.ainvoke({"messages": [{"role": "user", "content": "Where is 7?"}]}, config)  # type: ignore[call-overload]
+    [episode] = await memory.episodes.latest(ADA)
+    assert (episode.asked, episode.answered, episode.tools) == ("Where is 7?", "Soon.", ("find_order",))
+
+
+async def test_what_was_reset_or_taken_back_is_no_episode(memory: Memory) -> None:
+    """A reset is honoured by every later read."""
+    session = memory.session("room:1", user_id="ada")
+    await talk(memory, "room:1", "ada", ("old", "reply"))
+    await session.reset()
+    await talk(memory, "room:1", "ada", ("kept", "reply"), ("taken back", "reply"))
+    await session.take_back(2)
+    assert [one.asked for one in await memory.episodes.latest(ADA)] == ["kept"]
+
+
+async def test_recall_finds_by_words_and_only_in_the_named_scopes(memory: Memory, clock: SettableClock) -> None:
+    """In the question or in the answer; nothing if nothing bears on the query."""
+    await talk(memory, "room:1", "ada", ("Where is my parcel?", "At the depot in Lyon."), ("Thanks", "Welcome."))
+    clock.advance(timedelta(days=1).total_seconds())
+    await talk(memory, "room:2", "bob", ("Where is my parcel?", "In Oslo."))
+    [found] = await memory.episodes.recall("the depot of the parcel", [ADA], limit=1)
+    assert found.answered == "At the depot in Lyon."
+    assert await memory.episodes.recall("xylophone", [ADA]) == []
+    assert await memory.episodes.recall("parcel", [Scope("workspace", "shop")]) == []
+
+
+async def test_a_workspace_has_no_episodes_and_a_page_has_bounds(memory: Memory) -> None:
+    """Told in a sentence."""
+    with pytest.raises(InvalidInput, match="session or of a user"):
+        await memory.episodes.latest(Scope("workspace", "shop"))
+    with pytest.raises(InvalidInput, match="limit"):
+        await memory.episodes.latest(ADA, limit=0)

@@ -1,0 +1,408 @@
+"""Facts on each database: one valid value of a key, the history of values, and nobody else's facts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from tests.children import run_together
+from tests.databases import query
+from threadkeep import (
+    Evidence,
+    Fact,
+    InvalidInput,
+    KnowledgeNotFound,
+    Memory,
+    MemoryOptions,
+    Message,
+    Scope,
+    SessionNotFound,
+    open_memory,
+)
+from threadkeep.history.pending import PendingOptions
+from threadkeep.records.json_values import Json
+from threadkeep.records.knowledge import FactKind, FactQuery
+from threadkeep.testing import SettableClock
+
+ADA = Scope("user", "ada")
+BOB = Scope("user", "bob")
+SHOP = Scope("workspace", "shop")
+ROOM = Scope("session", "room:1")
+
+_WRITERS = 4
+_ROUNDS = 5
+
+
+async def begin(memory: Memory, session_id: str = "room:1", user_id: str | None = None) -> None:
+    """Begin a session."""
+    await memory.session(session_id, user_id=user_id).append([Message(role="user", content="hi")])
+
+
+async def values_of(memory: Memory, scope: Scope, *, past: bool = False) -> dict[str, Json]:
+    """The values of a scope by their keys."""
+    return {fact.key: fact.value for fact in await memory.knowledge.facts(scope, past=past)}
+
+
+async def test_a_fact_is_remembered_as_it_was_given(memory: Memory, clock: SettableClock) -> None:
+    """With its kind, its confidence and its origin; and found by its id."""
+    await begin(memory)
+    for scope in (ADA, SHOP, ROOM):
+        evidence = Evidence("room:1", 1, "run-1")
+        value: Json = {"name": "Köln 東京 🙂", "list": [1, 2.5, True, None]}
+        fact = await memory.knowledge.remember(
+            scope, "home.city", value, kind="preference", confidence=0.75, evidence=evidence
+        )
+        assert (fact.scope, fact.key, fact.value, fact.kind) == (scope, "home.city", value, "preference")
+        assert (fact.confidence, fact.confirmed, fact.contradicted) == (0.75, 1, 0)
+        assert (fact.valid_from, fact.valid_to, fact.updated_at) == (clock(), None, clock())
+        assert fact.evidence == (evidence,)
+        assert await memory.knowledge.fact(fact.id) == fact
+        assert await memory.knowledge.facts(scope) == [fact]
+
+
+async def test_the_same_value_again_confirms_the_fact(memory: Memory, clock: SettableClock) -> None:
+    """It is counted, keeps the highest confidence, and keeps its kind unless another is named."""
+    first = await memory.knowledge.remember(ADA, "diet", {"a": 1, "b": 2}, kind="preference", confidence=0.9)
+    clock.advance(60)
+    again = await memory.knowledge.remember(ADA, "diet", {"b": 2, "a": 1}, confidence=0.5)
+    assert (again.id, again.confirmed, again.contradicted, again.confidence) == (first.id, 2, 0, 0.9)
+    assert (again.kind, again.valid_from, again.updated_at) == ("preference", first.valid_from, clock())
+    renamed = await memory.knowledge.remember(ADA, "diet", {"a": 1, "b": 2}, kind="decision", confidence=1.0)
+    assert (renamed.id, renamed.confirmed, renamed.kind, renamed.confidence) == (first.id, 3, "decision", 1.0)
+    assert await memory.knowledge.facts(ADA, past=True) == [renamed]
+
+
+async def test_the_same_evidence_again_counts_nothing(memory: Memory) -> None:
+    """A tool that runs twice in one run says the same once; the same words in another message are said again."""
+    expected = (
+        (Evidence("room:1", 1), 1),
+        (Evidence("room:1", 1), 1),
+        (Evidence("room:1", 2), 2),
+        (Evidence(run_id="run-1"), 3),
+        (Evidence(run_id="run-1"), 3),
+        (None, 4),
+        (None, 5),
+    )
+    for evidence, confirmed in expected:
+        assert (await memory.knowledge.remember(ADA, "diet", "vegan", evidence=evidence)).confirmed == confirmed
+    [fact] = await memory.knowledge.facts(ADA)
+    assert set(fact.evidence) == {Evidence("room:1", 1), Evidence("room:1", 2), Evidence(run_id="run-1")}
+
+
+async def test_evidence_is_bounded(sqlite_memory: Memory) -> None:
+    """A fact that is said a hundred times keeps its first origins, and counts all."""
+    for seq in range(1, 101):
+        await sqlite_memory.knowledge.remember(ADA, "diet", "vegan", evidence=Evidence("room:1", seq))
+    [fact] = await sqlite_memory.knowledge.facts(ADA)
+    assert fact.confirmed == 100
+    assert {origin.seq for origin in fact.evidence} == set(range(1, 21))
+
+
+async def test_another_value_closes_the_one_before(memory: Memory, clock: SettableClock) -> None:
+    """It is a contradiction and no confirmation; the history has all values, each with its time."""
+    began = clock()
+    for value in ("vegetarian", "vegan", "vegetarian"):
+        await memory.knowledge.remember(ADA, "diet", value, kind="preference")
+        clock.advance(60)
+    newest, middle, oldest = await memory.knowledge.facts(ADA, key="diet", past=True)
+    assert [fact.value for fact in (newest, middle, oldest)] == ["vegetarian", "vegan", "vegetarian"]
+    assert [fact.contradicted for fact in (newest, middle, oldest)] == [0, 1, 1]
+    assert [fact.confirmed for fact in (newest, middle, oldest)] == [1, 1, 1]
+    assert (oldest.valid_from, oldest.valid_to, middle.valid_to, newest.valid_to) == (
+        began,
+        middle.valid_from,
+        newest.valid_from,
+        None,
+    )
+    assert newest.kind == "preference"
+    assert await memory.knowledge.facts(ADA) == [newest]
+
+
+async def test_a_clock_that_goes_back_leaves_the_history_in_order(memory: Memory, clock: SettableClock) -> None:
+    """Of two processes one is behind: no value ends before it begins."""
+    await memory.knowledge.remember(ADA, "diet", "vegetarian")
+    clock.advance(-3600)
+    await memory.knowledge.remember(ADA, "diet", "vegan")
+    facts = await memory.knowledge.facts(ADA, past=True)
+    assert all(fact.valid_to is None or fact.valid_to >= fact.valid_from for fact in facts)
+    assert [fact.value for fact in facts if fact.valid_to is None] == ["vegan"]
+    newest = max(facts, key=lambda fact: fact.valid_to is None)
+    assert newest.valid_from >= min(fact.valid_from for fact in facts)
+
+
+async def test_scopes_and_owners_have_facts_of_their_own(memory: Memory) -> None:
+    """One key in a session, a workspace and two persons is four facts, and each list shows its own."""
+    await begin(memory)
+    for number, scope in enumerate((ROOM, SHOP, ADA, BOB)):
+        await memory.knowledge.remember(scope, "color", number)
+    for number, scope in enumerate((ROOM, SHOP, ADA, BOB)):
+        assert await values_of(memory, scope) == {"color": number}
+    assert len(await memory.knowledge.facts()) == 4
+    found, _ = await memory.knowledge.facts_page(FactQuery(scope_kind="user"))
+    assert {fact.scope for fact in found} == {ADA, BOB}
+    assert await values_of(memory, Scope("workspace", "ada")) == {}
+    assert await values_of(memory, Scope("user", "nobody")) == {}
+
+
+async def test_lists_are_filtered_and_paged(memory: Memory, clock: SettableClock) -> None:
+    """By kind, key and text in any case; page by page nothing is missing and nothing comes twice."""
+    for number in range(7):
+        kind: FactKind = "preference" if number % 2 else "decision"
+        await memory.knowledge.remember(ADA, f"key {number}", f"Value%{number}", kind=kind)
+        clock.advance(number % 3)
+    assert {fact.key for fact in await memory.knowledge.facts(ADA, kind="preference")} == {"key 1", "key 3", "key 5"}
+    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="vALUE%4")] == ["key 4"]
+    assert [fact.key for fact in await memory.knowledge.facts(ADA, text="EY 4")] == ["key 4"]
+    assert await memory.knowledge.facts(ADA, text="Value_4") == []
+    for scope in (ADA, None):
+        seen: list[Fact] = []
+        asked = FactQuery(scope, limit=2)
+        while True:
+            page, cursor = await memory.knowledge.facts_page(asked)
+            seen += page
+            if cursor is None:
+                break
+            asked = FactQuery(scope, limit=2, cursor=cursor)
+        assert seen == await memory.knowledge.facts(scope)
+        assert [fact.key for fact in seen] == [f"key {number}" for number in reversed(range(7))]
+
+
+async def test_forgetting_a_key_leaves_nothing_of_it(memory: Memory, database_url: str) -> None:
+    """Neither the valid value nor those before, nor their evidence; other keys and owners stay."""
+    for scope in (ADA, BOB):
+        for value in ("red", "blue"):
+            await memory.knowledge.remember(scope, "color", value, evidence=Evidence("room:1", 1))
+    await memory.knowledge.remember(ADA, "diet", "vegan")
+    assert await memory.knowledge.forget(ADA, "color") == 2
+    assert await memory.knowledge.forget(ADA, "color") == 0
+    assert await values_of(memory, ADA, past=True) == {"diet": "vegan"}
+    assert await values_of(memory, BOB) == {"color": "blue"}
+    if database_url != "sqlite://":
+        found = "SELECT count(*) FROM chat_fact_evidence e WHERE NOT EXISTS (SELECT 1 FROM chat_facts f "
+        assert query(database_url, f"{found} WHERE f.fact_id = e.fact_id)") == [(0,)]
+    assert await memory.knowledge.forget_all(ADA) == 1
+    assert await values_of(memory, ADA, past=True) == {}
+
+
+async def test_a_fact_is_forgotten_by_its_id_with_all_its_values(memory: Memory) -> None:
+    """Any of the values names the key."""
+    old = await memory.knowledge.remember(ADA, "color", "red")
+    await memory.knowledge.remember(ADA, "color", "blue")
+    await memory.knowledge.remember(ADA, "diet", "vegan")
+    [new] = await memory.knowledge.facts(ADA, key="color")
+    assert await memory.knowledge.forget_facts([old.id, "nobody", new.id]) == (2, ["nobody"])
+    assert await values_of(memory, ADA, past=True) == {"diet": "vegan"}
+    assert await memory.knowledge.forget_facts([old.id]) == (0, [old.id])
+    with pytest.raises(KnowledgeNotFound) as missing:
+        await memory.knowledge.fact(old.id)
+    assert (missing.value.kind, missing.value.name) == ("fact", old.id)
+
+
+async def test_a_user_sees_and_changes_the_own_facts_only(memory: Memory) -> None:
+    """The own person's and the own sessions'; workspaces belong to nobody alone."""
+    await begin(memory, "room:1", "ada")
+    await begin(memory, "room:2", "bob")
+    own = [ADA, ROOM]
+    others = [BOB, Scope("session", "room:2"), SHOP]
+    facts = {scope: await memory.knowledge.remember(scope, "color", "red") for scope in [*own, *others]}
+    seen, _ = await memory.knowledge.facts_page(FactQuery(user_id="ada"))
+    assert {fact.scope for fact in seen} == set(own)
+    for scope in own:
+        assert await memory.knowledge.facts_page(FactQuery(scope, user_id="ada")) == ([facts[scope]], None)
+        assert await memory.knowledge.fact(facts[scope].id, user_id="ada") == facts[scope]
+        changed = await memory.knowledge.remember(scope, "color", "blue", user_id="ada")
+        assert await memory.knowledge.forget_facts([changed.id], user_id="ada") == (2, [])
+    for scope in others:
+        with pytest.raises(KnowledgeNotFound):
+            await memory.knowledge.facts_page(FactQuery(scope, user_id="ada"))
+        with pytest.raises(KnowledgeNotFound):
+            await memory.knowledge.fact(facts[scope].id, user_id="ada")
+        with pytest.raises(KnowledgeNotFound):
+            await memory.knowledge.remember(scope, "color", "blue", user_id="ada")
+        with pytest.raises(KnowledgeNotFound):
+            await memory.knowledge.forget(scope, "color", user_id="ada")
+        assert await memory.knowledge.forget_facts([facts[scope].id], user_id="ada") == (0, [facts[scope].id])
+        with pytest.raises(KnowledgeNotFound):
+            await memory.knowledge.forget_all(scope, user_id="ada")
+        assert await memory.knowledge.facts(scope) == [facts[scope]]
+
+
+async def test_a_session_with_any_id_has_facts(memory: Memory) -> None:
+    """Whatever text a session may be named with, its facts are found by it."""
+    for session_id in ("me@example.com", "C024.17", "+351 912", "/a/b", "群\u00a0\u200d聊", "[x](y)"):
+        await begin(memory, session_id)
+        fact = await memory.knowledge.remember(Scope("session", session_id), "k", "v", evidence=Evidence(session_id, 1))
+        assert await memory.knowledge.facts(Scope("session", session_id)) == [fact]
+
+
+async def test_facts_are_restored_as_they_were(memory: Memory, clock: SettableClock) -> None:
+    """With their ids, times, counts, history and evidence; once, however often that is tried."""
+    for value in ("red", "red", "blue"):
+        await memory.knowledge.remember(ADA, "color", value, evidence=Evidence("room:1", clock().hour or 1))
+        clock.advance(3600)
+    await memory.knowledge.remember(SHOP, "days", 30, kind="decision", confidence=0.5)
+    exported = await memory.knowledge.facts(past=True)
+    for scope in (ADA, SHOP):
+        await memory.knowledge.forget_all(scope)
+    clock.advance(3600)
+    assert await memory.knowledge.restore(exported) == 3
+    assert await memory.knowledge.restore(exported) == 0
+    assert await memory.knowledge.facts(past=True) == exported
+
+
+async def test_what_is_restored_beside_another_value_stands_in_the_order_of_time(
+    memory: Memory, clock: SettableClock
+) -> None:
+    """The value that began later stays valid, whichever was there first; the same value is not stored twice."""
+    older = await memory.knowledge.remember(ADA, "color", "red")
+    await memory.knowledge.forget(ADA, "color")
+    clock.advance(60)
+    newer = await memory.knowledge.remember(ADA, "color", "blue")
+    assert await memory.knowledge.restore([older]) == 1
+    assert [(fact.value, fact.valid_to) for fact in await memory.knowledge.facts(ADA, past=True)] == [
+        ("blue", None),
+        ("red", newer.valid_from),
+    ]
+    await memory.knowledge.forget(ADA, "color")
+    await memory.knowledge.restore([older])
+    assert await memory.knowledge.restore([newer]) == 1
+    facts = await memory.knowledge.facts(ADA, past=True)
+    assert {fact.value: fact.valid_to for fact in facts} == {"blue": None, "red": newer.valid_from}
+    assert await memory.knowledge.restore([replace(newer, id="another")]) == 0
+    assert len(await memory.knowledge.facts(ADA, past=True)) == 2
+
+
+async def test_what_cannot_be_restored_leaves_all_as_it_was(memory: Memory) -> None:
+    """One of a session that is not there, or one that nobody could have exported."""
+    fact = await memory.knowledge.remember(ADA, "color", "red")
+    await memory.knowledge.forget(ADA, "color")
+    with pytest.raises(SessionNotFound):
+        await memory.knowledge.restore([fact, replace(fact, id="2", scope=ROOM)])
+    with pytest.raises(InvalidInput):
+        await memory.knowledge.restore([fact, replace(fact, id="2", confidence=7.0)])
+    assert await memory.knowledge.facts(past=True) == []
+
+
+async def test_facts_of_a_session_go_with_it(memory: Memory) -> None:
+    """A session that is not there has none, and one that begins again knows nothing."""
+    with pytest.raises(SessionNotFound):
+        await memory.knowledge.remember(ROOM, "topic", "refund")
+    await begin(memory)
+    fact = await memory.knowledge.remember(ROOM, "topic", "refund", evidence=Evidence("room:1", 1))
+    person = await memory.knowledge.remember(ADA, "topic", "refund", evidence=Evidence("room:1", 1))
+    assert await memory.session("room:1").delete()
+    with pytest.raises(KnowledgeNotFound):
+        await memory.knowledge.fact(fact.id)
+    assert await memory.knowledge.fact(person.id) == person
+    await begin(memory)
+    assert await memory.knowledge.facts(ROOM, past=True) == []
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("", "x"),
+        ("   ", "x"),
+        ("k" * 129, "x"),
+        ("line\nbreak", "x"),
+        ("nul\x00", "x"),
+        ("half \ud83d", "x"),
+        (7, "x"),
+        ("k", None),
+        ("k", float("nan")),
+        ("k", float("inf")),
+        ("k", b"bytes"),
+        ("k", {1: "x"}),
+        ("k", "x" * 10_001),
+        ("k", json.loads("[" * 33 + "]" * 33)),
+        ("k", json.loads("[" * 900 + "]" * 900)),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused_with_a_sentence(sqlite_memory: Memory, key: str, value: Json) -> None:
+    """Nothing is stored, and the sentence repeats nothing of it."""
+    with pytest.raises(InvalidInput) as refused:
+        await sqlite_memory.knowledge.remember(ADA, key, value)
+    assert "xxx" not in str(refused.value)
+    assert await sqlite_memory.knowledge.facts(past=True) == []
+
+
+async def test_other_arguments_are_refused_with_a_sentence(sqlite_memory: Memory) -> None:
+    """Scopes that nobody owns, kinds that there are not, confidence beyond 1, evidence that names nothing."""
+    remember = sqlite_memory.knowledge.remember
+    for kind, owner in (("user", ""), ("user", " "), ("user", "a\n"), ("global", "all"), ("user", "x" * 513)):
+        with pytest.raises(InvalidInput):
+            Scope(kind, owner)  # type: ignore[arg-type]
+    for confidence in (-0.1, 1.1, float("nan"), True):
+        with pytest.raises(InvalidInput, match="confidence"):
+            await remember(ADA, "k", "v", confidence=confidence)
+    with pytest.raises(InvalidInput, match="kind"):
+        await remember(ADA, "k", "v", kind="gossip")  # type: ignore[arg-type]
+    for evidence in (Evidence(), Evidence(seq=1), Evidence("room:1", 0), Evidence("room:1", 2**53)):
+        with pytest.raises(InvalidInput, match=r"[Ee]vidence"):
+            await remember(ADA, "k", "v", evidence=evidence)
+    for limit in (0, 1001):
+        with pytest.raises(InvalidInput, match="page"):
+            await sqlite_memory.knowledge.facts(limit=limit)
+
+
+async def test_the_longest_names_and_values_are_kept(memory: Memory) -> None:
+    """Also where a character takes four bytes, and what no database keeps is replaced."""
+    scope = Scope("user", "🙂" * 512)
+    fact = await memory.knowledge.remember(scope, "🙂" * 128, "🙂" * 9_998)
+    assert await memory.knowledge.facts(scope) == [fact]
+    odd = await memory.knowledge.remember(ADA, "odd", "nul \x00, half \ud83d, \\u0000")
+    assert odd.value == "nul \ufffd, half \ufffd, \\u0000"
+    assert (await memory.knowledge.remember(ADA, "odd", "nul \x00, half \ud83d, \\u0000")).confirmed == 2
+
+
+async def test_many_tasks_on_one_key_make_one_fact(memory: Memory) -> None:
+    """Those who say the same confirm it, and of those who differ one is valid."""
+    await asyncio.gather(*(memory.knowledge.remember(ADA, "diet", "vegan") for _ in range(20)))
+    [fact] = await memory.knowledge.facts(ADA, past=True)
+    assert fact.confirmed == 20
+    await asyncio.gather(*(memory.knowledge.remember(BOB, "diet", number) for number in range(20)))
+    history = await memory.knowledge.facts(BOB, past=True)
+    assert len(history) == 20
+    assert sum(fact.valid_to is None for fact in history) == 1
+
+
+@pytest.mark.process
+def test_two_writers_on_one_key_make_one_fact(shared_url: str, tmp_path: Path) -> None:
+    """In processes of their own: each write is counted, no read fails, and the history has no gap."""
+    starts = [(shared_url, str(tmp_path / "pending"), number) for number in range(_WRITERS)]
+    assert run_together(write_facts, starts) == [_ROUNDS] * _WRITERS
+
+    async def check() -> None:
+        async with open_memory(shared_url) as memory:
+            for number in range(_ROUNDS):
+                [same] = await memory.knowledge.facts(ADA, key=f"same {number}", past=True)
+                assert same.confirmed == _WRITERS
+                history = await memory.knowledge.facts(ADA, key=f"other {number}", past=True)
+                assert {fact.value for fact in history} == set(range(_WRITERS))
+                assert [fact.valid_to is None for fact in history].count(True) == 1
+                ordered = sorted(history, key=lambda fact: (fact.valid_to is None, fact.valid_from))
+                assert all(
+                    former.valid_to is not None and former.valid_to <= latter.valid_from + timedelta(seconds=1)
+                    for former, latter in itertools.pairwise(ordered)
+                )
+
+    asyncio.run(check())
+
+
+def write_facts(url: str, folder: str, number: int) -> int:
+    """What each of the processes does; answers how many keys it wrote."""
+
+    async def write() -> int:
+        async with open_memory(url, options=MemoryOptions(pending=PendingOptions(folder=Path(folder)))) as memory:
+            for key in range(_ROUNDS):
+                await memory.knowledge.remember(ADA, f"same {key}", "value")
+                await memory.knowledge.remember(ADA, f"other {key}", number)
+            return _ROUNDS
+
+    return asyncio.run(write())

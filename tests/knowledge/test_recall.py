@@ -1,0 +1,111 @@
+"""Which facts are recalled for an input, of which scopes, and in which order."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.knowledge.test_facts import ADA, BOB, ROOM, SHOP, begin
+from threadkeep import Memory
+from threadkeep.knowledge.recall import take_of_each
+
+
+def test_no_scope_starves_and_no_statement_comes_twice() -> None:
+    """At most 3 of [dup], [dup, workspace], [user]: one of each scope."""
+    found = [["dup"], ["dup", "workspace"], ["user"]]
+    assert take_of_each(found, 3, lambda text: [text]) == ["dup", "workspace", "user"]
+    assert take_of_each([["a", "b", "c"], ["d"], ["e"]], 3, lambda text: [text]) == ["a", "d", "e"]
+    assert take_of_each([["a", "b", "c"], ["d"], ["e"]], 9, lambda text: [text]) == ["a", "b", "c", "d", "e"]
+    assert take_of_each([["a"], [], ["c"]], 0, lambda text: [text]) == []
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=4), st.integers(0, 12))
+def test_each_scope_gets_its_part(found: list[list[int]], limit: int) -> None:
+    """Nothing twice, at most the limit, all if there is room, and from each scope its best first."""
+    taken = take_of_each(found, limit, lambda number: [str(number)])
+    everything = {number for numbers in found for number in numbers}
+    assert len(taken) == len(set(taken)) == min(limit, len(everything))
+    if limit >= len(found):
+        assert all(numbers[0] in taken for numbers in found if numbers)
+
+
+async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> None:
+    """Words that belong together lead to each other, and what has nothing to do with the input stays away."""
+    facts = {
+        "diet": "vegetarian",
+        "preferred_language": "German",
+        "editor.theme": "dark",
+        "homeCity": "Lisbon",
+        "dog_name": "Rex",
+        "job": "nurse at a hospital",
+    }
+    for key, value in facts.items():
+        await memory.knowledge.remember(ADA, key, value)
+    for query, key in (
+        ("Which town do I live in?", "homeCity"),
+        ("What is my dog called?", "dog_name"),
+        ("What theme does my editor have?", "editor.theme"),
+        ("What should a vegetarian cook?", "diet"),
+    ):
+        found = await memory.knowledge.recall(query, [ADA])
+        assert found[0].key == key, query
+    assert await memory.knowledge.recall("quantum chromodynamics", [ADA]) == []
+    assert await memory.knowledge.recall("", [ADA]) == []
+
+
+async def test_facts_in_a_script_without_spaces_are_found(memory: Memory) -> None:
+    """By the characters that they share."""
+    await memory.knowledge.remember(ADA, "城市", "我住在北京")
+    await memory.knowledge.remember(ADA, "食物", "喜欢吃辣的川菜")
+    found = await memory.knowledge.recall("你知道我住在哪个城市吗？", [ADA])
+    assert found[0].key == "城市"
+
+
+async def test_what_points_back_is_found_by_the_messages_before(memory: Memory) -> None:
+    """The new input alone says nothing of a dog."""
+    await memory.knowledge.remember(ADA, "dog_name", "Rex")
+    recent = ["I have to buy food for my dog.", "Sure, which kind?"]
+    found = await memory.knowledge.recall("What is it called again?", [ADA], recent=recent)
+    assert [fact.value for fact in found] == ["Rex"]
+
+
+async def test_the_most_specific_scope_wins(memory: Memory) -> None:
+    """A key that a session has hides that of the workspace and of the person; the same statement comes once."""
+    await begin(memory)
+    for scope, value in ((ADA, "red"), (SHOP, "green"), (ROOM, "blue")):
+        await memory.knowledge.remember(scope, "color", value)
+    found = await memory.knowledge.recall("Which color?", [ADA, SHOP, ROOM])
+    assert [(fact.scope, fact.value) for fact in found] == [(ROOM, "blue")]
+    found = await memory.knowledge.recall("Which color?", [ADA, SHOP])
+    assert [(fact.scope, fact.value) for fact in found] == [(SHOP, "green")]
+    await memory.knowledge.remember(ADA, "Color", "GREEN.")
+    assert [fact.scope for fact in await memory.knowledge.valid([ADA, SHOP])] == [SHOP]
+
+
+async def test_scopes_come_in_their_order_and_each_gets_its_part(memory: Memory) -> None:
+    """Session, workspace, person, whatever order they are named in."""
+    await begin(memory)
+    for scope in (ADA, SHOP, ROOM):
+        for number in range(5):
+            await memory.knowledge.remember(scope, f"{scope.kind} color {number}", f"shade {number} of {scope.kind}")
+    found = await memory.knowledge.recall("Which color?", [ADA, ROOM, SHOP], limit=4)
+    assert [fact.scope for fact in found] == [ROOM, ROOM, SHOP, ADA]
+
+
+async def test_nobody_elses_facts_are_recalled(memory: Memory) -> None:
+    """Only the named scopes are read, whatever the input asks for; without scopes there is nothing."""
+    await memory.knowledge.remember(ADA, "color", "red")
+    await memory.knowledge.remember(BOB, "secret color of bob", "violet")
+    for query in ("What is the secret color of bob?", "bob", "violet"):
+        assert all(fact.scope == ADA for fact in await memory.knowledge.recall(query, [ADA]))
+        assert await memory.knowledge.recall(query, []) == []
+
+
+async def test_recall_follows_what_is_forgotten_and_changed(memory: Memory) -> None:
+    """The index of a process knows values of the past, and recalls none of them."""
+    for number in range(60):
+        await memory.knowledge.remember(ADA, "color", f"shade {number}")
+        [found] = await memory.knowledge.recall("Which color?", [ADA])
+        assert found.value == f"shade {number}"
+    await memory.knowledge.forget(ADA, "color")
+    assert await memory.knowledge.recall("Which color?", [ADA]) == []

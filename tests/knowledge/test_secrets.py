@@ -1,0 +1,54 @@
+"""Text that is not remembered, since it looks like a secret."""
+
+from __future__ import annotations
+
+import pytest
+
+from threadkeep.knowledge.secrets import looks_like_secret
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "My password is hunter2",
+        "wifi_password: tr0ub4dor",
+        "PASSWORD=abc123",
+        "the token is 8f3a9c",
+        "api_key: xyz789",
+        "API key = xyz789",
+        "apikey: xyz789",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "-----BEGIN PRIVATE KEY-----\nMIIE",
+        "ghp_16C7e42F292c6912E7710c838347Ae178B4a",
+        "github_pat_11ABCDEFG",
+        "sk-proj-abcdefgh12345678",
+        "AKIAIOSFODNN7EXAMPLE",
+        "xoxb-123456789012-abc",
+        "我的密码是abc123",
+        'config {"secret": "s3cr3t"}',
+    ],
+)
+def test_secrets_are_known_by_their_shape_or_the_word_before_them(text: str) -> None:
+    """Whatever stands around them."""
+    assert looks_like_secret(text)
+    assert looks_like_secret(f"Please remember: {text}. Thanks!")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "diet: vegetarian",
+        "She forgot her password.",
+        "We count tokens before each call.",
+        "The secret of a good soup is time.",
+        "password policy: ask the administrator"[:15],
+        "task-list-of-today",
+        "ask-someone-else-first",
+        "He likes skating and risk-taking.",
+        "AKIRA is a film",
+        "the key question is when",
+    ],
+)
+def test_other_texts_are_no_secrets(text: str) -> None:
+    """Words that secrets are named by are words, too."""
+    assert not looks_like_secret(text)

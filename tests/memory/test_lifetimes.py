@@ -1,0 +1,65 @@
+"""A memory that nobody closes is closed in order when its event loop ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from threadkeep import Memory, MemoryOptions, Message, open_memory_sync
+from threadkeep.history.lifetimes import Lifetime
+
+
+def test_a_loop_that_ends_before_its_memory_is_closed(shared_url: str) -> None:
+    """asyncio closes all generators at once: those of the memory are closed by then, and not twice."""
+    troubles: list[dict[str, Any]] = []
+
+    async def program() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, trouble: troubles.append(trouble))
+        memory = await Memory.open(shared_url)
+        await memory.session("room").append([Message(role="user", content="hi")])
+
+    for _ in range(3):
+        asyncio.run(program())
+    assert troubles == []
+    with open_memory_sync(shared_url) as memory:
+        assert memory.session("room").count() == 3
+
+
+async def test_a_memory_may_be_closed_twice_and_by_any_task(database_url: str) -> None:
+    """Also while another task closes it."""
+    memory = await Memory.open(database_url)
+    await asyncio.gather(memory.close(), memory.close())
+    await memory.close()
+
+
+async def test_a_cancelled_opening_leaves_nothing_open(database_url: str, memory_options: MemoryOptions) -> None:
+    """The next one opens the same database."""
+    opening = asyncio.create_task(Memory.open(database_url, options=memory_options))
+    await asyncio.sleep(0)
+    opening.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await opening
+    memory = await Memory.open(database_url, options=memory_options)
+    await memory.close()
+
+
+async def test_failures_are_raised_to_the_caller() -> None:
+    """When the context is entered and when it is left."""
+
+    @asynccontextmanager
+    async def failing(*, at_once: bool) -> AsyncIterator[int]:
+        if at_once:
+            raise ValueError("not opened")
+        yield 1
+        raise ValueError("not closed")
+
+    with pytest.raises(ValueError, match="not opened"):
+        async with Lifetime(failing(at_once=True), "test"):
+            pass
+    with pytest.raises(ValueError, match="not closed"):
+        async with Lifetime(failing(at_once=False), "test") as opened:
+            assert opened == 1

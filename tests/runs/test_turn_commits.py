@@ -1,0 +1,103 @@
+"""A turn that a caller waits for is stored in few transactions, and a process that lost it stores nothing."""
+
+from __future__ import annotations
+
+import struct
+from contextlib import AsyncExitStack
+from dataclasses import replace
+
+import pytest
+
+from tests.agent.talking import kept
+from tests.databases import query
+from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
+from tests.runs.desk import QUICK, eventually
+from threadkeep import MemoryOptions, open_memory
+from threadkeep.store.address import parse_address
+from threadkeep.testing import Gate, ScriptedModel
+
+ID = "telegram:42"
+_HEADER, _FRAME = 32, 24
+TRANSACTIONS = """
+    SELECT m.xmin, r.xmin, t.xmin, c.xmin
+    FROM chat_messages m JOIN chat_runs r ON r.run_id = m.run_id JOIN chat_run_traces t ON t.run_id = r.run_id
+    JOIN chat_manifests c ON c.run_id = r.run_id
+    WHERE m.role = 'assistant'
+"""
+
+
+def commits(url: str) -> int:
+    """The transactions in the log of a SQLite file: the frames that end one name the size of the file."""
+    database = parse_address(url).path
+    assert database is not None
+    log = database.with_name(f"{database.name}-wal").read_bytes()
+    step = _FRAME + struct.unpack_from(">I", log, 8)[0]
+    frames = range(_HEADER, len(log) - step + 1, step)
+    return sum(struct.unpack_from(">I", log, at + 4)[0] > 0 for at in frames)
+
+
+async def test_an_answer_is_stored_with_the_end_of_its_run(
+    postgres_url: str, memory_options: MemoryOptions, make_chat: Chats
+) -> None:
+    """The answer, the end, the trace and the record of the model call are of one transaction."""
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        await make_chat(memory, ScriptedModel(["hello"])).ask(said("hi", ID))
+        [transactions] = query(postgres_url, TRANSACTIONS)
+        assert len({str(one) for one in transactions}) == 1
+
+
+async def test_a_trace_that_was_stored_during_the_model_call_ends_in_the_same_transaction(
+    postgres_url: str, memory_options: MemoryOptions, make_chat: Chats
+) -> None:
+    """What was stored of it is not read again: the whole of it replaces the rows."""
+    early, gate = replace(QUICK, late_trace_seconds=0.001), Gate()
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        turn = make_chat(memory, ScriptedModel([[gate, "hello"]]), runs=early).begin(said("hi", ID))
+        await gate.reached()
+
+        async def is_stored() -> bool:
+            return bool(query(postgres_url, "SELECT 1 FROM chat_run_events"))
+
+        await eventually(is_stored)
+        gate.open()
+        answer = await turn.answer()
+        [transactions] = query(postgres_url, TRANSACTIONS)
+        assert len({str(one) for one in transactions}) == 1
+        assert query(postgres_url, "SELECT 1 FROM chat_run_events") == []
+        events = await memory.runs.trace.events(answer.run_id)
+        assert [event.number for event in events] == list(range(1, len(events) + 1))
+        assert [event.kind for event in events][:2] == ["status", "node_started"]
+        assert events[-1].data["status"] == "done"
+
+
+async def test_a_turn_takes_few_transactions(sqlite_url: str, memory_options: MemoryOptions, make_chat: Chats) -> None:
+    """One that begins it and one that ends it; the first turn also stores the workflow's version."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        chat = make_chat(memory, ScriptedModel(["one", "two", "three"]))
+        await chat.ask(said("hi", "1"))
+        before = commits(sqlite_url)
+        for number in ("2", "3"):
+            await chat.ask(said("and", number))
+        assert await memory.manifests.flush()
+        assert commits(sqlite_url) - before == 2 * 2
+        assert len(await kept(memory, ROOM)) == 6
+
+
+async def test_a_process_that_lost_its_run_is_told_what_is_stored(
+    shared_url: str, memory_options: MemoryOptions, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both end their model calls at the same time: one answer is stored, and both callers are told that one."""
+    async with AsyncExitStack() as stack:
+        memories = [await stack.enter_async_context(open_memory(shared_url, options=memory_options)) for _ in "ab"]
+        late, waiting = Gate(), Gate()
+        turn = make_chat(memories[0], ScriptedModel([["hello from ", late, "the late one"]])).begin(said("hi", ID))
+        await late.reached()
+        monkeypatch.setattr("threadkeep.runs.engine.in_process._names", set())
+        other = make_chat(memories[1], ScriptedModel([["he", waiting, "llo"]]), runs=WATCHFUL).begin(said("hi", ID))
+        await waiting.reached()
+        late.open()
+        assert not turn.task or not turn.task.done()
+        assert await kept(memories[0], ROOM) == [("user", "hi")]
+        waiting.open()
+        [told] = {(await one.answer()).response for one in (other, turn)}
+        assert await kept(memories[0], ROOM) == [("user", "hi"), ("assistant", told)]

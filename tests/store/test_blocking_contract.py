@@ -1,0 +1,124 @@
+"""The contract of transcripts through a memory for synchronous code: each verb is called in a thread, and blocks it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.store.test_contract import moving_clock
+from threadkeep import MemoryOptions, Message, Page, PendingOptions, Receipt, SessionInfo, SessionNotFound, SyncMemory
+from threadkeep.records import Turn, View
+from threadkeep.store.transcripts import END, SessionQuery, Transcripts
+from threadkeep.testing import TranscriptContract
+
+
+class BlockingTranscripts:
+    """A synchronous memory as the contract wants transcripts.
+
+    What no verb of a session does as it stands is asked of the transcripts below, on the memory's loop.
+    """
+
+    def __init__(self, memory: SyncMemory) -> None:
+        self._memory = memory
+
+    def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
+        verb = getattr(self._memory.asynchronous._transcripts, name)  # noqa: SLF001 - see above
+
+        async def call(*arguments: Any, **named: Any) -> Any:
+            return await asyncio.to_thread(self._memory.wait_for, verb(*arguments, **named))
+
+        return call
+
+    async def append(self, turn: Turn) -> Receipt:
+        """Store a turn; one that was told while the database was away comes from the pending folder."""
+        if turn.told_at is not None:
+            transcripts = self._memory.asynchronous._transcripts  # noqa: SLF001 - see above
+            return await asyncio.to_thread(self._memory.wait_for, transcripts.append(turn))
+        session = self._memory.session(turn.session_id, user_id=turn.user_id)
+        if turn.answers is None:
+            return await asyncio.to_thread(session.append, turn.messages)
+        receipt = await asyncio.to_thread(session.record, turn.messages, answers=turn.answers, told=turn.told)
+        assert receipt is not None
+        return receipt
+
+    async def newest(
+        self, session_id: str, *, limit: int, before: int = END, user_id: str | None = None, view: View = "active"
+    ) -> Page:
+        """Return the newest messages before a `seq`."""
+        session = self._memory.session(session_id, user_id=user_id)
+        return await asyncio.to_thread(session.page, before, limit, view=view)
+
+    async def find(self, session_id: str, message_id: str) -> Message | None:
+        """Return the message with an id."""
+        return await asyncio.to_thread(self._memory.session(session_id).find, message_id)
+
+    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+        """Return the messages with these `seq`."""
+        return await asyncio.to_thread(self._memory.session(session_id).at, places)
+
+    async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
+        """Return what is known of a session."""
+        try:
+            return await asyncio.to_thread(self._memory.session(session_id, user_id=user_id).info)
+        except SessionNotFound:
+            return None
+
+    async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
+        """Return some sessions."""
+        found, _ = await asyncio.to_thread(self._memory.sessions_page, query)
+        return found
+
+    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+        """Let later windows start after what is there now."""
+        await asyncio.to_thread(self._memory.session(session_id, user_id=user_id).reset)
+        info = await self.session(session_id, user_id=user_id)
+        return None if info is None else info.reset_seq
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session."""
+        return await asyncio.to_thread(self._memory.session(session_id).delete)
+
+
+class BlockingContract(TranscriptContract):
+    """The contract on a synchronous memory; the database is named by the class below."""
+
+    url: str
+    options: MemoryOptions
+
+    @pytest.fixture(autouse=True)
+    def memory_of_the_test(self, tmp_path: Path) -> None:
+        """A folder and a clock of the test's own."""
+        pending = PendingOptions(folder=tmp_path / "pending")
+        self.options = MemoryOptions(pending=pending, clock=moving_clock(), background=False)
+
+    @asynccontextmanager
+    async def open_transcripts(self) -> AsyncIterator[Transcripts]:
+        """The transcripts of a new database."""
+        memory = await asyncio.to_thread(SyncMemory.open, self.url, options=self.options)
+        try:
+            yield cast("Transcripts", BlockingTranscripts(memory))
+        finally:
+            await asyncio.to_thread(memory.close)
+
+
+class TestSqliteFile(BlockingContract):
+    """On a SQLite file."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, sqlite_url: str) -> None:
+        """A file of the test's own."""
+        self.url = sqlite_url
+
+
+class TestPostgres(BlockingContract):
+    """On PostgreSQL."""
+
+    @pytest.fixture(autouse=True)
+    def database(self, postgres_url: str) -> None:
+        """A database of the test's own."""
+        self.url = postgres_url

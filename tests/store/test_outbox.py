@@ -1,0 +1,364 @@
+"""The outbox: each answer once, in order, by one process, through crashes; and what channels remember."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from tests.children import run_together
+from tests.store.running import asked
+from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.records import Json
+from threadkeep.records.runs import RunEnd
+from threadkeep.store.outbox import Outbox, Outgoing
+from threadkeep.testing import SettableClock
+
+SESSION = "telegram:1:7"
+ADDRESS: dict[str, Json] = {"chat_id": "7", "message_id": "42"}
+DAY = timedelta(days=1)
+
+
+async def add(outbox: Outbox, message: str, *, content: str | None = None, session: str = SESSION) -> bool:
+    """Add an answer to a message of the session, or a text."""
+    return await outbox.add("support", session, message, address=ADDRESS, content=content, waits=content is None)
+
+
+async def run(memory: Memory, message: str, *, status: RunEnd | None = "done", session: str = SESSION) -> None:
+    """Begin the run of a message, and end it."""
+    order, run_id = memory.runs.order, f"run-{message}"
+    await order.add(asked(run_id, session=session, message=message), owner="worker")
+    if status is not None:
+        await memory.runs.finish(run_id, "worker", status, result={"text": "hello"})
+
+
+async def claimed(outbox: Outbox, owner: str = "a", *, seconds: float = 60) -> Outgoing | None:
+    """The first message that may be sent, taken."""
+    await outbox.make_ready()
+    due = await outbox.due("support", limit=10)
+    return await outbox.claim(due[0], owner, seconds=seconds) if due else None
+
+
+async def taken(outbox: Outbox, owner: str = "a") -> Outgoing:
+    """The same, where there is one."""
+    message = await claimed(outbox, owner)
+    assert message is not None
+    return message
+
+
+async def statuses(outbox: Outbox) -> dict[str, str]:
+    """How each message stands."""
+    return {entry.message_id: entry.status for entry in await outbox.entries()}
+
+
+async def test_a_message_that_is_delivered_again_is_added_once(memory: Memory) -> None:
+    """In one session; another person may be sent the same thing."""
+    outbox = memory.channels.outbox
+    assert [await add(outbox, "m1"), await add(outbox, "m1")] == [True, False]
+    assert await add(outbox, "m1", session="telegram:1:8")
+    assert len(await outbox.entries()) == 2
+
+
+async def test_an_answer_waits_for_its_run(memory: Memory) -> None:
+    """It may be sent when the run is over, and not before."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1")
+    assert await claimed(outbox) is None
+    await run(memory, "m1", status=None)
+    assert await claimed(outbox) is None
+    await memory.runs.finish("run-m1", "worker", "done", result={"text": "hello"})
+    message = await taken(outbox)
+    assert (message.message_id, message.content, message.address) == ("m1", None, ADDRESS)
+    assert message.run_id == "run-m1"
+
+
+async def test_an_answer_to_a_message_that_joined_another_turn_is_ready_with_it(memory: Memory) -> None:
+    """There is one run for both."""
+    outbox = memory.channels.outbox
+    await run(memory, "m1", status=None)
+    joining = asked("run-m2", session=SESSION, message="m2")
+    await memory.runs.order.add(asked("run-m3", session=SESSION, message="m3"))
+    added = await memory.runs.order.add(joining, policy="coalesce")
+    assert (added.outcome, added.run.run_id) == ("joined", "run-m3")
+    await add(outbox, "m2")
+    await memory.runs.finish("run-m1", "worker", "done")
+    assert await claimed(outbox) is None
+    await memory.runs.order.begin("run-m3", "worker")
+    await memory.runs.finish("run-m3", "worker", "done")
+    message = await taken(outbox)
+    assert (message.message_id, message.run_id) == ("m2", "run-m3")
+
+
+async def test_a_text_can_wait_for_a_run_too(memory: Memory) -> None:
+    """A command that is done in its turn is answered when it is done."""
+    outbox = memory.channels.outbox
+    await outbox.add("support", SESSION, "m1", address=ADDRESS, content="A new conversation.")
+    assert await outbox.waits("support", SESSION, "m1")
+    assert await claimed(outbox) is None
+    await run(memory, "m1")
+    message = await taken(outbox)
+    assert (message.content, message.run_id) == ("A new conversation.", "run-m1")
+    assert not await outbox.waits("support", SESSION, "m1")
+
+
+async def test_each_channel_sees_its_own_messages(memory: Memory) -> None:
+    """A process that has no bot of that name leaves them to others."""
+    await add(memory.channels.outbox, "m1", content="hello")
+    assert await memory.channels.outbox.due("other", limit=10) == []
+
+
+async def test_a_run_that_failed_or_was_cancelled_makes_its_answer_ready_too(memory: Memory) -> None:
+    """Whoever sends it decides what is said then."""
+    outbox = memory.channels.outbox
+    for message, status in (("m1", "failed"), ("m2", "cancelled"), ("m3", "interrupted")):
+        await add(outbox, message)
+        await run(memory, message, status=status)  # type: ignore[arg-type]
+    assert await outbox.make_ready(SESSION) == 3
+
+
+async def test_answers_of_one_session_only_are_made_ready(memory: Memory) -> None:
+    """For a process that knows which run ended."""
+    outbox = memory.channels.outbox
+    for session in (SESSION, "telegram:1:8"):
+        await add(outbox, "m1", session=session)
+    await run(memory, "m1")
+    assert await outbox.make_ready("telegram:1:8") == 0
+    assert await outbox.make_ready(SESSION) == 1
+
+
+async def test_a_text_is_ready_at_once(memory: Memory) -> None:
+    """It answers a command, which is no turn; what no database keeps is replaced."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1", content="A new conversation.\x00")
+    assert (await taken(outbox)).content == "A new conversation.\ufffd"
+
+
+async def test_messages_of_a_session_go_out_in_order_and_of_others_meanwhile(memory: Memory) -> None:
+    """The second one is free when the first one is over."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2"):
+        await add(outbox, message, content=message)
+    await add(outbox, "m3", content="m3", session="telegram:1:8")
+    first, other = await taken(outbox, "a"), await taken(outbox, "b")
+    assert (first.message_id, other.message_id) == ("m1", "m3")
+    assert await claimed(outbox) is None
+    entries = await outbox.entries()
+    assert await outbox.claim(entries[1].number, "b", seconds=60) is None
+    assert await outbox.end(first.number, "a", "delivered")
+    assert (await taken(outbox)).message_id == "m2"
+
+
+async def test_a_message_is_one_owners_until_its_time_is_over(memory: Memory, clock: SettableClock) -> None:
+    """Whoever takes it then knows that a part may have arrived twice; the first one changes nothing any more."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1", content="hello")
+    first = await taken(outbox, "a")
+    assert (first.tries, first.uncertain) == (1, False)
+    clock.advance(59)
+    assert await claimed(outbox, "b") is None
+    clock.advance(2)
+    second = await taken(outbox, "b")
+    assert (second.tries, second.uncertain) == (2, True)
+    number = first.number
+    assert not await outbox.note_part(first, "a", 1, seconds=60)
+    assert not await outbox.move(number, "a", {})
+    assert not await outbox.postpone(number, "a", clock(), "Timeout")
+    assert not await outbox.fail(number, "a", "Timeout")
+    assert not await outbox.end(number, "a", "delivered")
+    assert await outbox.end(number, "b", "delivered")
+
+
+async def test_parts_that_arrived_are_known_to_whoever_goes_on(memory: Memory, clock: SettableClock) -> None:
+    """And each of them keeps the message for its owner."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1", content="long")
+    first = await taken(outbox, "a")
+    clock.advance(50)
+    assert await outbox.note_part(first, "a", 2, seconds=60)
+    clock.advance(50)
+    assert await claimed(outbox, "b") is None
+    clock.advance(11)
+    assert (await taken(outbox, "b")).parts_sent == 2
+
+
+async def test_a_refused_message_is_tried_again_later(memory: Memory, clock: SettableClock) -> None:
+    """Not before the platform said, at the address that it has by then."""
+    outbox = memory.channels.outbox
+    await add(outbox, "m1", content="hello")
+    message = await taken(outbox)
+    assert await outbox.move(message.number, "a", {"chat_id": "-100"})
+    assert await outbox.postpone(message.number, "a", clock() + timedelta(seconds=3), "TooManyRequests")
+    clock.advance(2)
+    assert await claimed(outbox) is None
+    clock.advance(1)
+    again = await taken(outbox)
+    assert (again.error, again.uncertain, again.address) == ("TooManyRequests", False, {"chat_id": "-100"})
+    assert await outbox.postpone(again.number, "a", clock(), "ReadTimeout", uncertain=True)
+    assert (await taken(outbox)).uncertain
+
+
+async def test_a_person_sees_to_what_failed(memory: Memory) -> None:
+    """It is tried again or dropped; what is over is neither."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2"):
+        await add(outbox, message, content="hello", session=f"telegram:1:{message}")
+        taken_now = await taken(outbox)
+        assert await outbox.fail(taken_now.number, "a", "Forbidden")
+    assert await claimed(outbox) is None
+    first, second = await outbox.entries(status="failed", channel="support")
+    assert first.error == "Forbidden"
+    assert await outbox.retry(first.number)
+    assert not await outbox.retry(first.number)
+    again = await taken(outbox)
+    assert (again.content, again.tries, again.error) == ("hello", 1, None)
+    assert await outbox.end(again.number, "a", "delivered")
+    assert await outbox.drop(second.number)
+    assert not await outbox.drop(first.number)
+    assert await statuses(outbox) == {"m1": "delivered", "m2": "dropped"}
+    assert await outbox.counts() == {("support", "delivered"): 1, ("support", "dropped"): 1}
+
+
+async def test_what_is_over_keeps_no_words_and_no_address(memory: Memory, clock: SettableClock) -> None:
+    """And is gone after a time, which failed messages are not."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2", "m3"):
+        await add(outbox, message, content="words", session=f"telegram:1:{message}")
+    first, second, third = [await taken(outbox) for _ in range(3)]
+    await outbox.end(first.number, "a", "delivered")
+    await outbox.fail(second.number, "a", "Forbidden")
+    await outbox.drop(third.number)
+    for entry in await outbox.entries():
+        assert (entry.content is None and not entry.address) == (entry.status != "failed")
+    clock.advance(DAY.total_seconds() + 1)
+    assert await outbox.remove_ended(older_than=DAY) == 2
+    assert await statuses(outbox) == {"m2": "failed"}
+
+
+async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Memory, clock: SettableClock) -> None:
+    """Its process died before that, and the platform did not send it again; one with a run goes on waiting."""
+    outbox = memory.channels.outbox
+    for message in ("m1", "m2"):
+        await add(outbox, message)
+    await run(memory, "m2", status=None)
+    assert await outbox.end_unasked(older_than=DAY) == 0
+    clock.advance(DAY.total_seconds() + 1)
+    assert await outbox.end_unasked(older_than=DAY) == 1
+    assert await statuses(outbox) == {"m1": "nothing", "m2": "waiting"}
+
+
+async def test_the_place_of_a_person_is_where_they_were_heard_last(memory: Memory, clock: SettableClock) -> None:
+    """With what they were sent since; a text can be sent there that nobody asked for."""
+    outbox = memory.channels.outbox
+    assert await outbox.place(SESSION) is None
+    assert not await outbox.send(SESSION, "news-1", "Good morning!")
+    heard_at = clock()
+    await add(outbox, "m1", content="two parts")
+    message = await taken(outbox)
+    for part in (1, 2):
+        assert await outbox.note_part(message, "a", part, seconds=60)
+    place = await outbox.place(SESSION)
+    assert place is not None
+    assert (place.channel, place.address, place.heard_at, place.sent) == ("support", ADDRESS, heard_at, 2)
+    await outbox.end(message.number, "a", "delivered")
+    assert [await outbox.send(SESSION, "news-1", "Good morning!") for _ in range(2)] == [True, False]
+    assert (await taken(outbox)).content == "Good morning!"
+    clock.advance(60)
+    await outbox.add("support", SESSION, "m2", address={"chat_id": "-100"})
+    place = await outbox.place(SESSION)
+    assert place is not None
+    assert (place.address, place.heard_at, place.sent) == ({"chat_id": "-100"}, clock(), 0)
+
+
+async def test_all_of_it_goes_with_the_session(memory: Memory) -> None:
+    """What waits, what failed, and where the person is."""
+    outbox, session = memory.channels.outbox, memory.session(SESSION)
+    await session.append([Message(role="user", content="hi", id="m0")])
+    await add(outbox, "m1")
+    await add(outbox, "m2", content="hello")
+    await outbox.fail((await taken(outbox)).number, "a", "Forbidden")
+    await add(outbox, "m3", session="telegram:1:8")
+    assert await session.delete()
+    assert await statuses(outbox) == {"m3": "waiting"}
+    assert await outbox.place(SESSION) is None
+
+
+async def test_the_address_and_the_words_of_a_message_are_not_shown(memory: Memory) -> None:
+    """An address can hold a secret, and `repr` reaches logs."""
+    await add(memory.channels.outbox, "m1", content="words")
+    message = await taken(memory.channels.outbox)
+    assert "words" not in repr(message)
+    assert "chat_id" not in repr(message)
+
+
+def test_of_many_processes_one_sends_a_message(shared_url: str) -> None:
+    """Four processes, ten messages of ten sessions, one moment: each message is claimed once."""
+    asyncio.run(_fill(shared_url))
+    claims = run_together(_claim_all, [(shared_url, f"process-{number}") for number in range(4)])
+    assert sorted(number for numbers in claims for number in numbers) == sorted(set().union(*claims))
+    assert len(set().union(*claims)) == 10
+
+
+async def _fill(url: str) -> None:
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        for number in range(10):
+            await add(memory.channels.outbox, "m1", content="hello", session=f"telegram:1:{number}")
+
+
+def _claim_all(url: str, owner: str) -> set[int]:
+    async def claim_all() -> set[int]:
+        async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+            outbox = memory.channels.outbox
+            due = await outbox.due("support", limit=100)
+            return {number for number in due if await outbox.claim(number, owner, seconds=600) is not None}
+
+    return asyncio.run(claim_all())
+
+
+async def test_a_value_is_kept_until_it_expires(memory: Memory, clock: SettableClock) -> None:
+    """Of one bot; a new one takes its place."""
+    state = memory.channels.state
+    assert await state.value("telegram:1", "offset") is None
+    await state.keep("telegram:1", "offset", "5")
+    await state.keep("telegram:1", "offset", "6")
+    assert await state.value("telegram:1", "offset") == "6"
+    assert await state.value("telegram:2", "offset") is None
+    await state.keep("wecom:c", "token", "secret", expires_at=clock() + timedelta(seconds=7200))
+    assert await state.value("wecom:c", "token") == "secret"
+    clock.advance(7200)
+    assert await state.value("wecom:c", "token") is None
+
+
+async def test_the_first_name_of_a_chat_stays(memory: Memory) -> None:
+    """Whichever of two chats tells of the change, and however often."""
+    state = memory.channels.state
+    await state.keep_first("telegram:1", "chat:-100", "-5")
+    await state.keep_first("telegram:1", "chat:-100", "-6")
+    assert await state.value("telegram:1", "chat:-100") == "-5"
+
+
+async def test_a_refused_token_is_forgotten_unless_there_is_a_new_one(memory: Memory) -> None:
+    """Two processes were refused at one time: the second keeps what the first one fetched."""
+    state = memory.channels.state
+    await state.keep("wecom:c", "token", "old")
+    await state.forget("wecom:c", "token", "old")
+    await state.keep("wecom:c", "token", "new")
+    await state.forget("wecom:c", "token", "old")
+    assert await state.value("wecom:c", "token") == "new"
+
+
+async def test_only_the_owner_of_a_duty_moves_its_cursor(memory: Memory, clock: SettableClock) -> None:
+    """A process that slept finds that another one has gone on."""
+    state, duties = memory.channels.state, memory.channels.duties
+    duty = "sync:desk"
+
+    async def keep(owner: str, value: str) -> bool:
+        return await state.keep_for_duty("wecom_cs:c", "cursor:desk", value, duty=duty, owner=owner)
+
+    assert not await keep("a", "c0")
+    assert await duties.claim(duty, "a", seconds=60, every_seconds=0)
+    assert await keep("a", "c1")
+    clock.advance(61)
+    assert not await keep("a", "c2")
+    assert await duties.claim(duty, "b", seconds=60, every_seconds=0)
+    assert await keep("b", "c3")
+    assert not await keep("a", "c4")
+    assert await state.value("wecom_cs:c", "cursor:desk") == "c3"

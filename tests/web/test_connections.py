@@ -1,0 +1,91 @@
+"""Connections whose request does not arrive, or arrives byte by byte, are closed; slow answers are not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.limits import HANG_SECONDS
+from tests.web.services import opened_app, served, settings_for, streamed
+from threadkeep.testing import Gate, ScriptedModel
+from threadkeep.web.connections import ConnectionLimits
+
+_HEAD = b"POST /api/v1/chat HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: 40\r\n\r\n"
+
+
+@asynccontextmanager
+async def limited(
+    tmp_path: Path, limits: ConnectionLimits, model: ScriptedModel | None = None
+) -> AsyncIterator[tuple[httpx2.AsyncClient, int]]:
+    """A server with limits: a client, and the port."""
+    async with (
+        opened_app(model or ScriptedModel([]), settings_for(tmp_path)) as app,
+        served(app, limits=limits) as (client, server),
+    ):
+        yield client, server.servers[0].sockets[0].getsockname()[1]
+
+
+async def answer(port: int, *parts: bytes, pause: float = 0.0) -> bytes:
+    """What a raw client gets that sends some parts, and then waits for the end of the connection."""
+    async with asyncio.timeout(HANG_SECONDS):
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        try:
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(pause)
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [(), (b"GET /healthz HT",), (_HEAD, b'{"mess'), (b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n", b"\r\n")],
+    ids=["nothing", "half a line", "half a body", "an empty line after an answer"],
+)
+async def test_a_request_that_does_not_arrive_is_given_up(tmp_path: Path, parts: tuple[bytes, ...]) -> None:
+    """Wherever it stopped."""
+    async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (_, port):
+        got = await answer(port, *parts, pause=0.1)
+        assert got == b"" or b"408 Request Timeout" in got
+
+
+async def test_single_bytes_do_not_prolong_the_time(tmp_path: Path) -> None:
+    """uvicorn's own limit begins again with each byte."""
+    async with limited(tmp_path, ConnectionLimits(10, 0.3, 0.3)) as (_, port):
+        got = await answer(port, *[b"GET /healthz HTTP/1.1\r\nx-slow: "], *[b"a"] * 20, pause=0.05)
+        assert got == b"" or b"408" in got
+
+
+async def test_an_answer_may_take_longer_than_its_request(tmp_path: Path) -> None:
+    """A stream whose model is slow goes on."""
+    gate = Gate()
+    model = ScriptedModel([["first", gate, " last"]])
+    async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2), model) as (client, _):
+        reading = asyncio.create_task(streamed(client, {"message": "hi", "session_id": "s1"}))
+        await gate.reached()
+        await asyncio.sleep(0.5)
+        gate.open()
+        assert "last" in str(await reading)
+
+
+async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
+    """With 503 and the time to wait; when the others are gone there is room again."""
+    async with limited(tmp_path, ConnectionLimits(2, HANG_SECONDS, HANG_SECONDS)) as (client, port):
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        got = await answer(port)
+        assert b"503 Service Unavailable" in got
+        assert b"retry-after: 1" in got
+        for _, writer in others:
+            writer.close()
+            await writer.wait_closed()
+        # The server sees the end of a connection a moment later.
+        answers = [(await client.get("/healthz")).status_code for _ in range(20)]
+        assert answers[-1] == 200

@@ -1,0 +1,54 @@
+"""Another process holds the SQLite file: people are answered within one limit, and each turn is there once after it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from tests.limits import HANG_SECONDS
+from tests.outages import locked_meanwhile
+from tests.web.services import client_of, history, opened_app, said, say, settings_for, until
+from threadkeep.testing import ScriptedModel
+
+
+async def test_a_file_that_is_held_keeps_nobody_waiting_for_its_lock(tmp_path: Path) -> None:
+    """Neither for the lock itself nor for what else of the process waits for it, which would be ten minutes each."""
+    path = tmp_path / "held.db"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{path}", lock_timeout=600.0, write_timeout=0.2)
+    model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(6))
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        await say(client, "before", session_id="s1")
+        async with locked_meanwhile(path), asyncio.timeout(HANG_SECONDS):
+            for number in range(3):
+                answer = await say(client, f"held {number}", session_id="s1", message_id=f"m{number}")
+                assert answer["response"] == f"to held {number}"
+            assert (await say(client, "hello", session_id="s2"))["response"] == "to hello"
+
+        async def is_written() -> bool:
+            return app.memory.pending.count == 0
+
+        await until(is_written)
+        assert [each[:2] for each in said(await history(client, "s1"))] == [
+            ("user", "before"),
+            ("assistant", "to before"),
+            *[pair for n in range(3) for pair in (("user", f"held {n}"), ("assistant", f"to held {n}"))],
+        ]
+        again = await say(client, "held 1", session_id="s1", message_id="m1")
+        assert again["response"] == "to held 1"
+        assert len(model.calls) == 5
+
+
+async def test_a_new_file_that_is_held_keeps_nobody_waiting_either(tmp_path: Path) -> None:
+    """There are no tables of runs yet, whose making would wait for the lock; later turns are runs as ever."""
+    path = tmp_path / "held.db"
+    settings = settings_for(tmp_path, database_url=f"sqlite:///{path}", lock_timeout=600.0, write_timeout=0.2)
+    model = ScriptedModel(lambda messages: f"to {messages[-1].text}" for _ in range(6))
+    async with opened_app(model, settings) as app, client_of(app) as client:
+        async with locked_meanwhile(path), asyncio.timeout(HANG_SECONDS):
+            for number in range(2):
+                answer = await say(client, f"held {number}", session_id="s1", message_id=f"m{number}")
+                assert answer["response"] == f"to held {number}"
+        await until(lambda: app.memory.pending.count == 0)
+        after = await say(client, "after", session_id="s1")
+        assert (await client.get(f"/api/v1/runs/{after['run_id']}")).json()["status"] == "done"
+        assert [text for _, text, _ in said(await history(client, "s1"))][::2] == ["held 0", "held 1", "after"]
