@@ -77,8 +77,9 @@ def document(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BaseSchema]:
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE], ids=lambda mode: str(mode.value))
 def test_whatever_is_sent_is_answered_as_documented(document: BaseSchema, mode: GenerationMode) -> None:
     """No 500; no status, media type or shape that is not in the document, whether it allows what was sent or not."""
-    operations = [found.ok() for found in document.get_all_operations() if isinstance(found, Ok)]
-    assert len(operations) == 63
+    found = list(document.get_all_operations())
+    operations = [each.ok() for each in found if isinstance(each, Ok)]
+    assert len(operations) == len(found) > 60
     for operation in operations:
         if mode is GenerationMode.POSITIVE or any(operation.iter_parameters()) or operation.body:
             _try(operation.as_strategy(generation_mode=mode))
