@@ -149,6 +149,25 @@ async def test_a_call_has_one_answer_to_a_question_while_another_one_waits(
         assert [message.content for message in (await session.recall()).messages] == ["hi", "theirs"]
 
 
+async def test_two_answers_of_an_outage_are_one(outage: Outage, impatient: MemoryOptions) -> None:
+    """The second one adopts the first: both callers are told that one, and a model call has it once."""
+    slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)
+    async with open_memory(outage.url, options=replace(impatient, pending=slow)) as memory:
+        session = memory.session("room")
+        await session.append([Message("user", "hi", id="1")])
+        first, second = (Message("assistant", text, id=text, answers="1", author="bot") for text in ("one", "two"))
+        async with outage():
+            assert await session.record([first], answers="1") is None
+            receipt = await session.record([second], answers="1", told=True)
+            assert receipt is not None
+            assert receipt.adopted == "one"
+            assert await session.tell("one") == first
+            assert await session.record([first], answers="1", told=True) is None
+        assert [message.content for message in (await session.recall()).messages] == ["hi", "one"]
+        assert await memory.pending.deliver()
+        assert [message.content for message in await session.tail(5)] == ["hi", "one"]
+
+
 async def test_an_answer_that_is_told_while_it_waits_stands(outage: Outage, impatient: MemoryOptions) -> None:
     """Its run had no caller when it ended. One came before it was written, and was told it; the disk knows that too."""
     slow = replace(impatient.pending, first_pause_seconds=HANG_SECONDS, longest_pause_seconds=HANG_SECONDS)

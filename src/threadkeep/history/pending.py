@@ -159,6 +159,8 @@ class PendingTurns:
     async def record(self, turn: Turn) -> Receipt | None:
         """Store a turn, or keep it pending: None means that it waits. Cancelling the caller does not interrupt this.
 
+        If another answer to the same question is pending here, that one is adopted, and this one is not kept.
+
         Raises:
             InvalidMessage: the turn can never be stored.
             WrongUser: the session is another user's.
@@ -206,9 +208,19 @@ class PendingTurns:
             except (StoreError, TimeoutError) as error:
                 self.database_fails = isinstance(error, TimeoutError) or _is_outage(error)
                 self._tell_failure(turn, error)
+        if earlier := self._answer_at(turn):
+            return Receipt(0, 0, adopted=earlier.id)
         # A waiting caller gets the answer now, although no database has it.
         await self._keep(replace(turn, told_at=self._clock()) if turn.told else turn)
         return None
+
+    def _answer_at(self, turn: Turn) -> Message | None:
+        """Return the pending answer that has the place of the turn's answer, but not its id."""
+        if len(turn.messages) != 1 or (place := turn.messages[0].place) is None:
+            return None
+        entries = (each for each in self._kept if each.turn.session_id == turn.session_id and not each.refused)
+        pending = (message for each in entries for message in each.turn.messages)
+        return next((one for one in pending if one.place == place and one.id != turn.messages[0].id), None)
 
     async def tell(self, message: Message) -> Message:
         """Mark a pending answer as told to a caller, and return it: no answer that nobody was told may replace it."""

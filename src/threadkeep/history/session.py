@@ -312,7 +312,11 @@ class Session:
         except TimeoutError as error:
             self._events.read_failed(error, "fallback")
         there = {key for message in found.messages for key in _keys(message)}
-        late = (message for message in waiting if there.isdisjoint(_keys(message)))
+        late = []
+        for message in waiting:
+            if there.isdisjoint(keys := _keys(message)):
+                late.append(message)
+                there |= keys
         return replace(found, messages=(*found.messages, *late))
 
     def tell_write_failed(self, error: Exception) -> None:
@@ -564,10 +568,8 @@ class Session:
 
 
 def _keys(message: Message) -> set[object]:
-    """Return what no two messages of a transcript share: the id, and of a complete answer the place that it fills."""
-    if message.answers is None or message.status != "complete":
-        return {message.id}
-    return {message.id, (message.answers, message.author, message.ordinal or 1)}
+    """Return what no two messages of a transcript share: the id, and the place of a complete answer."""
+    return {message.id} if message.place is None else {message.id, message.place}
 
 
 def _check_view(view: str) -> None:

@@ -141,6 +141,13 @@ class Message:
             raise InvalidMessage(f"A message in JSON is one object, not a {type(values).__name__}.")
         return cls.from_dict(values)
 
+    @property
+    def place(self) -> tuple[str, str | None, int] | None:
+        """The question, author and ordinal that a complete answer is the only one for; None for other messages."""
+        if self.answers is None or self.status != "complete":
+            return None
+        return self.answers, self.author, self.ordinal or 1
+
     def with_fields(self, **changes: Any) -> Message:
         """Return a copy with other values for some fields."""
         return replace(self, **changes)
@@ -172,7 +179,8 @@ class Receipt:
     were duplicates. `duplicates` are the ids that were already stored. `cleaned` are the ids of messages in which
     characters that databases reject (NUL, lone surrogates) were replaced by U+FFFD. `deleted` are the duplicates
     whose messages were deleted since; they are not stored again. `adopted` is the id of an answer that already
-    existed for the same question; the answer of this call was not stored, or was stored as superseded.
+    existed for the same question; the answer of this call was not stored, or was stored as superseded. The positions
+    are 0 if that answer is pending.
     """
 
     first_seq: int

@@ -176,6 +176,7 @@ class RunEndings:
             if await self._end_with_answer(carried, outcome):
                 carried.live.came_out(outcome)
                 return outcome
+            carried.hold.lost = await self._is_lost(carried.run)
             outcome, noted = _instead(outcome, await carried.hold.store()), {}
         else:
             await carried.hold.store()
@@ -200,7 +201,8 @@ class RunEndings:
         """Store the answer with the end of its run, the trace and the manifests, in one transaction.
 
         Return False if nothing of it was stored, or nobody knows: then the answer is stored first, and the end after
-        it. The transaction is refused if this process has lost the run, or another one has answered the question.
+        it, unless this process has lost the run. The transaction is refused if it has, or if another process has
+        answered the question.
         """
         hold, run = carried.hold, carried.run
         answer, group = hold.answer, await carried.tracer.whole()
@@ -261,6 +263,13 @@ class RunEndings:
     async def _is_to_stop(self, run: Run) -> bool:
         current = await self._runs.run(run.run_id)
         return current is not None and current.cancel_requested_at is not None
+
+    async def _is_lost(self, run: Run) -> bool:
+        """Return whether another process has taken the run over; False if the database does not say."""
+        with contextlib.suppress(StoreError):
+            current = await self._runs.run(run.run_id)
+            return current is None or (current.owner, current.attempts) != (run.owner, run.attempts)
+        return False
 
     async def _is_rolled_back(self, carried: Carried) -> bool:
         """Return whether a newer message arrived before the end of a run and rolls it back."""
