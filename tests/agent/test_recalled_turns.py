@@ -12,6 +12,7 @@ from langchain_core.runnables import RunnableConfig
 
 from threadkeep import InvalidInput, Message, SessionMemory, rebuild
 from threadkeep.agent.counting import count_tokens
+from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.models import make_model
 from threadkeep.agent.recalled_turns import RecalledTurns
 from threadkeep.context.manifest import ContextManifest
@@ -79,6 +80,37 @@ async def test_the_question_points_back(memory: Memory) -> None:
     await small_talk(memory, 40)
     await remember(memory, "Tell me about the bees of Noor.")
     assert f"> {FACT}" in block(await ask(memory, "How high up is it?", RecalledTurns(memory)))
+
+
+async def test_who_said_it_is_known_by_name(memory: Memory) -> None:
+    """Of two who say the same, the one who is named is quoted first; "I" is the one who asks."""
+    group = memory.session("room")
+    said = "I play the cello, as you all know by now. " * 16
+    for name in ("Ann", "Ben"):
+        await group.append([Message(role="user", content=f"{said} It was {name}'s first.", author=name)])
+    await small_talk(memory, 40)
+    small = RecalledTurns(memory)
+    for question, name in (
+        (HumanMessage("Does Ben play the cello?"), "Ben"),
+        (HumanMessage("When did I play the cello?", name="Ann"), "Ann"),
+    ):
+        request = ExtraRequest(group, [question], (), (), None, count_tokens, memory.clock())
+        found = await small.find(request, 300)
+        assert found is not None
+        assert f", user {name}]" in str(found.message.content)
+        assert {turn.seq for turn in found.entry.turns}.intersection((1, 2)) == {1 if name == "Ann" else 2}
+
+
+async def test_the_name_of_a_person_is_stored(memory: Memory) -> None:
+    """As the author of the message; one that cannot be stored is left out."""
+    agent = create_agent(ScriptedModel(["Hello."] * 2), [], middleware=[SessionMemory(memory)])
+    for name in ("Ann", "Ann\nBen"):
+        await agent.ainvoke(
+            {"messages": [HumanMessage("Hello.", name=name)]}, {"configurable": {"thread_id": f"room {len(name)}"}}
+        )
+    for session_id, author in (("room 3", "Ann"), ("room 7", None)):
+        question, _ = await memory.session(session_id).tail(2)
+        assert question.author == author
 
 
 @pytest.mark.parametrize(("scope", "found"), [("session", False), ("user", True)])

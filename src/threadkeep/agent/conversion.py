@@ -130,6 +130,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
         confidence=confidence,
         escalated=escalated,
         original=original,
+        author=_author(message),
         sent_at=_sent_at(message),
     )
 
@@ -150,6 +151,12 @@ def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping
         metadata={**(metadata or {}), "message_id": question_id},
         sent_at=_sent_at(question),
     )
+
+
+def _author(message: BaseMessage) -> str | None:
+    """Return the name of the person who wrote a message; None if it has none that can be stored."""
+    name = message.name if isinstance(message, HumanMessage) else None
+    return name if name and name.isprintable() and len(name) <= MAX_ID_CHARACTERS else None
 
 
 def _sent_at(message: BaseMessage) -> datetime | None:

@@ -46,6 +46,11 @@ class ExtraRequest:
         return "\n".join(text_of(message) for message in self.question)
 
     @property
+    def asker(self) -> str | None:
+        """Return the name of the person who asks; None without one."""
+        return next((message.name for message in reversed(self.question) if message.name), None)
+
+    @property
     def recent(self) -> list[str]:
         """The last few messages before it, for inputs that point back with "it" and "that"."""
         return [message.content for message in self.earlier[-_RECENT_TURNS:]]

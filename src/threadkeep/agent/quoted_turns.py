@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from langchain_core.messages import HumanMessage
 
 from threadkeep.context.manifest import Section
-from threadkeep.context.quotation import TURNS_HEADER, Quote, quote_of_turn, render
+from threadkeep.context.quotation import TURNS_HEADER, Quote, attribution, quote_of_turn, render
 from threadkeep.records import Message
 
 SECTION_KEY = "threadkeep_section"
@@ -26,7 +26,7 @@ class QuotedTurn:
         """Return the text for a prompt of the session `home`."""
         message = self.message
         return quote_of_turn(
-            message.role,
+            attribution(message.role, message.author),
             message.content,
             message.sent_at or message.created_at,
             seq=message.seq or 0,

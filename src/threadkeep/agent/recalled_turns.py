@@ -67,6 +67,7 @@ class RecalledTurns:
             before=request.question_seq,
             scope=self._scope if session.user_id is not None else "session",
             now=request.now,
+            asker=request.asker,
         )
         async with asyncio.timeout(_PATIENCE_SECONDS):
             found = await self._memory.call(lambda memory: memory.older_turns.find(search, room, self._embedder))

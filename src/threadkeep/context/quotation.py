@@ -97,6 +97,8 @@ _SUMMARIES_HEADER = (
 )
 _FENCE = re.compile(r"<(?=\s*/?\s*summary)", re.IGNORECASE)
 _LEAST_CHARACTERS = 40
+_NAME_CHARACTERS = 60
+_NOT_IN_NAMES = re.compile(r"[\s\[\],]+")
 
 
 @dataclass(frozen=True)
@@ -111,11 +113,17 @@ class Quote:
         return "\n".join((f"[{self.origin}]", *(f"> {line}" for line in self.text.splitlines() or [""])))
 
 
-def quote_of_turn(role: str, text: str, time: datetime | None, *, seq: int, elsewhere: bool = False) -> Quote:
+def attribution(role: str, author: str | None) -> str:
+    """Return the role and the name of a speaker on one line; a name cannot end the line that names a source."""
+    name = _NOT_IN_NAMES.sub(" ", author or "").strip()[:_NAME_CHARACTERS]
+    return f"{role} {name}" if name else role
+
+
+def quote_of_turn(speaker: str, text: str, time: datetime | None, *, seq: int, elsewhere: bool = False) -> Quote:
     """Return the quote of a transcript message: its position, its time in UTC to the minute, and its speaker."""
     said = f"{time:%Y-%m-%d %H:%M}" if time else "no date"
     place = f"message {seq} of another conversation" if elsewhere else f"message {seq}"
-    return Quote(f"{place}, {said}, {role}", text)
+    return Quote(f"{place}, {said}, {speaker}", text)
 
 
 def quoted_by(block: str, role: str) -> list[str]:
@@ -126,7 +134,7 @@ def quoted_by(block: str, role: str) -> list[str]:
         if line.startswith("["):
             texts.append([])
             speaker = line.rpartition(", ")[2].removesuffix("]")
-        elif texts and line.startswith("> ") and speaker == role:
+        elif texts and line.startswith("> ") and speaker.partition(" ")[0] == role:
             texts[-1].append(line.removeprefix("> "))
     return ["\n".join(lines) for lines in texts if lines]
 

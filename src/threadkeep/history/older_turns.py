@@ -41,7 +41,8 @@ class Search:
     """A query for older turns, and where to search.
 
     `recent` are the last turns before the query, oldest first, which resolve "it" and "that". `known` are the `seq`
-    values of the session that are in the prompt already. Messages from `before` on are not found either.
+    values of the session that are in the prompt already. Messages from `before` on are not found either. `asker` is
+    the name of the person who asks; any user without one.
     """
 
     session_id: str
@@ -52,6 +53,7 @@ class Search:
     before: int | None = None
     scope: RecallScope = "session"
     now: datetime | None = None
+    asker: str | None = None
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class OlderTurns:
             for entry in talk.index.rank(
                 search.query,
                 recent=search.recent,
-                asker="user",
+                asker=search.asker,
                 now=search.now,
                 exclude=known,
                 limit=_MOST_RANKED,

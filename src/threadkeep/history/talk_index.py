@@ -103,7 +103,8 @@ class TalkIndex:
     def _add(self, session_id: str, seq: int, message: Message) -> None:
         turn_id = id_at(session_id, seq)
         time = message.sent_at or message.created_at
-        self.index.add(IndexedTurn(turn_id, message.content, message.role, time, session_id))
+        speaker = message.author or message.role
+        self.index.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role))
         self.tokens[turn_id] = message.tokens or 0
 
 

@@ -80,6 +80,17 @@ def test_i_and_you_mean_the_user_and_the_assistant() -> None:
     assert best(index.rank("Which hotel did you recommend in Porto?")) == "0.1"
 
 
+def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
+    """Will is a person and "will" is not; `researcher` is what a program calls its agent, and stays a word."""
+    index = RecallIndex()
+    for number, (speaker, role) in enumerate((("Ann", "user"), ("Will", "user"), ("researcher", "assistant"))):
+        index.add(IndexedTurn(str(number), "The researcher has a harp.", speaker, BEGIN, "s", role))
+    assert best(index.rank("Does Will have a harp?")) == "1"
+    assert best(index.rank("Will I have a harp?", asker="Ann")) == "0"
+    assert best(index.rank("Did you say that there is a harp?", asker="Ann")) == "2"
+    assert index.rank("researcher")[0].why
+
+
 def test_the_answer_to_a_question_comes_along_with_it() -> None:
     """A turn without any word of the query is found beside the one that asks."""
     index = index_of(chatter(("Ben", "What is your violin teacher called?"), ("Ann", "Ms Okafor.")))

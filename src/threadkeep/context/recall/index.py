@@ -14,7 +14,7 @@ from threadkeep.context.recall.hits import Match, Place, Places
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.postings import Postings
 from threadkeep.context.recall.priors import Priors, answer_signals, prior_signals, priors_of, signs_of
-from threadkeep.context.recall.query import Kind, read
+from threadkeep.context.recall.query import ROLES, Kind, Participants, read
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import terms_of, words_of
 
@@ -26,13 +26,17 @@ _TELLING_TURNS = 60
 
 @dataclass(frozen=True, slots=True)
 class IndexedTurn:
-    """A turn of the index: its text, speaker, time and session."""
+    """A turn of the index: its text, speaker, time, session and role.
+
+    The speaker is a person's or an agent's name, or the role if there is none.
+    """
 
     id: str
     text: str
     speaker: str = ""
     time: datetime | None = None
     session: str = ""
+    role: str = ""
 
 
 class Ranked(NamedTuple):
@@ -81,6 +85,7 @@ class RecallIndex:
         self._episode_days: list[tuple[int, int]] = []
         self._names: dict[str, str] = {}
         self._speakers: dict[str, list[tuple[float, int]]] = {}
+        self._of_role: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -104,7 +109,7 @@ class RecallIndex:
             self._notice(turn.id, signals, answer_signals(signs))
         self._by_id[turn.id] = place
         episode.turns += 1
-        self._know_speaker(turn.speaker, priors, place)
+        self._know_speaker(turn, priors, place)
 
     def rank(
         self,
@@ -122,7 +127,7 @@ class RecallIndex:
         Args:
             query: The new input: a question or a remark.
             recent: The last turns, oldest first, to resolve words such as "it" and "that".
-            asker: The speaker of the input; by default `user` if the conversation has one.
+            asker: The speaker of the input; by default any speaker with the role `user`.
             now: The time of the input; by default the time of the last turn.
             exclude: Ids to leave out, such as those of the window.
             limit: The most turns to return.
@@ -162,9 +167,8 @@ class RecallIndex:
         alike: Sequence[int] = (),
     ) -> Matching:
         spans = self._spans(query, now)
-        if asker is None and "user" in self._speakers:
-            asker = "user"
-        read_query = read(query, names=self._names, asker=asker, recent=recent, dated=bool(spans))
+        participants = Participants(self._names, self._askers(asker), self._others(asker))
+        read_query = read(query, participants, recent=recent, dated=bool(spans))
         dates = self._dates(spans)
         telling = [place for speaker in sorted(read_query.speakers) for place in self._telling(speaker)]
         if not telling:
@@ -207,11 +211,24 @@ class RecallIndex:
         known = {self._by_id[turn_id]: alike for turn_id, alike in semantic.items() if turn_id in self._by_id}
         return Likeness(known, len(self._by_id), self._places) if known else None
 
-    def _know_speaker(self, speaker: str, priors: Priors, place: int) -> None:
+    def _askers(self, asker: str | None) -> frozenset[str]:
+        """Return the speaker of an input; all users if it is not a known one."""
+        return frozenset((asker,)) if asker in self._speakers else frozenset(self._of_role.get("user", ()))
+
+    def _others(self, asker: str | None) -> frozenset[str]:
+        """Return the speakers that "you" means: the assistants, or everybody else."""
+        return frozenset(self._of_role.get("assistant", ())) or frozenset(self._speakers) - self._askers(asker)
+
+    def _know_speaker(self, turn: IndexedTurn, priors: Priors, place: int) -> None:
+        speaker = turn.speaker
+        role = turn.role or (speaker if speaker in ROLES else "")
+        self._of_role.setdefault(role, set()).add(speaker)
         if speaker not in self._speakers:
             self._speakers[speaker] = []
-            for word in words_of(speaker):
-                self._names.setdefault(word, speaker)
+            # The name of an agent in a program, such as `researcher`, is an ordinary word in questions.
+            if role != "assistant" or not speaker[:1].islower():
+                for word in words_of(speaker):
+                    self._names.setdefault(word, speaker)
         best = self._speakers[speaker]
         insort(best, (-priors[-1], place))
         del best[_TELLING_TURNS:]

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Final, Literal, get_args
 
 from threadkeep.context.recall.words import is_stop_word, stem, terms_of, words_of
 
 type Kind = Literal["when", "number", "who", "where", "why", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind.__value__)
+
+ROLES: Final = frozenset(("user", "assistant"))
+"""Roles stand for speakers without a name."""
 
 _READ_CHARACTERS = 8_000
 _RECENT_CHARACTERS = 1_500
@@ -26,7 +29,6 @@ _TO_THE_OTHER = re.compile(
 )
 _HAN_FIRST_PERSON = "我"
 _CAPITALS = re.compile(r"(?<=[a-z0-9,'’s] )[A-Z]\w+")
-_ROLES = frozenset(("user", "assistant"))
 _PLACES = frozenset(("city", "country", "place", "state", "town", "address"))
 _TIMES = frozenset(("date", "day", "year", "month", "time"))
 _AMOUNTS = frozenset(("many", "much", "long", "often", "old", "far", "big", "tall"))
@@ -57,23 +59,29 @@ class Query:
     kind: Kind
 
 
-def read(
-    text: str, *, names: Mapping[str, str], asker: str | None, recent: Sequence[str] = (), dated: bool = False
-) -> Query:
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """The speakers of a conversation: by each word of their names in lower case; "I" of an input, and "you"."""
+
+    names: Mapping[str, str]
+    askers: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+
+
+def read(text: str, participants: Participants, *, recent: Sequence[str] = (), dated: bool = False) -> Query:
     """Parse an input.
 
     Args:
         text: The new input.
-        names: Each word of a speaker's name in lower case, with the speaker.
-        asker: The speaker of the input, if known.
+        participants: The speakers of the conversation.
         recent: The last turns, oldest first, to resolve words such as "it" and "that".
         dated: True if days were found in the input.
     """
     text = text[:_READ_CHARACTERS]
     words = words_of(text)
-    speakers, content = _named(words, names)
-    if not speakers and asker is not None:
-        speakers = _persons(text, words, asker, frozenset(names.values()))
+    speakers, content = _named(text, words, participants.names)
+    if not speakers:
+        speakers = _persons(text, words, participants)
     terms = dict.fromkeys(terms_of(content), 1.0) or {stem(word): 1.0 for word in content}
     _weigh(terms, text, dated)
     if recent and (len(terms) <= _FEW_TERMS or _points_back(text, words)):
@@ -82,14 +90,14 @@ def read(
     return Query(terms, speakers, _kind(text, words))
 
 
-def _named(words: Sequence[str], names: Mapping[str, str]) -> tuple[frozenset[str], list[str]]:
+def _named(text: str, words: Sequence[str], names: Mapping[str, str]) -> tuple[frozenset[str], list[str]]:
     """Return the named speakers, by full name or prefix, and the remaining words."""
     found: set[str] = set()
     left: list[str] = []
     for word in words:
         bare = word.removesuffix("'s")
         speaker = names.get(bare) or _nicknamed(bare, names)
-        if speaker is None or speaker in _ROLES:
+        if speaker is None or speaker in ROLES or (is_stop_word(bare) and f" {bare.capitalize()}" not in text):
             left.append(word)
         else:
             found.add(speaker)
@@ -105,12 +113,12 @@ def _nicknamed(word: str, names: Mapping[str, str]) -> str | None:
     return None
 
 
-def _persons(text: str, words: Sequence[str], asker: str, speakers: frozenset[str]) -> frozenset[str]:
-    """Return the persons that "I" and "you" mean if this speaker says them."""
-    if _TO_THE_OTHER.search(text):
-        return speakers - {asker}
+def _persons(text: str, words: Sequence[str], participants: Participants) -> frozenset[str]:
+    """Return the persons that "I" and "you" mean in an input."""
+    if participants.askers and _TO_THE_OTHER.search(text):
+        return participants.others
     if not _FIRST_PERSON.isdisjoint(words) or _HAN_FIRST_PERSON in text:
-        return frozenset((asker,))
+        return participants.askers
     return frozenset()
 
 

@@ -1,0 +1,132 @@
+"""Evidence in model calls: which share of the turns that hold an answer a user's agent is sent.
+
+`python -m bench.recall_calls --data FILE` stores each conversation in a session, as an application does, and asks its
+questions through `RecalledTurns` and the context of a model call: blocks of quotes by their tokens, and whole calls by
+theirs. The first speaker of a conversation is its user, the second its assistant; both have their names as authors.
+`--each N` asks every Nth question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC
+from pathlib import Path
+
+from langchain_core.messages import HumanMessage
+
+from bench.recall import conversations
+from bench.recall_chats import Asked, Chat
+from threadkeep import Memory, Message, RecalledTurns, Session, open_memory
+from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.turn_context import TurnContext
+from threadkeep.agent.turn_options import TurnOptions
+
+QUOTES = (1_000, 2_000, 4_000)
+CALLS = (2_000, 4_000)
+_PAGE = 200
+
+
+@dataclass
+class Found:
+    """The recall of each question, by kind of measure, and the seconds of CPU of each query."""
+
+    recalls: dict[str, list[float]] = field(default_factory=dict)
+    tokens: dict[str, list[float]] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def add(self, name: str, evidence: Collection[str], found: Collection[str], tokens_a_turn: float) -> None:
+        """Add the result of one question."""
+        self.recalls.setdefault(name, []).append(len(set(evidence).intersection(found)) / len(evidence))
+        self.tokens.setdefault(name, []).append(tokens_a_turn)
+
+
+async def store(memory: Memory, chat: Chat) -> dict[int, str]:
+    """Store a conversation in a session; return the id of each turn by its place."""
+    user = next((turn.speaker for turn in chat.turns if turn.speaker == "user"), chat.turns[0].speaker)
+    session = memory.session(chat.id)
+    for start in range(0, len(chat.turns), _PAGE):
+        await session.append(
+            [
+                Message(
+                    role="user" if turn.speaker == user else "assistant",
+                    content=turn.text,
+                    author=None if turn.speaker in ("user", "assistant") else turn.speaker,
+                    sent_at=turn.time.replace(tzinfo=turn.time.tzinfo or UTC),
+                )
+                for turn in chat.turns[start : start + _PAGE]
+            ]
+        )
+    return {place: turn.id for place, turn in enumerate(chat.turns, 1)}
+
+
+async def measure(memory: Memory, chat: Chat, found: Found, *, each: int = 1) -> None:
+    """Store a conversation and ask its questions."""
+    ids = await store(memory, chat)
+    session = memory.session(chat.id)
+    source = RecalledTurns(memory)
+    for _ in range(10):  # a query waits a moment for the index, not for all of it
+        await _quoted(memory, session, source, "the index is built", 1_000)
+    for asked in chat.asked[::each]:
+        started = time.process_time()
+        for room in QUOTES:
+            seqs, tokens = await _quoted(memory, session, source, asked.text, room)
+            _add(found, f"quotes of {room:,}", asked, ids, seqs, tokens)
+        found.seconds.append((time.process_time() - started) / len(QUOTES))
+        for budget in CALLS:
+            options = TurnOptions(max_tokens=budget, sources=(source,))
+            context = TurnContext(memory, session, options, [HumanMessage(asked.text, id="question")])
+            sent = await context.build([HumanMessage(asked.text, id="question")], None, ModelUse(), "run")
+            quoted = {turn.seq for entry in sent.entries for turn in entry.turns}
+            whole = {entry.seq for entry in sent.entries if entry.section == "window" and entry.seq}
+            tokens = sum(entry.tokens for entry in sent.entries if entry.section == "selected")
+            _add(found, f"call of {budget:,}", asked, ids, quoted | whole, sent.tokens)
+            _add(found, f"– quotes of a call of {budget:,}", asked, ids, quoted, tokens)
+
+
+async def _quoted(
+    memory: Memory, session: Session, source: RecalledTurns, text: str, room: int
+) -> tuple[Collection[int], int]:
+    request = ExtraRequest(
+        session=session, question=[HumanMessage(text)], earlier=(), known_ids=(), question_seq=None,
+        counter=memory.counter, now=memory.clock(),
+    )  # fmt: skip
+    extra = await source.find(request, room)
+    return ({turn.seq for turn in extra.entry.turns}, extra.entry.tokens) if extra else ((), 0)
+
+
+def _add(found: Found, name: str, asked: Asked, ids: dict[int, str], seqs: Collection[int], tokens: int) -> None:
+    found.add(name, asked.evidence, [ids[seq] for seq in seqs if seq in ids], tokens / max(1, len(seqs)))
+
+
+async def report(title: str, given: Sequence[Chat], each: int) -> None:
+    """Measure these conversations and print a line for each kind of measure."""
+    found = Found()
+    async with open_memory("sqlite://") as memory:
+        for chat in given:
+            await measure(memory, chat, found, each=each)
+    print(f"{title}: evidence in %, n={max(map(len, found.recalls.values()))}")
+    for name, recalls in sorted(found.recalls.items()):
+        tokens = statistics.fmean(found.tokens[name])
+        print(f"  {name:<26} {100 * statistics.fmean(recalls):6.2f}   {tokens:.0f} tokens a turn")
+    print(f"  {1_000 * statistics.median(found.seconds):.1f} ms of CPU a search for quotes at the median")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; answers the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.recall_calls", description=main.__doc__)
+    parser.add_argument("--data", type=Path, required=True, help="conversations.json of the shared data set")
+    parser.add_argument("--each", type=int, default=1, help="ask every Nth question only")
+    given = parser.parse_args(arguments)
+    asyncio.run(report("Conversations between people", list(conversations(given.data)), given.each))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
