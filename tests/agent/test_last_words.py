@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack
 import pytest
 
 from tests.agent.talking import ask, kept, make_agent
+from tests.limits import HANG_SECONDS
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
 from threadkeep.testing import Gate, ScriptedModel
 
@@ -90,3 +91,35 @@ async def test_a_question_whose_caller_is_cancelled_is_kept(sqlite_url: str, mem
     async with open_memory(sqlite_url, options=memory_options) as memory:
         await memory.pending.deliver()
         assert await kept(memory) == [("user", "hi")]
+
+
+class Patient(Speaker):
+    """Waits for an event when the memory closes."""
+
+    def __init__(self, memory: Memory, ends: asyncio.Event) -> None:
+        super().__init__(memory, [])
+        self._ends = ends
+
+    async def settle_all(self) -> None:
+        """Wait."""
+        await self._ends.wait()
+
+
+@pytest.mark.timeout(HANG_SECONDS)
+@pytest.mark.parametrize("rounds", range(6))
+async def test_a_memory_closes_while_its_last_work_ends(rounds: int) -> None:
+    """Whichever of the two the event loop continues first."""
+    ends = asyncio.Event()
+
+    async def work() -> None:
+        await ends.wait()
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+
+    memory = await Memory.open("sqlite://")
+    speaker = Patient(memory, ends)
+    working = asyncio.create_task(memory.finish(work))
+    asyncio.get_running_loop().call_later(0.05, ends.set)
+    await memory.close()
+    await working
+    del speaker  # it had to be there till now

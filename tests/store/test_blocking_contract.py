@@ -15,6 +15,7 @@ from threadkeep import MemoryOptions, Message, Page, PendingOptions, Receipt, Se
 from threadkeep.records import Turn, View
 from threadkeep.store.transcripts import END, SessionQuery, Transcripts
 from threadkeep.testing import TranscriptContract
+from threadkeep.testing.transcript_source import assistant, turn, user
 
 
 class BlockingTranscripts:
@@ -104,6 +105,13 @@ class BlockingContract(TranscriptContract):
             yield cast("Transcripts", BlockingTranscripts(memory))
         finally:
             await asyncio.to_thread(memory.close)
+
+    async def test_turns_appended_at_once_by_one_process_keep_their_order(self) -> None:
+        """Threads that append at once have no order; each turn is stored whole."""
+        async with self.open_transcripts() as transcripts:
+            turns = [turn(user(f"q{n}"), assistant(f"a{n}")) for n in range(40)]
+            receipts = await asyncio.gather(*map(transcripts.append, turns))
+            assert sorted((one.first_seq, one.last_seq) for one in receipts) == [(n, n + 1) for n in range(1, 81, 2)]
 
 
 class TestSqliteFile(BlockingContract):

@@ -43,7 +43,11 @@ async def test_a_damaged_session_is_answered_and_its_turn_kept(shared_url: str, 
         waiting = [entry.turn.session_id for entry in app.memory.pending.entries]
         assert sorted(waiting) == sorted([*SESSIONS, *SESSIONS])
         assert (await say(client, "and?", session_id=WELL, **ANN))["response"] == "3 seen"
-        assert len(await history(client, WELL)) == 4
+
+        async def is_kept() -> bool:
+            return len(await history(client, WELL)) == 4
+
+        await until(is_kept)
 
 
 async def test_a_damaged_session_is_named_and_nobody_else_hears_of_it(shared_url: str, tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ class Memory:
         """Store remaining data and wait for unfinished work; raise the first error after all of it."""
         results = await asyncio.gather(*(one.settle_all() for one in list(self._speakers)), return_exceptions=True)
         while self._unfinished:
-            await asyncio.gather(*self._unfinished, return_exceptions=True)
+            await asyncio.wait(self._unfinished)
         nowhere = [] if self._nowhere is None else [self._nowhere]
         for other in (*nowhere, *self._others.values()):
             await other.pending.close()

@@ -352,7 +352,7 @@ class PendingTurns:
     async def close(self) -> None:
         """Finish recording and deleting, and stop delivery. Pending turns stay for the next start."""
         while self._unfinished:
-            await asyncio.gather(*self._unfinished, return_exceptions=True)
+            await asyncio.wait(self._unfinished)
         await self._spool_the_rest()
         if self._task is not None:
             self._task.cancel()

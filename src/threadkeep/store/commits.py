@@ -65,7 +65,7 @@ class GroupCommit:
             return
         await self._queue.join()
         while self._waiting:
-            await asyncio.gather(*self._waiting)
+            await asyncio.wait(self._waiting)
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
