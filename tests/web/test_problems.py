@@ -16,7 +16,7 @@ CANARY = "canary-5e1f"
 JSON = {"content-type": "application/json"}
 
 
-@pytest.mark.parametrize("path", ["/", "/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
+@pytest.mark.parametrize("path", ["/nope", "/api/v1", "/api/v1/chat/", "/docs/", "/api/v1/sessions/s1/nope"])
 async def test_an_address_where_nothing_is_is_a_404(client: httpx2.AsyncClient, path: str) -> None:
     """No redirect, no other form of error."""
     check_problem(await client.get(path), 404, "not-found")

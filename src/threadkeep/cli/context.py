@@ -137,8 +137,9 @@ async def show_call(memory: Memory, call: StoredManifest) -> None:
 
 
 async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
+    from threadkeep.agent.context_difference import Difference
     from threadkeep.agent.context_view import look_back
-    from threadkeep.cli.context_difference import Difference, show_difference
+    from threadkeep.cli.context_difference import show_difference
 
     later = await choice.find(memory, number)
     earlier = await (choice.before(memory, later) if other is None else choice.find(memory, other))
@@ -200,17 +201,15 @@ class CallChoice:
         Raises:
             CallNotFound: it was the first call, or the previous record was deleted.
         """
+        from threadkeep.agent.context_difference import call_before
+
         if self.session_id is not None:
-            older = await self._newest(memory, 1, before=call.cursor)
-        elif call.session_id is None:
-            older = [one for one in await memory.manifests.of_run(call.run_id) if one.call < call.call][-1:]
+            older = next(iter(await self._newest(memory, 1, before=call.cursor)), None)
         else:
-            older = await memory.manifests.of_session(
-                call.session_id, user_id=self.user_id, limit=1, before=call.cursor
-            )
-        if not older:
+            older = await call_before(memory, call, user_id=self.user_id)
+        if older is None:
             raise CallNotFound("There is no earlier call on record to compare it with; name one with --diff N.")
-        return older[0]
+        return older
 
     async def _newest(self, memory: Memory, limit: int, *, before: Cursor | None = None) -> list[StoredManifest]:
         from threadkeep.history.all_sessions import AllSessions

@@ -5,57 +5,21 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 
 from rich.text import Text
 
 from threadkeep.agent.context_view import ContextView, SeenMessage
+from threadkeep.agent.context_words import in_words, join_ranges, recall_in_words
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import (
     ContextManifest,
     Entry,
-    Exclusion,
-    ExclusionReason,
-    GraphOutcome,
     LeftOut,
-    ScopeRecall,
 )
 from threadkeep.context.tokens import TokenFactor
 
 type Row = tuple[str, ...]
 
-_REASONS: Mapping[ExclusionReason, str] = {
-    "over_limit": "over the limit of {messages} messages",
-    "over_budget": "over the budget of {tokens:,} tokens",
-    "before_anchor": "before the place where the window begins",
-    "reset": "before the reset",
-    "summarised": "a summary stands for it",
-    "failed": "an answer that failed",
-    "duplicate": "in already",
-    "role": "a note, which no model is sent",
-    "orphan_tool": "a tool's result without its call, or a call without its result",
-    "archived": "archived",
-    "folded": "said before in the same words, and counted there",
-    "superseded": "taken back, or replaced by a later version",
-    "empty": "nothing is in it that could be sent",
-}
-_OUTCOMES: Mapping[GraphOutcome, str] = {
-    "ok": "asked",
-    "deadline": "did not answer in time",
-    "failed": "failed",
-    "breaker_open": "not asked, since it failed a moment ago",
-    "off": "off",
-    "no_consent": "not asked: no consent was given",
-    "untrusted": "not asked: the workspace is not trusted",
-}
-_COUNTS = {
-    "superseded": "do not hold any more",
-    "duplicate": "are shown for another scope",
-    "over_quota": "are beyond the limit",
-    "no_room": "had no room",
-    "queued": "messages are not sent yet",
-    "unconfirmed": "messages were sent and not seen there yet",
-}
 _COLORS = {
     "system": "magenta",
     "summary": "yellow",
@@ -91,7 +55,7 @@ def show_view(view: ContextView, factor: TokenFactor | None = None) -> None:
 
 def show_excluded(manifest: ContextManifest) -> None:
     """Show a line for each excluded range of the transcript and of the run."""
-    for gap in _joined(manifest.excluded):
+    for gap in join_ranges(manifest.excluded):
         terminal.labelled(
             "out: ",
             f"{ranges([gap.first_seq, gap.last_seq], joined=True)}, {in_words(gap.reason, manifest)}",
@@ -153,11 +117,6 @@ def row_of(message: SeenMessage, manifest: ContextManifest) -> Row:
     cut = "" if entry.tokens_before is None else f"(cut from {entry.tokens_before:,})"
     text = first_words(" ".join(filter(None, (cut, _content(entry, manifest), words))), terminal.width)
     return "" if entry.seq is None else str(entry.seq), entry.section, message.role or "", f"{entry.tokens:,}", text
-
-
-def in_words(reason: ExclusionReason, manifest: ContextManifest) -> str:
-    """Return a reason in words, with the limits that applied."""
-    return _REASONS[reason].format(messages=manifest.max_messages, tokens=manifest.budget or 0)
 
 
 def ranges(seqs: Iterable[int], *, joined: bool = False) -> str:
@@ -223,28 +182,9 @@ def _facts(manifest: ContextManifest, factor: TokenFactor | None) -> Iterator[tu
         leading = f"the first {counted(prefix.messages, 'message')}, {counted(prefix.tokens, 'token')}"
         yield "stable", f"{leading}: they do not depend on the input"
     for one in manifest.graph:
-        yield "graphiti", _recall_in_words(one)
+        yield "graphiti", recall_in_words(one)
     if manifest.notes:
         yield "notes", ", ".join(manifest.notes).replace("_", " ")
-
-
-def _recall_in_words(one: ScopeRecall) -> str:
-    """Return the outcome of a Graphiti query for a scope, and the reasons for missing facts."""
-    outcome = f"{one.shown} of {one.found} facts are shown" if one.outcome == "ok" else _OUTCOMES[one.outcome]
-    counts = {words: int(getattr(one, name)) for name, words in _COUNTS.items()}
-    return "; ".join([f"{one.scope}: {outcome}", *(f"{count} {words}" for words, count in counts.items() if count)])
-
-
-def _joined(gaps: Sequence[Exclusion]) -> list[Exclusion]:
-    """Join consecutive ranges that are excluded for the same reason."""
-    joined: list[Exclusion] = []
-    for gap in gaps:
-        last = joined[-1] if joined else None
-        if last is not None and last.reason == gap.reason != "summarised" and last.last_seq + 1 == gap.first_seq:
-            joined[-1] = replace(last, last_seq=gap.last_seq)
-        else:
-            joined.append(gap)
-    return joined
 
 
 def _range_of_run(one: LeftOut) -> str:

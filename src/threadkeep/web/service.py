@@ -32,6 +32,7 @@ from threadkeep.web.api import (
     workflows,
 )
 from threadkeep.web.connections import ConnectionLimits
+from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
 from threadkeep.web.middleware import Access, BodyLimit, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems
@@ -94,6 +95,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.router.routes.extend(subject.router.routes)
     service.router.routes.extend(sessions.search_router.routes)
     describe(service)
+    mount_console(service)
     answer_errors_with_problems(service)
     service.add_middleware(BodyLimit, limit=app.settings.body_limit)
     service.add_middleware(Access, keys=keys)
@@ -152,6 +154,7 @@ def announcement(settings: Settings, host: str, port: int) -> str:
         model += " name that LangChain's init_chat_model takes"
     lines = [
         f"Threadkeep {__version__} listens on {address} (Ctrl+C stops it)",
+        f"  console   {address}/",
         f"  chat      POST {address}/api/v1/chat",
         f"  API docs  {address}/docs",
         f"  health    {address}/healthz and {address}/readyz",

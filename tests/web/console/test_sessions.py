@@ -1,0 +1,145 @@
+"""The console's pages of sessions, read and used without a script."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+import httpx2
+import pytest
+
+from tests.web.console.pages import FORM, opened, sent
+from tests.web.services import until
+
+
+async def said(client: httpx2.AsyncClient, session_id: str, *messages: str, user_id: str | None = "ana") -> None:
+    """Have messages answered in a session."""
+    for message in messages:
+        body = {"session_id": session_id, "user_id": user_id, "message": message}
+        assert (await client.post("/api/v1/chat", json=body)).status_code == 200
+
+
+async def history(client: httpx2.AsyncClient, session_id: str) -> list[Mapping[str, Any]]:
+    """The active messages of a session."""
+    address = f"/api/v1/chat/history/{quote(session_id, safe='')}"
+    messages: list[Mapping[str, Any]] = (await client.get(address)).json()["messages"]
+    return messages
+
+
+async def test_a_new_user_starts_a_conversation_on_the_first_page(client: httpx2.AsyncClient) -> None:
+    """`/` explains what there is, and its form leads to the transcript with the answer."""
+    first = await opened(client, "/")
+    assert "No conversation yet" in first.words
+    page = await sent(client, first.form("/console/say"), message="My cat is called Miso.", session_id="room:1")
+    assert "My cat is called Miso." in page.words
+
+    async def answered() -> bool:
+        return "Noted. I see 1 message." in (await opened(client, "/console/sessions/room%3A1")).words
+
+    await until(answered)
+    assert "room:1" in (await opened(client, "/")).words
+
+
+async def test_sessions_are_searched_filtered_and_paged(client: httpx2.AsyncClient) -> None:
+    """By words, by user, and page by page; every page leads to the next."""
+    for number in range(32):
+        await said(client, f"room:{number}", f"Message {number}", user_id="ana" if number % 2 else "ben")
+    first = await opened(client, "/")
+    older = next(link for link in first.links if "cursor=" in link)
+    second = await opened(client, f"/{older}")
+    links = {link for link in first.links + second.links if link.startswith("/console/sessions/")}
+    assert len(links) == 32
+    assert "room:7" in (await opened(client, "/?q=Message+7&user=ana")).words
+    assert "room:7 " not in (await opened(client, "/?q=Message+7&user=ben")).words
+
+
+@pytest.mark.parametrize("session_id", ["a/b", "room 1?x#y", "räume:1", "<b>"])
+async def test_every_session_id_has_its_page(client: httpx2.AsyncClient, session_id: str) -> None:
+    """Whatever characters it has, the link of the list leads to it."""
+    await said(client, session_id, "Hello <script>alert(1)</script> & you")
+    links = (await opened(client, "/")).links
+    [link] = {link for link in links if link.startswith("/console/sessions/")}
+    page = await opened(client, link)
+    assert "Hello &lt;script&gt;alert(1)&lt;/script&gt; &amp; you" in page.text
+
+
+async def test_a_question_is_edited_answered_again_and_what_it_replaced_is_shown(client: httpx2.AsyncClient) -> None:
+    """The superseded branch stays on the page, marked."""
+    await said(client, "s", "My cat is called Miso.", "What is my cat called?")
+    page = await opened(client, "/console/sessions/s")
+    page = await sent(client, page.form("/edit"), message="My dog is called Rex.")
+    assert "taken back or replaced" in page.words
+
+    async def answered() -> bool:
+        return [message["content"] for message in await history(client, "s")] == [
+            "My dog is called Rex.",
+            "Noted. I see 1 message.",
+        ]
+
+    await until(answered)
+    page = await opened(client, "/console/sessions/s")
+    await sent(client, page.form("/regenerate"))
+
+    async def again() -> bool:
+        return [message["seq"] for message in await history(client, "s")] == [5, 7]
+
+    await until(again)
+
+
+async def test_taking_back_resetting_and_deleting(client: httpx2.AsyncClient) -> None:
+    """Each by its form; after the last one the session has no page."""
+    await said(client, "s", "One.", "Two.")
+    page = await sent(client, (await opened(client, "/console/sessions/s")).form("/take-back"), n="2")
+    assert [message["content"] for message in await history(client, "s")][0::2] == ["One."]
+    page = await sent(client, page.form("/reset"))
+    assert "Reset: the model sees what follows only" in page.words
+    page = await sent(client, page.form("/delete"))
+    assert "No conversation yet" in page.words
+    assert "Session not found" in (await opened(client, "/console/sessions/s", status=404)).words
+
+
+async def test_a_session_is_exported_with_its_whole_history(client: httpx2.AsyncClient) -> None:
+    """As lines of JSON, in a file with its name."""
+    await said(client, "a/b", "One.")
+    response = await client.get("/console/sessions/a%2Fb/export")
+    assert "attachment; filename*=UTF-8''a-b.jsonl" in response.headers["content-disposition"]
+    lines = [json.loads(line) for line in response.text.splitlines()]
+    assert len(lines) == 3
+
+
+@pytest.mark.parametrize("path", ["say", "sessions/s/say", "sessions/s/reset", "sessions/s/delete", "sessions/s/edit"])
+async def test_no_form_works_without_its_token(client: httpx2.AsyncClient, path: str) -> None:
+    """A page of another site cannot know it."""
+    await said(client, "s", "One.")
+    for content in ("message=x", "message=x&csrf=", "message=x&csrf=%C3%BC"):
+        response = await client.post(f"/console/{path}", content=content, headers=FORM)
+        assert response.status_code == 403
+        assert "load the page again" in response.text
+    assert len(await history(client, "s")) == 2
+
+
+async def test_a_page_of_one_user_shows_that_users_sessions_only(client: httpx2.AsyncClient) -> None:
+    """`?user=` is the same filter as in the API."""
+    await said(client, "s", "One.", user_id="ana")
+    assert "One." in (await opened(client, "/console/sessions/s?user=ana")).words
+    await opened(client, "/console/sessions/s?user=ben", status=404)
+
+
+async def test_empty_words_are_refused_with_a_cure(client: httpx2.AsyncClient) -> None:
+    """The page says what a message is."""
+    form = (await opened(client, "/")).form("/console/say")
+    response = await client.post("/console/say", content=f"csrf={form.fields['csrf']}&message=++", headers=FORM)
+    assert response.status_code == 422
+    assert "A message has 1 to 100,000 characters" in response.text
+
+
+async def test_a_message_longer_than_a_page_is_a_page_of_its_own(client: httpx2.AsyncClient) -> None:
+    """Older messages are behind a link."""
+    session = [{"role": "user", "content": f"Line {number}."} for number in range(60)]
+    await said(client, "s", *[str(one["content"]) for one in session])
+    page = await opened(client, "/console/sessions/s")
+    older = next(link for link in page.links if "before=" in link)
+    assert "Line 5." not in page.words
+    assert "Line 5." in (await opened(client, f"/console/sessions/s{older}")).words
