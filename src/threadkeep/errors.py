@@ -25,6 +25,7 @@
     ├── RunFailed                         a workflow gave no answer; its run says why
     ├── RunWaits                          a workflow asks a person before it answers
     ├── ChannelNotFound (LookupError)     no bot of that name is configured
+    ├── ApiKeyNotFound (LookupError)      no valid key of the service has that name
     ├── CallbackRefused (PermissionError)  a callback did not come from the platform, or came too late
     ├── GraphitiError (ConnectionError)   the Graphiti server did not do what was asked; .kind says how it failed
     ├── GraphitiClosed (PermissionError)  nothing may go to Graphiti: .reason is off, no_consent or untrusted
@@ -309,6 +310,14 @@ class ChannelNotFound(ThreadkeepError, LookupError):
 
     def __init__(self, name: str) -> None:
         super().__init__(f"There is no channel {name!r} here; THREADKEEP_CHANNELS names the file that lists them.")
+        self.name = name
+
+
+class ApiKeyNotFound(ThreadkeepError, LookupError):
+    """No valid key of the service has that name."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__("There is no valid key of that name; `threadkeep keys list` shows all keys.")
         self.name = name
 
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from threadkeep.history.retention import RetentionOptions
 
 _SUMMARY_KEEP = "messages:20"
+_KEY_REQUESTS, _USER_REQUESTS = 6000, 300
 
 
 def default_channels() -> Path:
@@ -62,6 +63,15 @@ class Settings(RunSettings, GraphitiSettings):
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     api_keys: Annotated[dict[str, SecretStr], NoDecode] = Field(
         default_factory=dict, description="Comma-separated name:key pairs; empty serves loopback only."
+    )
+    require_keys: bool = Field(
+        False, description="Whether each request needs a key although API_KEYS is empty: one of `threadkeep keys add`."
+    )
+    requests_per_key: int | None = Field(
+        None, ge=0, description="Requests of a key in a minute; 0 is no limit; else 6000, and none on loopback."
+    )
+    requests_per_user: int | None = Field(
+        None, ge=0, description="Requests of a user in a minute; 0 is no limit; else 300, and none on loopback."
     )
     body_limit: int = Field(2_097_152, ge=1024, description="Bytes that a request's body may have.")
     max_connections: int = Field(1000, ge=1, description="Open connections; one more gets 503. Streams count.")
@@ -233,13 +243,26 @@ class Settings(RunSettings, GraphitiSettings):
             variable = f"{PREFIX}SUMMARY_KEEP"
             sentence = f"{variable} does not go with {PREFIX}SUMMARY_TRIGGER: {error}"
             raise InvalidSettings(sentence, variable=variable) from None
-        if not self.api_keys and not is_loopback(self.host):
+        if not self.needs_keys and not is_loopback(self.host):
             raise InvalidSettings(
                 f"{PREFIX}HOST is not a loopback address, and without {PREFIX}API_KEYS anybody could read all: "
-                f"set {PREFIX}API_KEYS=name:key, or keep {PREFIX}HOST at 127.0.0.1.",
+                f"set {PREFIX}API_KEYS=name:key, or {PREFIX}REQUIRE_KEYS=true with keys of `threadkeep keys add`, "
+                f"or keep {PREFIX}HOST at 127.0.0.1.",
                 variable=f"{PREFIX}HOST",
             )
         return self
+
+    @property
+    def needs_keys(self) -> bool:
+        """Return whether each request needs a key, whatever keys the database has."""
+        return bool(self.api_keys) or self.require_keys
+
+    def requests_per_minute(self) -> tuple[int, int]:
+        """Return the limits of a key and of a user; 0 is no limit."""
+        usual = (0, 0) if is_loopback(self.host) else (_KEY_REQUESTS, _USER_REQUESTS)
+        given = (self.requests_per_key, self.requests_per_user)
+        per_key, per_user = (one if two is None else two for one, two in zip(usual, given, strict=True))
+        return per_key, per_user
 
     @property
     def database(self) -> DatabaseAddress:

@@ -69,6 +69,8 @@ INTERNAL = {
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {
     "channels",
+    "requests_per_key",
+    "requests_per_user",
     "learning_accept_from",
     "workspace",
     "context_window",

@@ -44,6 +44,7 @@ _NOUNS: Mapping[str, str] = {
     "knowledge": "knowledge",
     "pending": "pending",
     "erase": "erase",
+    "keys": "keys",
     "channels": "channels",
 }
 # Verbs from other modules.

@@ -24,6 +24,7 @@ from threadkeep.observe import Observer
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.api_keys import ApiKeys
 from threadkeep.store.erasing import Erasable, TableErasing
 
 
@@ -44,6 +45,7 @@ class Memory(history.Memory):
             parts.driver, parts.graphiti, self.knowledge, observer=parts.observers, clock=parts.clock
         )
         self.proposals = Proposals(parts.driver, self.knowledge, self.graphiti, clock=parts.clock)
+        self.api_keys = ApiKeys(parts.driver, clock=parts.clock)
         self.learning = Learning(parts.driver, self.proposals, observer=parts.observers)
 
     async def erase(

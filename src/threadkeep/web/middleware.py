@@ -3,23 +3,24 @@
 `/healthz` and the API's description (`/docs`, `/openapi.json`) are public: they contain no data, and a browser
 cannot request them with a header. With keys, everything else needs one, including `/readyz` and `/metrics`. Without
 keys the service binds to loopback; then a request must also name a loopback host, and must not come from a foreign
-web page. Otherwise any page in the user's browser could reach the service.
+web page. Otherwise any page in the user's browser could reach the service. `callers` says which route needs which key.
 """
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from threadkeep.settings import is_loopback
 from threadkeep.web import description
-from threadkeep.web.problems import Problem, make_problem, problem_of, problem_response
+from threadkeep.web.callers import Caller
+from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
+from threadkeep.web.rate_limits import RateLimits
 
 CALLBACKS = "/channels/"
 OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json"})
@@ -31,39 +32,67 @@ _FOREIGN_HOST = (
 )
 
 
-class Access:
-    """Middleware that passes a request on, or rejects it with 401 (no valid key) or 403 (not from this machine)."""
+_KEYS_UNREAD = "The keys cannot be read, because the database does not answer; try again."
+_LOCAL = "local"
 
-    def __init__(self, app: ASGIApp, keys: Iterable[str]) -> None:
+
+class Access:
+    """Middleware that passes a request on with its caller, or rejects it before its body is read.
+
+    It rejects with 401 (no valid key), 403 (not from this machine, or beyond the scope of the key), 429 (too many
+    requests), or 503 (the keys could never be read).
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, keys: KeyRing, needed: bool, limits: RateLimits, routes: list[BaseRoute]
+    ) -> None:
         self._app = app
-        # Digests have equal lengths, so that a comparison reveals nothing about the keys.
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._keys = keys
+        self._needed = needed
+        self._limits = limits
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, or reject it before its body is read."""
-        problem = self._refusal(scope) if scope["type"] == "http" else None
-        if problem is None:
-            await self._app(scope, receive, send)
+        """Pass the request on, or reject it."""
+        try:
+            if scope["type"] == "http" and not _is_open(scope["path"]):
+                caller = await self._caller(Headers(scope=scope))
+                caller.check(self._routes, scope)
+                self._count(caller)
+                scope.setdefault("state", {})["caller"] = caller
+        except ProblemRaised as refused:
+            await problem_response(refused.problem, refused.headers)(scope, receive, send)
             return
-        headers = {"WWW-Authenticate": "Bearer"} if problem.status == 401 else None
-        await problem_response(problem, headers)(scope, receive, send)
+        await self._app(scope, receive, send)
 
-    def _refusal(self, scope: Scope) -> Problem | None:
-        # Callbacks of platforms come from anywhere, without a key: each bot verifies its own.
-        if scope["path"] in OPEN_PATHS or scope["path"].startswith(CALLBACKS):
-            return None
-        headers = Headers(scope=scope)
-        if self._digests:
-            return None if self._has_key(headers) else make_problem(401, "api-key-needed", _KEY_MISSING)
-        return None if _is_local(headers) else make_problem(403, "foreign-host", _FOREIGN_HOST)
+    async def _caller(self, headers: Headers) -> Caller:
+        """Return the sender of a request, whose key is valid or who is on this machine."""
+        if not await self._keys.refresh():
+            raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
+        if self._needed or self._keys.in_use:
+            caller = self._keys.caller(_given_key(headers), self._limits)
+            if caller is None:
+                raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
+            return caller
+        if not _is_local(headers):
+            raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
+        return Caller(_LOCAL, "admin", limits=self._limits)
 
-    def _has_key(self, headers: Headers) -> bool:
-        scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = _digest(given.encode("latin-1"))
-        # Compare all keys, each in constant time, so that the duration reveals nothing about them.
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]
-        return any(matches)
+    def _count(self, caller: Caller) -> None:
+        self._limits.count_key(caller.name)
+        if caller.user_id is not None:
+            self._limits.count_user(caller.user_id)
+
+
+def _is_open(path: str) -> bool:
+    # Callbacks of platforms come from anywhere, without a key: each bot verifies its own.
+    return path in OPEN_PATHS or path.startswith(CALLBACKS)
+
+
+def _given_key(headers: Headers) -> bytes:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    return given.encode("latin-1")
 
 
 def _is_local(headers: Headers) -> bool:
@@ -77,10 +106,6 @@ def _is_loopback_address(address: str) -> bool:
         return is_loopback(urlsplit(address).hostname or "")
     except ValueError:
         return False
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
 
 
 _HEADERS = {

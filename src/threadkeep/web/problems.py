@@ -54,11 +54,14 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 }
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
+    401: "A key is needed, and none was sent that is valid.",
+    403: "The key has not the scope for this, or speaks for one user and this is about more.",
     404: "There is no such thing, or not for this user.",
     409: "Another turn of the session goes on and the workflow takes no message meanwhile, the run asks a person, or "
     "the message was superseded before, or an item of the session in the graph store is damaged.",
     413: "The body is too large.",
     422: "The request cannot be used as it is.",
+    429: "The key, or the user, sent too many requests; `Retry-After` says how many seconds to wait.",
     502: "The model did not answer, or the workflow failed; the message is stored.",
     503: "The database does not answer, or the service stops; try again.",
 }
@@ -175,9 +178,10 @@ class Problem(BaseModel):
 class ProblemRaised(Exception):
     """An HTTP error that carries its own problem document."""
 
-    def __init__(self, problem: Problem) -> None:
+    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(problem.title)
         self.problem = problem
+        self.headers = headers
 
 
 def make_problem(status: int, kind: str, detail: str) -> Problem:
@@ -226,7 +230,7 @@ def log_failure(what: str, error: Exception) -> None:
 
 
 async def _respond(request: Request, error: Exception) -> JSONResponse:
-    headers = error.headers if isinstance(error, HTTPException) else None
+    headers = error.headers if isinstance(error, HTTPException | ProblemRaised) else None
     problem = problem_of(error)
     if problem.status == 500:
         log_failure("a request failed", error)

@@ -34,8 +34,10 @@ from threadkeep.web.api import (
 from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
-from threadkeep.web.middleware import Access, BodyLimit, SafeHeaders
-from threadkeep.web.problems import Problem, answer_errors_with_problems
+from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, SafeHeaders
+from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
+from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import Server, bind
 
 HEARTBEAT_SECONDS = 15.0
@@ -57,6 +59,9 @@ _KEYS: dict[str, dict[str, str]] = {
 }
 
 
+_REFUSALS = (401, 403, 429)
+
+
 class Service(FastAPI):
     """A FastAPI application whose OpenAPI document describes problem documents and, if required, API keys."""
 
@@ -65,11 +70,15 @@ class Service(FastAPI):
         document = super().openapi()
         problem = Problem.model_json_schema(ref_template="#/components/schemas/{model}")
         document["components"]["schemas"] |= {**problem.pop("$defs"), "Problem": problem}
-        if self.state.app.settings.api_keys:
+        needed = self.state.app.settings.needs_keys or self.state.keys.in_use
+        if needed:
             document["components"]["securitySchemes"] = _KEYS
-            for path, operations in document["paths"].items():
-                for operation in operations.values() if path.startswith("/api/") else ():
+        for path, operations in document["paths"].items():
+            for operation in operations.values() if path not in OPEN_PATHS else ():
+                if needed and not path.startswith(CALLBACKS):
                     operation["security"] = [{name: []} for name in _KEYS]
+                responses = {str(status): response for status, response in documented(*_REFUSALS).items()}
+                operation["responses"] = dict(sorted({**responses, **operation["responses"]}.items()))
         return document
 
 
@@ -78,7 +87,11 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
 
     A silent stream gets a comment every `heartbeat_seconds`, which keeps its connection open.
     """
-    keys = [key.get_secret_value() for key in app.settings.api_keys.values()]
+    settings = app.settings
+    configured = {name: key.get_secret_value() for name, key in settings.api_keys.items()}
+    keys = KeyRing(app.memory.api_keys, configured, clock=app.memory.clock)
+    per_key, per_user = settings.requests_per_minute()
+    limits = RateLimits(Buckets(per_key), Buckets(per_user))
     service = Service(
         title="Threadkeep",
         version=__version__,
@@ -97,8 +110,9 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     describe(service)
     mount_console(service)
     answer_errors_with_problems(service)
-    service.add_middleware(BodyLimit, limit=app.settings.body_limit)
-    service.add_middleware(Access, keys=keys)
+    service.state.keys = keys
+    service.add_middleware(BodyLimit, limit=settings.body_limit)
+    service.add_middleware(Access, keys=keys, needed=settings.needs_keys, limits=limits, routes=service.router.routes)
     service.add_middleware(SafeHeaders)
     return service
 
@@ -122,8 +136,10 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
 
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
             limits = ConnectionLimits(settings.max_connections, settings.header_timeout, settings.body_timeout)
+            service = create_service(app)
+            await service.state.keys.refresh()  # from now on the keys are known while the database is away
             server = Server(
-                create_service(app),
+                service,
                 app.end_turns,
                 shutdown_seconds=settings.shutdown_timeout,
                 on_start=announce,

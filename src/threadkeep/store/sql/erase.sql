@@ -71,6 +71,7 @@ WHERE session_id IN (SELECT session_id FROM own) OR (scope = 'user' AND owner IN
 UNION ALL SELECT 'chat_persons', count(*) FROM people
 UNION ALL
 SELECT 'chat_person_names', count(*) FROM chat_person_names WHERE person_id IN (SELECT person_id FROM people)
+UNION ALL SELECT 'chat_api_keys', count(*) FROM chat_api_keys WHERE user_id IN (SELECT id FROM ids)
 
 -- name: shared_messages
 -- Messages of the person in sessions of others, such as group chats: by the sender that a channel noted, or the author.
@@ -145,6 +146,9 @@ DELETE FROM chat_procedures WHERE scope = 'user' AND owner = :id
 -- name: delete_person
 DELETE FROM chat_persons WHERE person_id = :id
 
+-- name: delete_api_keys
+DELETE FROM chat_api_keys WHERE user_id = :id
+
 -- name: lost_checkpoints
 -- Runs that are deleted and had checkpoints.
 SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
@@ -161,6 +165,7 @@ UNION SELECT user_id FROM chat_active_sessions
 UNION SELECT person_id FROM chat_persons
 UNION SELECT owner FROM chat_facts WHERE scope = 'user'
 UNION SELECT owner FROM chat_procedures WHERE scope = 'user'
+UNION SELECT user_id FROM chat_api_keys WHERE user_id IS NOT NULL
 UNION SELECT author FROM chat_messages WHERE role = 'user' AND author IS NOT NULL
 UNION SELECT metadata ->> 'sender_id' FROM chat_messages WHERE role = 'user' AND metadata ->> 'sender_id' IS NOT NULL
 

@@ -11,6 +11,7 @@ from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.runs.chat.turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
+from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import ProblemRaised, documented
 from threadkeep.web.routing import EncodedPathRoute
 from threadkeep.web.schemas import ChatRequestBody, ChatResponseBody, History, HistoryMessage
@@ -35,7 +36,7 @@ STREAM: dict[str, object] = {
 
 
 @router.post("", summary="Say something", responses=_FAILURES)
-async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
+async def chat(body: ChatRequestBody, app: AppInUse, caller: CallerInUse) -> ChatResponseBody:
     """Answer a message with the memory of its session.
 
     Without a `session_id` the user continues the session of the last message to the workflow; without a `user_id`
@@ -43,7 +44,7 @@ async def chat(body: ChatRequestBody, app: AppInUse) -> ChatResponseBody:
     the client disconnects; the same `message_id` then returns its answer. If the model fails (502), the message is
     stored without an answer. Each turn is a run of the workflow: see GET /api/v1/runs/{run_id}.
     """
-    return await answer_of(_begin(app, body, stream=False))
+    return await answer_of(_begin(app, body, caller, stream=False))
 
 
 async def answer_of(turn: ChatTurn) -> ChatResponseBody:
@@ -61,14 +62,16 @@ async def answer_of(turn: ChatTurn) -> ChatResponseBody:
     response_class=Response,  # no media type here: the content of the stream is described below
     responses={200: STREAM, **_FAILURES},
 )
-async def stream(body: ChatRequestBody, app: AppInUse, request: Request) -> EventStream:
+async def stream(body: ChatRequestBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
     """Answer a message as server-sent events.
 
     First `start` (`session_id`, `run_id`, `message_id`), then `token` (`text`) for each piece, last `end` (all
     fields of the response of `POST /api/v1/chat`) or `error` (a problem document). Lines that begin with a colon
     keep the connection open. Failures before `start` are HTTP errors.
     """
-    return await open_stream(_begin(app, body, stream=True), heartbeat_seconds=request.app.state.heartbeat_seconds)
+    return await open_stream(
+        _begin(app, body, caller, stream=True), heartbeat_seconds=request.app.state.heartbeat_seconds
+    )
 
 
 @router.get(
@@ -94,7 +97,7 @@ async def history(
     return History(session_id=session_id, messages=messages, count=len(messages), next_before=page.next_before)
 
 
-def _begin(app: App, body: ChatRequestBody, *, stream: bool) -> ChatTurn:
+def _begin(app: App, body: ChatRequestBody, caller: Caller, *, stream: bool) -> ChatTurn:
     """Start the turn that a body requests.
 
     Raises:
@@ -107,7 +110,7 @@ def _begin(app: App, body: ChatRequestBody, *, stream: bool) -> ChatTurn:
         ChatRequest(
             message=body.message,
             session_id=body.session_id,
-            user_id=body.user_id,
+            user_id=caller.user(body.user_id),
             message_id=body.message_id,
             metadata=body.metadata,
             workflow=CHAT if body.workflow is None else body.workflow,

@@ -13,6 +13,7 @@ from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.store.migrations import known_migrations
 from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import PUBLIC
 from threadkeep.web.problems import ProblemRaised, documented, make_problem
 from threadkeep.web.schemas import Health, Readiness
 
@@ -28,8 +29,8 @@ async def healthz() -> Health:
     return Health()
 
 
-@router.head("/readyz", include_in_schema=False)
-@router.get("/readyz", summary="Can the service work?", responses=documented(503))
+@router.head("/readyz", include_in_schema=False, openapi_extra=PUBLIC)
+@router.get("/readyz", summary="Can the service work?", responses=documented(503), openapi_extra=PUBLIC)
 async def readyz(app: AppInUse) -> Readiness:
     """Return whether the database answers within two seconds; on 503 chat continues without history."""
     backend = app.settings.database.backend

@@ -32,6 +32,7 @@ from threadkeep.knowledge.graphiti.views import (
 )
 from threadkeep.records.graphiti import DeliveryStatus
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit
+from threadkeep.web.callers import ADMINISTERS
 from threadkeep.web.problems import documented
 
 router = APIRouter(prefix="/api/v1/knowledge", tags=["knowledge"])
@@ -53,7 +54,7 @@ async def list_consents(app: AppInUse) -> ConsentList:
     return ConsentList(consents=[ConsentView.of(one) for one in await app.memory.graphiti.gate.decisions()])
 
 
-@router.put("/consent", summary="Allow or decline", responses=_WRITING)
+@router.put("/consent", summary="Allow or decline", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def decide_consent(decision: ConsentInput, app: AppInUse) -> ConsentView:
     """Record a person's decision about the configured endpoint. A refusal gives up the waiting messages."""
     graphiti = app.memory.graphiti
@@ -62,7 +63,7 @@ async def decide_consent(decision: ConsentInput, app: AppInUse) -> ConsentView:
     return ConsentView.of(await graphiti.decline(by=decision.by))
 
 
-@router.put("/trust", summary="Trust a workspace", responses=_WRITING)
+@router.put("/trust", summary="Trust a workspace", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
     """Set whether the messages of a workspace may go to Graphiti."""
     gate = app.memory.graphiti.gate
@@ -70,26 +71,26 @@ async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
     return TrustView(trusted=await gate.trusted())
 
 
-@router.post("/test", summary="Test the Graphiti server", responses=_ASKING)
+@router.post("/test", summary="Test the Graphiti server", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def check_server(how: CheckInput, app: AppInUse) -> CheckList:
     """Check the server without sending people's words; a smoke test writes its own message and deletes it."""
     checks = await app.memory.graphiti.test(smoke=how.smoke)
     return CheckList(ok=all_ok(checks), checks=[CheckView.of(check) for check in checks])
 
 
-@router.post("/promote", summary="Promote a fact", responses=_WRITING)
+@router.post("/promote", summary="Promote a fact", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def promote_fact(promotion: PromotionInput, app: AppInUse) -> PromotedView:
     """Store a fact here, and send it to the graph if that is allowed."""
     return PromotedView.of(await app.memory.graphiti.promote(promotion.record(), promotion.owner))
 
 
-@router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING)
+@router.post("/promote/undo", summary="Undo a promotion", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def undo_promotion(what: UndoInput, app: AppInUse) -> RetractedView:
     """Take a promoted fact back here and in the graph, and check that its episode is gone."""
     return RetractedView.of(await app.memory.graphiti.undo_promotion(what.fact_id))
 
 
-@router.post("/backfill", summary="Send earlier turns", responses=_WRITING)
+@router.post("/backfill", summary="Send earlier turns", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def backfill_turns(what: BackfillInput, app: AppInUse) -> BackfilledView:
     """Queue earlier turns after current ones; repeat the request for the remaining turns."""
     graphiti = app.memory.graphiti
@@ -110,19 +111,19 @@ async def list_deliveries(
     return DeliveryList(deliveries=[DeliveryView.of(one) for one in found], next_after=following)
 
 
-@router.post("/deliveries/retry", summary="Send dead messages again", responses=_WRITING)
+@router.post("/deliveries/retry", summary="Send dead messages again", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def retry_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     """Retry a dead message, or all dead messages that were not dropped."""
     return Changed(changed=await app.memory.graphiti.retry(choice.number))
 
 
-@router.post("/deliveries/drop", summary="Give messages up", responses=_WRITING)
+@router.post("/deliveries/drop", summary="Give messages up", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def drop_deliveries(choice: DeliveryChoice, app: AppInUse) -> Changed:
     """Drop a message that waits or is dead, or all of them, permanently."""
     return Changed(changed=await app.memory.graphiti.drop(choice.number, status=choice.status))
 
 
-@router.post("/purge", summary="Delete a group", responses=_ASKING)
+@router.post("/purge", summary="Delete a group", responses=_ASKING, openapi_extra=ADMINISTERS)
 async def purge_group(what: PurgeInput, app: AppInUse) -> PurgedView:
     """Delete the server's data of a scope, and check that it is gone."""
     return PurgedView.of(await app.memory.graphiti.purge(what.record()))

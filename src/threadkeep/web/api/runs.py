@@ -12,6 +12,7 @@ from threadkeep.runs.service import RunService
 from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Cursor, Limit, RunId, UserId
 from threadkeep.web.api.workflows import WorkflowName
+from threadkeep.web.callers import CallerInUse
 from threadkeep.web.cursors import read_cursor, write_cursor
 from threadkeep.web.problems import documented
 from threadkeep.web.run_schemas import (
@@ -49,7 +50,7 @@ _STARTED: dict[int | str, dict[str, Any]] = {
     responses={**_STARTED, **documented(400, 404, 409, 413, 422, 503)},
 )
 async def start_run(
-    name: WorkflowName, body: RunRequestBody, app: AppInUse, request: Request, response: Response
+    name: WorkflowName, body: RunRequestBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
 ) -> RunBody | EventStream:
     """Run a workflow in a session, one turn after another, in order of arrival.
 
@@ -59,6 +60,7 @@ async def start_run(
     """
     if body.session_id is not None:
         app.memory.session(body.session_id)  # validates the id: an empty one must not start a new session
+    body.user_id = caller.user(body.user_id)
     runs = await app.runs.service()
     submitted = await runs.submit(body.request(name), mode="background" if body.mode == "background" else "wait")
     if body.mode == "stream":

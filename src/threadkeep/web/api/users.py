@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Query
 
 from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import ADMINISTERS
 from threadkeep.web.erase_schemas import EraseView
 from threadkeep.web.problems import documented
 from threadkeep.web.routing import EncodedPathRoute
@@ -15,7 +16,7 @@ from threadkeep.web.schemas import GivenId
 router = APIRouter(prefix="/api/v1/users", tags=["users"], route_class=EncodedPathRoute)
 
 
-@router.delete("/{user_id}", summary="Erase a person", responses=documented(404, 422, 503))
+@router.delete("/{user_id}", summary="Erase a person", responses=documented(404, 422, 503), openapi_extra=ADMINISTERS)
 async def erase_user(
     user_id: Annotated[GivenId, Path(description="The person; a slash is %2F.", examples=["user-456"])],
     app: AppInUse,

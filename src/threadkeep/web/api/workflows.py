@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from threadkeep.history.keys import Reason
 from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import PUBLIC, READS
 from threadkeep.web.problems import documented
 from threadkeep.workflows.definition import Source
 from threadkeep.workflows.describing import describe, describe_whole
@@ -104,7 +105,7 @@ router = APIRouter(prefix="/api/v1/workflows", tags=["workflows"])
 WorkflowName = Annotated[str, Path(max_length=128, description="The workflow's name.")]
 
 
-@router.get("", summary="List workflows")
+@router.get("", summary="List workflows", openapi_extra=PUBLIC)
 async def list_workflows(app: AppInUse) -> WorkflowList:
     """List the built-in workflow first, then those that `THREADKEEP_WORKFLOWS` names."""
     return WorkflowList(workflows=[WorkflowSummary.model_validate(describe(one)) for one in app.workflows.all()])
@@ -118,7 +119,10 @@ async def get_workflow(name: WorkflowName, app: AppInUse) -> WorkflowBody:
 
 
 @router.post(
-    "/{name}/explain-key", summary="Explain which session key a payload gets", responses=documented(400, 404, 413, 422)
+    "/{name}/explain-key",
+    summary="Explain which session key a payload gets",
+    responses=documented(400, 404, 413, 422),
+    openapi_extra=READS,
 )
 async def explain_keys(name: WorkflowName, body: KeyRequestBody, app: AppInUse) -> ExplainedKeys:
     """Return the key that each agent of the workflow derives from a payload, and why other candidates were rejected.

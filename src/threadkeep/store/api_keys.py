@@ -1,0 +1,120 @@
+"""The table of the service's keys."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Final
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import ApiKeyNotFound, InvalidInput
+from threadkeep.records.api_keys import KEY_SCOPES, ApiKey, KeyScope, NewKey
+from threadkeep.store.driver import Connection, Driver
+from threadkeep.store.statements import load_statements
+from threadkeep.store.times import time_of, time_text
+
+_PREFIX: Final = "tk_"
+_SECRET_BYTES: Final = 32
+_MAX_NAME: Final = 64
+_MAX_USER: Final = 512
+
+
+def digest_of(secret: bytes) -> str:
+    """Return the digest of a key. The keys are random, so that it needs neither salt nor many rounds."""
+    return hashlib.sha256(secret).hexdigest()
+
+
+class ApiKeys:
+    """The table `chat_api_keys`, shared by all processes of a service."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("api_keys.sql")
+
+    async def all(self) -> list[ApiKey]:
+        """Return all keys, oldest first, revoked ones included."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["all"], {})
+        return [ApiKey(*row[:5], *(time_of(moment) for moment in row[5:])) for row in rows]
+
+    async def add(
+        self, name: str, *, scope: KeyScope = "write", user_id: str | None = None, valid_for: timedelta | None = None
+    ) -> NewKey:
+        """Create a key, and return it with its secret.
+
+        Raises:
+            InvalidInput: the name, the scope or the user cannot be used, or a valid key has the name.
+        """
+        _check(name, scope, user_id)
+        now = self._clock()
+        key = _new(name, scope, user_id, None if valid_for is None else now + valid_for)
+        async with self._driver.writing() as connection:
+            if await connection.fetch(self._sql["active"], {"name": name, "now": time_text(now)}):
+                raise InvalidInput("A valid key has this name; choose another one, rotate that key, or revoke it.")
+            await self._insert(connection, key, now)
+        return key
+
+    async def rotate(self, name: str, *, overlap: timedelta) -> NewKey:
+        """Create a key in the place of another, which stays valid for the time of the overlap.
+
+        Raises:
+            ApiKeyNotFound: no valid key has the name.
+        """
+        now = self._clock()
+        async with self._driver.writing() as connection:
+            found = await connection.fetch(self._sql["active"], {"name": name, "now": time_text(now)})
+            if not found:
+                raise ApiKeyNotFound(name)
+            _, scope, user_id = found[0]
+            await connection.execute(self._sql["expire"], {"name": name, "expires_at": time_text(now + overlap)})
+            key = _new(name, scope, user_id, None)
+            await self._insert(connection, key, now)
+        return key
+
+    async def revoke(self, name: str) -> int:
+        """Revoke all keys of a name, and return their number.
+
+        Raises:
+            ApiKeyNotFound: no key of the name is left to revoke.
+        """
+        async with self._driver.writing() as connection:
+            count = await connection.execute(self._sql["revoke"], {"name": name, "now": time_text(self._clock())})
+        if not count:
+            raise ApiKeyNotFound(name)
+        return count
+
+    async def note_use(self, key_id: str, moment: datetime) -> None:
+        """Store the time of the last use of a key."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["note_use"], {"key_id": key_id, "used_at": time_text(moment)})
+
+    async def _insert(self, connection: Connection, key: NewKey, now: datetime) -> None:
+        row = {
+            "key_id": str(uuid7()),
+            "name": key.name,
+            "digest": digest_of(key.secret.encode()),
+            "scope": key.scope,
+            "user_id": key.user_id,
+            "now": time_text(now),
+            "expires_at": None if key.expires_at is None else time_text(key.expires_at),
+        }
+        await connection.execute(self._sql["add"], row)
+
+
+def _new(name: str, scope: KeyScope, user_id: str | None, expires_at: datetime | None) -> NewKey:
+    return NewKey(name, scope, user_id, expires_at, _PREFIX + secrets.token_urlsafe(_SECRET_BYTES))
+
+
+def _check(name: str, scope: KeyScope, user_id: str | None) -> None:
+    if not name.isprintable() or not 0 < len(name.strip()) <= _MAX_NAME:
+        raise InvalidInput(f"The name of a key has 1 to {_MAX_NAME} printable characters.")
+    if scope not in KEY_SCOPES:
+        raise InvalidInput(f"The scope of a key is one of {', '.join(KEY_SCOPES)}.")
+    if user_id is not None and (not user_id.isprintable() or not 0 < len(user_id) <= _MAX_USER):
+        raise InvalidInput(f"A user_id is text of 1 to {_MAX_USER} printable characters.")
+    if user_id is not None and scope == "admin":
+        raise InvalidInput("A key of one user cannot have the scope admin; take read or write.")

@@ -1,0 +1,105 @@
+"""Callers of the service: the scope of their key, and the one user that they may speak for.
+
+`Access` checks each request before it reaches its route. GET and HEAD need the scope `read`, other methods `write`; a
+route that differs says so with `openapi_extra=READS` or `openapi_extra=ADMINISTERS`. A caller who speaks for one user
+reaches only routes that ask who the user is, by the parameter `UserId`, `KnowledgeUser` or `CallerInUse`, and routes
+with `openapi_extra=PUBLIC`, which show no user's data. All other routes are closed to that caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, cast
+
+from fastapi import Depends, Request
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from starlette.routing import BaseRoute, Match, Mount
+from starlette.staticfiles import StaticFiles
+from starlette.types import Scope
+
+from threadkeep.records.api_keys import KEY_SCOPES, KeyScope
+from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.rate_limits import RateLimits
+
+_ACCESS: Final = "x-access"
+READS: Final[dict[str, Any]] = {_ACCESS: {"scope": "read"}}
+ADMINISTERS: Final[dict[str, Any]] = {_ACCESS: {"scope": "admin"}}
+PUBLIC: Final[dict[str, Any]] = {_ACCESS: {"scope": "read", "of_no_user": True}}
+
+_READING = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a request. `user_id` is the only user for whom it may speak; None: it names its users."""
+
+    name: str
+    scope: KeyScope
+    user_id: str | None = None
+    limits: RateLimits = RateLimits()
+
+    def user(self, named: str | None) -> str | None:
+        """Return the user that a request is about, from the user that it names, if any.
+
+        Raises:
+            ProblemRaised: the caller may not speak for that user (404), or the user sent too many requests (429).
+        """
+        if self.user_id is None:
+            if named is not None:
+                self.limits.count_user(named)
+            return named
+        if named is not None and named != self.user_id:
+            sentence = (
+                "There is no such user for this key: it speaks for one user. Leave `user_id` out, or name that one."
+            )
+            raise ProblemRaised(make_problem(404, "user-not-found", sentence))
+        return self.user_id
+
+    def check(self, routes: Iterable[BaseRoute], scope: Scope) -> None:
+        """Check that the caller may reach the route of a request.
+
+        Raises:
+            ProblemRaised: the key has not the scope for it, or speaks for one user (403).
+        """
+        if self.scope == "admin" and self.user_id is None:
+            return
+        route = _route_of(routes, scope)
+        if route is None:
+            return
+        needed, of_users = _access_of(route, scope["method"])
+        if KEY_SCOPES.index(self.scope) < KEY_SCOPES.index(needed):
+            sentence = f"This needs a key with the scope `{needed}`; this one has `{self.scope}`."
+            raise ProblemRaised(make_problem(403, "scope-missing", sentence))
+        if self.user_id is not None and not of_users:
+            sentence = "This key speaks for one user, and this address is about more; use a key without a user."
+            raise ProblemRaised(make_problem(403, "key-of-one-user", sentence))
+
+
+async def caller_of(request: Request) -> Caller:
+    """Return the caller of a request, whom `Access` has recognised."""
+    return cast("Caller", request.state.caller)
+
+
+type CallerInUse = Annotated[Caller, Depends(caller_of)]
+
+
+def _route_of(routes: Iterable[BaseRoute], scope: Scope) -> BaseRoute | None:
+    """Return the route that gets a request; None for an unknown address, and for a method that it does not take."""
+    return next((route for route in routes if route.matches(scope)[0] is Match.FULL), None)
+
+
+def _access_of(route: BaseRoute, method: str) -> tuple[KeyScope, bool]:
+    """Return the scope that a route needs, and whether a caller who speaks for one user may reach it."""
+    if isinstance(route, Mount):
+        return "read", isinstance(route.app, StaticFiles)
+    usual: KeyScope = "read" if method in _READING else "write"
+    if not isinstance(route, APIRoute):
+        return usual, False
+    said = (route.openapi_extra or {}).get(_ACCESS, {})
+    return said.get("scope", usual), said.get("of_no_user", False) or _asks_who(route.dependant)
+
+
+def _asks_who(dependant: Dependant) -> bool:
+    return any(one.call is caller_of or _asks_who(one) for one in dependant.dependencies)

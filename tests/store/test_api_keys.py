@@ -1,0 +1,73 @@
+"""Keys of the service: stored as digests, rotated, revoked, with their last use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from datetime import timedelta
+
+import pytest
+
+from tests.databases import migrated_driver
+from threadkeep.errors import ApiKeyNotFound, InvalidInput
+from threadkeep.store.api_keys import ApiKeys, digest_of
+from threadkeep.testing import SettableClock
+
+
+@pytest.fixture
+async def keys(database_url: str, clock: SettableClock) -> AsyncIterator[ApiKeys]:
+    """The keys of an empty database of each kind in turn."""
+    async with migrated_driver(database_url) as driver:
+        yield ApiKeys(driver, clock=clock)
+
+
+async def test_a_key_is_stored_as_a_digest(keys: ApiKeys, clock: SettableClock) -> None:
+    """With its scope, its user and its last use, which never goes back."""
+    new = await keys.add("web", scope="read", user_id="ann", valid_for=timedelta(days=1))
+    [key] = await keys.all()
+    assert (key.name, key.scope, key.user_id, key.last_used_at) == ("web", "read", "ann", None)
+    assert (key.digest, new.secret in repr(key)) == (digest_of(new.secret.encode()), False)
+    assert key.created_at == clock()
+    await keys.note_use(key.key_id, clock())
+    await keys.note_use(key.key_id, clock() - timedelta(hours=1))
+    assert (await keys.all())[0].last_used_at == clock()
+    assert (key.is_valid(clock()), key.is_valid(clock() + timedelta(days=1))) == (True, False)
+
+
+async def test_a_rotated_key_is_valid_for_the_time_of_the_overlap(keys: ApiKeys, clock: SettableClock) -> None:
+    """The new one has its scope and its user."""
+    await keys.add("web", scope="read", user_id="ann")
+    await keys.rotate("web", overlap=timedelta(hours=1))
+    old, new = await keys.all()
+    assert (new.scope, new.user_id, new.expires_at, old.expires_at) == (
+        "read",
+        "ann",
+        None,
+        clock() + timedelta(hours=1),
+    )
+    clock.advance(3600)
+    assert (old.is_valid(clock()), new.is_valid(clock())) == (False, True)
+    with pytest.raises(InvalidInput, match="valid key has this name"):
+        await keys.add("web")
+    assert await keys.revoke("web") == 2
+    for again in (keys.revoke("web"), keys.rotate("web", overlap=timedelta())):
+        with pytest.raises(ApiKeyNotFound):
+            await again
+    await keys.add("web")
+
+
+@pytest.mark.parametrize(
+    ("values", "cure"),
+    [
+        ({"name": ""}, "1 to 64"),
+        ({"name": "a\n"}, "printable"),
+        ({"name": "a", "scope": "all"}, re.escape("read, write, admin")),
+        ({"name": "a", "user_id": ""}, "1 to 512"),
+        ({"name": "a", "user_id": "ann", "scope": "admin"}, "take read or write"),
+    ],
+)
+async def test_a_key_that_cannot_be_used_is_refused(keys: ApiKeys, values: dict[str, str], cure: str) -> None:
+    """With the cure; nothing is stored."""
+    with pytest.raises(InvalidInput, match=cure):
+        await keys.add(**values)  # type: ignore[arg-type]
+    assert await keys.all() == []

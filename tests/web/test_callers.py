@@ -1,0 +1,183 @@
+"""What a key may do: its scope, the one user that it speaks for, and how many requests it may send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import httpx2
+import pytest
+from fastapi.routing import APIRoute
+
+from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
+from threadkeep.agent.demo import DemoModel
+from threadkeep.app import App
+from threadkeep.records.api_keys import KeyScope
+from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS
+from threadkeep.web.rate_limits import Buckets
+from threadkeep.web.service import create_service
+
+CANARY = "canary-of-ann"
+
+
+@pytest.fixture(autouse=True)
+def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threadkeep.web.key_ring.REFRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+async def ann(client: httpx2.AsyncClient) -> dict[str, str]:
+    """The ids of what Ann has, for the parameters of all paths."""
+    answer = await say(client, CANARY, session_id="room", user_id="ann")
+    fact = {"scope": "user", "owner": "ann", "key": "note", "value": CANARY}
+    stored = (await client.put("/api/v1/facts", json=fact)).json()
+    taught = {"scope": "user", "owner": "ann", "name": "mend", "goal_contains": ["x"], "content": CANARY}
+    procedure = (await client.put("/api/v1/procedures", json=taught)).json()
+    return {
+        "session_id": "room",
+        "thread_id": "room",
+        "user_id": "ann",
+        "person_id": "ann",
+        "run_id": answer["run_id"],
+        "fact_id": stored["id"],
+        "procedure_id": procedure["id"],
+    }
+
+
+async def key(app: App, *, scope: KeyScope = "write", user_id: str | None = None) -> dict[str, str]:
+    """The headers with a new key."""
+    new = await app.memory.api_keys.add(f"{scope}-{user_id}", scope=scope, user_id=user_id)
+    return {"authorization": f"Bearer {new.secret}"}
+
+
+async def test_from_the_first_key_on_each_request_needs_one(app: App, client: httpx2.AsyncClient) -> None:
+    """Of a running service; a revoked key is refused, and does not open the service again."""
+    assert (await client.get("/api/v1/sessions")).status_code == 200
+    headers = await key(app, scope="read")
+    check_problem(await client.get("/api/v1/sessions"), 401, "api-key-needed")
+    assert (await client.get("/api/v1/sessions", headers=headers)).status_code == 200
+
+    async def used() -> bool:
+        return (await app.memory.api_keys.all())[0].last_used_at is not None
+
+    await until(used)
+    await app.memory.api_keys.revoke("read-None")
+    check_problem(await client.get("/api/v1/sessions", headers=headers), 401, "api-key-needed")
+    check_problem(await client.get("/api/v1/sessions"), 401, "api-key-needed")
+
+
+async def test_a_key_that_reads_changes_nothing(app: App, client: httpx2.AsyncClient, ann: dict[str, str]) -> None:
+    """Every route that is not said to read refuses it before it looks at the request."""
+    headers = await key(app, scope="read")
+    refused = 0
+    for route, method in routes_of(app):
+        if method not in ("GET", "HEAD") and "x-access" not in (route.openapi_extra or {}):
+            response = await client.request(method, route.path.format(**ids_of(route, ann)), headers=headers)
+            check_problem(response, 403, "scope-missing")
+            refused += 1
+    assert refused > 15
+    assert (await client.get("/api/v1/sessions/room", headers=headers)).json()["message_count"] == 2
+
+
+async def test_a_key_that_writes_does_not_administer(app: App, client: httpx2.AsyncClient) -> None:
+    """Erasing a person and consent are left to admin."""
+    headers = await key(app)
+    check_problem(await client.delete("/api/v1/users/ann", headers=headers), 403, "scope-missing")
+    check_problem(await client.put("/api/v1/knowledge/consent", json={}, headers=headers), 403, "scope-missing")
+    more = await key(app, scope="admin")
+    assert (await client.delete("/api/v1/users/ann", headers=more)).status_code == 200
+
+
+async def test_a_key_of_one_user_reads_nothing_of_another(
+    app: App, client: httpx2.AsyncClient, ann: dict[str, str]
+) -> None:
+    """By no route that there is: it asks who the user is, or is closed."""
+    headers = await key(app, scope="read", user_id="bob")
+    seen = set()
+    for route, method in routes_of(app):
+        path = route.path.format(**ids_of(route, ann))
+        for query in ({"q": "canary"}, {"q": "canary", "user_id": "ann"}):
+            body: dict[str, str] | None = None if method in ("GET", "HEAD") else {}
+            response = await client.request(method, path, params=query, json=body, headers=headers)
+            assert CANARY not in response.text, path
+            seen.add(response.status_code)
+    assert seen == {200, 403, 404}
+
+
+async def test_a_key_of_one_user_changes_nothing_of_another(
+    app: App, client: httpx2.AsyncClient, ann: dict[str, str]
+) -> None:
+    """What is Ann's is not there; what names her is refused; what Bob says is Bob's."""
+    headers = await key(app, user_id="bob")
+    owned = [
+        ("POST", "/api/v1/chat", {"message": "hi", "session_id": "room"}, "session-not-found"),
+        ("POST", "/api/v1/chat", {"message": "hi", "user_id": "ann"}, "user-not-found"),
+        ("POST", "/api/v1/workflows/chat/runs", {"message": "hi", "user_id": "ann"}, "user-not-found"),
+        ("POST", "/api/v1/workflows/chat/runs", {"message": "hi", "session_id": "room"}, "session-not-found"),
+        ("DELETE", "/api/v1/sessions/room", None, "session-not-found"),
+        ("PATCH", "/api/v1/sessions/room", {"title": "mine"}, "session-not-found"),
+        ("POST", "/api/v1/sessions/room/take-back", None, "session-not-found"),
+        ("POST", f"/api/v1/runs/{ann['run_id']}/cancel", None, "run-not-found"),
+        ("DELETE", f"/api/v1/facts/{ann['fact_id']}", None, "knowledge-not-found"),
+        ("DELETE", "/api/v1/persons/ann", None, "knowledge-not-found"),
+        ("PUT", "/api/v1/facts", {"scope": "user", "owner": "ann", "key": "note", "value": "x"}, "knowledge-not-found"),
+    ]
+    for method, path, body, kind in owned:
+        check_problem(await client.request(method, path, json=body, headers=headers), 404, kind)
+    for route, method in routes_of(app):
+        if method not in ("GET", "HEAD"):
+            response = await client.request(method, route.path.format(**ids_of(route, ann)), headers=headers)
+            assert response.status_code >= 400, route.path
+    more = await key(app, scope="admin")
+    for kept in ("chat/history/room", f"facts/{ann['fact_id']}", f"procedures/{ann['procedure_id']}"):
+        assert CANARY in (await client.get(f"/api/v1/{kept}", headers=more)).text
+    closed = [("PUT", "/api/v1/persons"), ("POST", "/api/v1/persons/ann/merge"), ("GET", "/metrics")]
+    for method, path in closed:
+        check_problem(await client.request(method, path, headers=headers), 403, "key-of-one-user")
+    answer = (await client.post("/api/v1/chat", json={"message": "hi"}, headers=headers)).json()
+    info = await client.get(f"/api/v1/sessions/{answer['session_id']}", headers=headers)
+    assert info.json()["user_id"] == "bob"
+    listed = (await client.get("/api/v1/sessions", headers=headers)).json()["sessions"]
+    assert [session["session_id"] for session in listed] == [answer["session_id"]]
+
+
+async def test_a_key_and_a_user_send_so_many_requests(tmp_path: Path) -> None:
+    """Then 429 until there is a token again; other users and other keys are not held up."""
+    settings = settings_for(tmp_path, api_keys="web:one,bot:two", requests_per_key=4, requests_per_user=2)
+    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+        web, bot = {"x-api-key": "one"}, {"x-api-key": "two"}
+        statuses = [
+            (await client.get(f"/api/v1/sessions?user_id={user}", headers=web)).status_code
+            for user in ("ann", "ann", "ann", "bob", "bob")
+        ]
+        assert statuses == [200, 200, 429, 200, 429]
+        response = await client.get("/api/v1/sessions", headers=bot)
+        assert response.status_code == 200
+        response = await client.get("/api/v1/sessions?user_id=ann", headers=bot)
+        check_problem(response, 429, "too-many-requests")
+        assert 0 < int(response.headers["retry-after"]) <= 30
+
+
+def test_a_bucket_is_refilled_evenly() -> None:
+    """A burst of a minute's requests, then one for each part of the minute."""
+    now = 0.0
+    bucket = Buckets(60, clock=lambda: now)
+    assert [bucket.take("a") for _ in range(60)] == [0.0] * 60
+    assert bucket.take("a") == pytest.approx(1.0)
+    assert bucket.take("b") == 0.0
+    now = 1.5
+    assert bucket.take("a") == 0.0
+    assert bucket.take("a") == pytest.approx(0.5)
+    assert [Buckets(0).take("a") for _ in range(3)] == [0.0] * 3
+
+
+def routes_of(app: App) -> list[tuple[APIRoute, str]]:
+    """All routes of a service that a key is asked for, with each of their methods."""
+    routes = [route for route in create_service(app).routes if isinstance(route, APIRoute)]
+    guarded = [route for route in routes if route.path not in OPEN_PATHS and not route.path.startswith(CALLBACKS)]
+    return [(route, method) for route in guarded for method in sorted(route.methods or ())]
+
+
+def ids_of(route: APIRoute, known: dict[str, str]) -> dict[str, str]:
+    """The parameters of a path: those of Ann, or else a name that is not there."""
+    names = [part[1:-1].partition(":")[0] for part in route.path.split("/") if part.startswith("{")]
+    return {name: known.get(name, "nothing") for name in names}
