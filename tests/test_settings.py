@@ -391,12 +391,12 @@ def test_variables_that_are_no_settings_are_named(monkeypatch: pytest.MonkeyPatc
     assert unknown_variables() == []
     monkeypatch.setenv("THREADKEEP_MODEL", "demo")
     monkeypatch.setenv("THREADKEEP_SYSTEM_PROMT", SECRET)
-    monkeypatch.setenv("threadkeep_zzz", SECRET)
+    monkeypatch.setenv("threadkeep_foo", SECRET)
     (tmp_path / ".env").write_text(f"THREADKEEP_API_KEY={SECRET}\nTHREADKEEP_PORT=8701\nOTHER=1\n")
     assert unknown_variables() == [
         "THREADKEEP_API_KEY is no setting and does nothing; did you mean THREADKEEP_API_KEYS?",
+        "THREADKEEP_FOO is no setting and does nothing; correct its name, or take it away.",
         "THREADKEEP_SYSTEM_PROMT is no setting and does nothing; did you mean THREADKEEP_SYSTEM_PROMPT?",
-        "THREADKEEP_ZZZ is no setting and does nothing; correct its name, or take it away.",
     ]
 
 

@@ -353,13 +353,15 @@ def unknown_variables() -> list[str]:
     """Return a sentence for each unknown `THREADKEEP_*` variable in the environment and in `.env`."""
     from dotenv import dotenv_values
 
-    known = [PREFIX + name.upper() for name in Settings.model_fields]
-    given = {name.upper() for name in (*os.environ, *dotenv_values(".env"))}
+    known = [name.upper() for name in Settings.model_fields]
+    names = (name.upper() for name in (*os.environ, *dotenv_values(".env")))
+    # The prefix is the same in all names, and would make any two of them look alike.
+    given = {name.removeprefix(PREFIX) for name in names if name.startswith(PREFIX)}
     sentences = []
-    for name in sorted(name for name in given if name.startswith(PREFIX) and name not in known):
-        close = get_close_matches(name, known, n=1, cutoff=0.8)
-        advice = f"did you mean {close[0]}?" if close else "correct its name, or take it away."
-        sentences.append(f"{name} is no setting and does nothing; {advice}")
+    for name in sorted(given.difference(known)):
+        close = get_close_matches(name, known, n=1, cutoff=0.7)
+        advice = f"did you mean {PREFIX}{close[0]}?" if close else "correct its name, or take it away."
+        sentences.append(f"{PREFIX}{name} is no setting and does nothing; {advice}")
     return sentences
 
 
