@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, cast
 
 import langchain.agents.middleware as middlewares
 import pytest
@@ -13,6 +14,7 @@ from langchain.agents.middleware import (
     AgentMiddleware,
     ContextEditingMiddleware,
     FilesystemFileSearchMiddleware,
+    HostExecutionPolicy,
     HumanInTheLoopMiddleware,
     LLMToolEmulator,
     LLMToolSelectorMiddleware,
@@ -61,6 +63,33 @@ class Picking(ScriptedModel):
         return RunnableLambda(lambda _: {"tools": ["add"]})
 
 
+class ClosingPipe:
+    """A pipe of a shell that is closed at its end."""
+
+    def __init__(self, pipe: IO[str]) -> None:
+        self._pipe = pipe
+
+    def readline(self) -> str:
+        """Return the next line, or an empty text at the end."""
+        line = self._pipe.readline()
+        if not line:
+            self._pipe.close()
+        return line
+
+
+class ClosingPolicy(HostExecutionPolicy):
+    """Shells whose pipes are closed. LangChain leaves that to the garbage collector, at any time in any test."""
+
+    def spawn(self, **options: Any) -> subprocess.Popen[str]:
+        """Return the process of a shell."""
+        process = super().spawn(**options)
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout = cast("IO[str]", ClosingPipe(process.stdout))
+        process.stderr = cast("IO[str]", ClosingPipe(process.stderr))
+        return process
+
+
 # Middleware that changes nothing about two plain turns with a tool call in the first one.
 TRANSPARENT: dict[str, Callable[[], Any]] = {
     "ContextEditingMiddleware": ContextEditingMiddleware,
@@ -73,7 +102,7 @@ TRANSPARENT: dict[str, Callable[[], Any]] = {
     "ModelRetryMiddleware": lambda: ModelRetryMiddleware(**QUIET),
     "PIIMiddleware": lambda: PIIMiddleware("email"),
     "ProviderToolSearchMiddleware": lambda: ProviderToolSearchMiddleware(searchable_tools=["add"]),
-    "ShellToolMiddleware": ShellToolMiddleware,
+    "ShellToolMiddleware": lambda: ShellToolMiddleware(execution_policy=ClosingPolicy()),
     "SummarizationMiddleware": lambda: SummarizationMiddleware(ScriptedModel(["never"]), trigger=("messages", 50)),
     "TodoListMiddleware": TodoListMiddleware,
     "ToolCallLimitMiddleware": lambda: ToolCallLimitMiddleware(run_limit=5),
@@ -83,8 +112,6 @@ TRANSPARENT: dict[str, Callable[[], Any]] = {
 pytestmark = [
     # test_middleware_warnings.py is about these.
     pytest.mark.filterwarnings("ignore::threadkeep.MiddlewareWarning"),
-    # ShellToolMiddleware leaves the pipes of its shell to the garbage collector.
-    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
 ]
 
 
