@@ -119,6 +119,41 @@ def test_the_branch_that_was_shown_becomes_a_session(any_cli: CommandLine, tmp_p
     assert any_cli("import", "chatgpt", str(file), "--user", "me", "--json").json["known"] == 5
 
 
+def test_what_was_shown_is_what_is_stored(cli: CommandLine, tmp_path: Path) -> None:
+    """Names for their marks and no marks of sources; a message without a time has that of the one before it."""
+    marks: list[Any] = [
+        {"matched_text": "\ue200entity\ue202city\ue202Lisbon\ue201", "alt": "Lisbon"},
+        {"matched_text": "\ue200cite\ue202turn0search1\ue201", "alt": None},
+        {"matched_text": " ", "alt": "not a mark"},
+        "of another kind",
+    ]
+    answer = f"Go to {marks[0]['matched_text']}. {marks[1]['matched_text']} Now \ue200cite\ue202turn0search2\ue201."
+    nodes = [
+        node("asked", "root", "user", "Where to?", create_time=None),
+        node("b", "asked", "assistant", answer, metadata={"content_references": marks}),
+        node("nobody", "b", "user", "From nobody.", author=None),
+        node("no-content", "nobody", "user", None, content=None, metadata=None),
+        node("thanks", "no-content", "user", "Thanks.", create_time=None),
+    ]
+    # Lisbon was shown: of two ends without a current one, the newer.
+    older = node("a", "asked", "assistant", "Go home.", create_time=BEGAN)
+    newer = node("z", "thanks", "assistant", "Gladly.", create_time=BEGAN + 90)
+    file = tmp_path / "conversations.json"
+    file.write_text(json.dumps([conversation("c", [*nodes, older, newer], None), SHORT]))
+    outcome = cli("import", "chatgpt", str(file))
+    assert outcome.exit_code == 0, outcome.err
+    assert outcome.err.count("Importing:") == 1
+    assert "2 other items" in outcome.out
+    assert contents(cli, "chatgpt:c") == [
+        ("user", "Where to?"),
+        ("assistant", "Go to Lisbon. Now."),
+        ("user", "Thanks."),
+        ("assistant", "Gladly."),
+    ]
+    shown = cli("sessions", "show", "chatgpt:c", "--json").json["messages"]
+    assert [datetime.fromisoformat(message["created_at"]).timestamp() - BEGAN for message in shown] == [0, 1, 1, 90]
+
+
 def test_the_zip_is_read_as_it_came(cli: CommandLine, tmp_path: Path) -> None:
     """Also where the conversations are in several files."""
     file = tmp_path / "export.zip"

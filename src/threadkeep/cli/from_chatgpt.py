@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import zipfile
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -28,6 +29,8 @@ _MARKS = {
     "video_container_asset_pointer": "[video]",
     "real_time_user_audio_video_asset_pointer": "[recording]",
 }
+# Marks for sources, names and products: characters of private use around the kind and its arguments.
+_CITATION = re.compile(" ?\ue200[^\ue200\ue201]*\ue201")
 
 
 @asynccontextmanager
@@ -97,20 +100,24 @@ class ChatGptExport:
                 updated_at=_moment(values.get("update_time")),
             )
             nodes = _active_branch(_mapping(values.get("mapping")), values.get("current_node"))
-            return Conversation(line, [message for node in nodes if (message := self._message(node))])
+            return Conversation(line, self._messages(nodes, line.created_at))
         except InvalidInput as error:
             return Unreadable(name, str(error))
 
-    def _message(self, values: Mapping[str, Any]) -> Message | None:
-        """Return the message of a node; count other nodes and return None for them."""
-        text = _text(values)
-        if (reason := _left_out(values, text)) is not None:
-            self.left_out[reason] += 1
-            return None
-        moment = _moment(values.get("create_time"))
-        status: Status = "interrupted" if values.get("status") in _INTERRUPTED else "complete"
-        role = _ROLES[_mapping(values["author"])["role"]]
-        return Message(role, text, id=values.get("id"), sent_at=moment, created_at=moment, status=status)
+    def _messages(self, nodes: list[Mapping[str, Any]], moment: datetime | None) -> list[Message]:
+        """Return the messages of nodes; count other nodes. A message without a time has the time of the one before."""
+        messages: list[Message] = []
+        for values in nodes:
+            text = _text(values)
+            if (reason := _left_out(values, text)) is not None:
+                self.left_out[reason] += 1
+                continue
+            sent_at = _moment(values.get("create_time"))
+            moment = sent_at or moment
+            status: Status = "interrupted" if values.get("status") in _INTERRUPTED else "complete"
+            role = _ROLES[values["author"]["role"]]
+            messages.append(Message(role, text, id=values.get("id"), sent_at=sent_at, created_at=moment, status=status))
+        return messages
 
 
 def _array_items(stream: IO[str]) -> Iterator[object]:
@@ -147,7 +154,8 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
     messages: list[Mapping[str, Any]] = []
     seen: set[str] = set()
     if current is None and mapping:
-        current = max((key for key, node in mapping.items() if not _mapping(node).get("children")), default=None)
+        leaves = (key for key, node in mapping.items() if not _mapping(node).get("children"))
+        current = max(leaves, key=lambda key: _seconds(mapping[key].get("message")), default=None)
     while isinstance(current, str) and current not in seen:
         seen.add(current)
         if current not in mapping:
@@ -161,14 +169,14 @@ def _active_branch(mapping: Mapping[str, Any], current: object) -> list[Mapping[
 
 def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
     """Return the reason why a message is not an utterance; None if it is one."""
-    role = _mapping(values.get("author")).get("role")
-    kind = _mapping(values.get("content")).get("content_type")
+    role = _part_of(values, "author").get("role")
+    kind = _part_of(values, "content").get("content_type")
     reasons: tuple[tuple[LeftOut, bool], ...] = (
         ("system", role == "system"),
         ("tool_result", role == "tool"),
         ("tool_call", values.get("recipient") not in (None, "all")),
         ("reasoning", kind in _REASONING),
-        ("hidden", bool(_mapping(values.get("metadata") or {}).get("is_visually_hidden_from_conversation"))),
+        ("hidden", bool(_part_of(values, "metadata").get("is_visually_hidden_from_conversation"))),
         ("other", role not in _ROLES or kind not in ("text", "multimodal_text")),
         ("empty", not text.strip()),
     )
@@ -177,10 +185,23 @@ def _left_out(values: Mapping[str, Any], text: str) -> LeftOut | None:
 
 def _text(values: Mapping[str, Any]) -> str:
     """Return the text of a message, with marks for images and for recordings without a transcription."""
-    parts = _mapping(values.get("content") or {}).get("parts")
+    parts = _part_of(values, "content").get("parts")
     pieces = [_piece(part) for part in parts] if isinstance(parts, list) else []
     spoken = any(piece and piece not in _MARKS.values() for piece in pieces)
-    return "\n".join(piece for piece in pieces if piece and not (spoken and piece == "[recording]"))
+    text = "\n".join(piece for piece in pieces if piece and not (spoken and piece == "[recording]"))
+    return _without_citations(text, values)
+
+
+def _without_citations(text: str, values: Mapping[str, Any]) -> str:
+    """Return a text as it was shown: with the words for marks of sources and names, without the other marks."""
+    references = _part_of(values, "metadata").get("content_references")
+    for reference in references if isinstance(references, list) else []:
+        if not isinstance(reference, dict):
+            continue
+        mark, shown = reference.get("matched_text"), reference.get("alt")
+        if isinstance(mark, str) and mark.startswith("\ue200") and isinstance(shown, str) and shown:
+            text = text.replace(mark, shown)
+    return _CITATION.sub("", text)
 
 
 def _piece(part: object) -> str:
@@ -190,6 +211,18 @@ def _piece(part: object) -> str:
         return ""
     text = part.get("text")
     return text if isinstance(text, str) else _MARKS.get(str(part.get("content_type")), "[part]")
+
+
+def _part_of(values: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return an object in a message; empty if it is missing or something else."""
+    value = values.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _seconds(message: object) -> float:
+    """Return when a message was created, in seconds since 1970; 0 if it does not say."""
+    moment = _moment(message.get("create_time")) if isinstance(message, dict) else None
+    return moment.timestamp() if moment is not None else 0.0
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -188,7 +188,9 @@ async def _store_source[S: Source](
                         await importer.accept(name, MessageLine(name, message))
                 else:
                     empty += 1
-                reach(source.done)
+                # The last line is for the end: a short file is at its end from its first conversation on.
+                if source.done < source.total:
+                    reach(source.done)
             await importer.store()
             reach(source.total)
         return source, importer.done, empty
