@@ -1,6 +1,6 @@
 #!/bin/sh
 # Brings the environment in .venv to one of the locked sets: `setup.sh server` (to run), `dev` (to work on) or `bench`;
-# and another one (VENV) to `deepagents` or `graphiti`, which are sets of their own.
+# and another one (VENV) to `deepagents`, `graphiti` or `adapters`, which are sets of their own.
 #
 # Everything comes from requirements/, with hashes; nothing is installed outside the environment. A set holds the ones
 # before it, so an environment with a richer set is left as it is. When nothing changed this takes no time.
@@ -26,7 +26,8 @@ dev) enough="dev bench" ;;
 bench) enough="bench" ;;
 deepagents) enough="deepagents" ;;
 graphiti) enough="graphiti" ;;
-*) fail "there is no set '$wanted'; it is server, dev, bench, deepagents or graphiti." ;;
+adapters) enough="adapters" ;;
+*) fail "there is no set '$wanted'; it is server, dev, bench, deepagents, graphiti or adapters." ;;
 esac
 
 inputs() { # what the set is made from, as one text

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from hashlib import sha256
 
-from threadkeep.agent.content_blocks import media_name
+from threadkeep.adapters.openai_agents import item_role, item_text
 from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, open_source_database, utc_time
 from threadkeep.history.archive_lines import SessionLine
-from threadkeep.records import Message, Role
+from threadkeep.records import Message
 from threadkeep.store.driver import Row
 from threadkeep.store.foreign import ForeignDatabase
-
-_ROLES: Mapping[object, Role] = {"user": "user", "assistant": "assistant"}
-_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
 
 
 @asynccontextmanager
@@ -71,7 +68,7 @@ class AgentSessions:
         if reason is not None:
             self.left_out[reason] += 1
             return None
-        role, text = _ROLES[item["role"]], _text(item["content"])
+        role, text = item_role(item) or "user", item_text(item["content"])
         # The SDK uses one id for all answers of some models. The row number is unique and stays the same in later
         # imports.
         digest = sha256(f"{session_id}\n{number}\n{role}\n{text}".encode("utf-8", "surrogatepass")).hexdigest()
@@ -89,23 +86,6 @@ def _left_out(item: object) -> LeftOut | None:
         return "tool_result" if str(kind).endswith("_output") else "tool_call" if "call" in str(kind) else "other"
     if item.get("role") in ("system", "developer"):
         return "system"
-    if item.get("role") not in _ROLES:
+    if item_role(item) is None:
         return "other"
-    return None if _text(item.get("content")).strip() else "empty"
-
-
-def _text(content: object) -> str:
-    """Return the text of an item's content, with marks for images and files."""
-    if isinstance(content, str):
-        return content
-    parts = content if isinstance(content, list) else []
-    texts = (_part(part) for part in parts if isinstance(part, dict))
-    return "\n".join(text for text in texts if text)
-
-
-def _part(part: Mapping[str, object]) -> str:
-    text = part.get(_TEXTS.get(str(part.get("type")), ""))
-    if isinstance(text, str):
-        return text
-    name = media_name(part)
-    return "" if name == "part" else f"[{name}]"
+    return None if item_text(item.get("content")).strip() else "empty"

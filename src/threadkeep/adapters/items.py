@@ -1,0 +1,63 @@
+"""Items of other frameworks as messages: reading, and storing items that are no utterances."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import SessionNotFound
+from threadkeep.history.session import LONGEST_PAGE, Session
+from threadkeep.records import Json, Message, Role
+
+
+def item_message(framework: str, item: Json, *, role: Role | None, text: str, message_id: str | None = None) -> Message:
+    """Return the message that stores an item; the item is in `original` under the framework's name.
+
+    Without a role, or without a text, the item is no utterance (a tool's result, reasoning): it becomes a note, which
+    no context window contains, with `text` as its mark.
+    """
+    return Message(
+        role=role if role and text else "system",
+        content=text,
+        id=message_id or str(uuid7()),
+        original={framework: item},
+    )
+
+
+def stored_item(framework: str, message: Message) -> Json:
+    """Return the item that a framework stored with a message; None if it stored none."""
+    if not isinstance(message.original, Mapping):
+        return None
+    return message.original.get(framework)
+
+
+async def read_messages(session: Session, limit: int | None = None) -> list[Message]:
+    """Return the newest active messages since the last reset, oldest first; `limit` None means all of them."""
+    try:
+        after = (await session.info()).reset_seq
+    except SessionNotFound:
+        return []
+    return await messages_after(session, after, limit)
+
+
+async def messages_after(session: Session, after: int, limit: int | None = None) -> list[Message]:
+    """Return the newest active messages with a `seq` above `after`, oldest first; `limit` None means all of them."""
+    found: list[Message] = []
+    before: int | None = None
+    while (missing := LONGEST_PAGE if limit is None else limit - len(found)) > 0:
+        page = await session.page(before, min(missing, LONGEST_PAGE))
+        wanted = [message for message in page.messages if (message.seq or 0) > after]
+        found = [*wanted, *found]
+        before = page.next_before
+        if before is None or len(wanted) < len(page.messages):
+            break
+    return found
+
+
+async def take_back_newest(session: Session) -> Message | None:
+    """Take back the newest active message since the last reset and return it; None if there is none."""
+    if not await read_messages(session, 1):
+        return None
+    taken = await session.take_back()
+    return taken[0] if taken else None

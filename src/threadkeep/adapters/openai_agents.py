@@ -1,0 +1,111 @@
+"""Sessions for the OpenAI Agents SDK: `Runner.run(agent, text, session=AgentsSession(memory, "room:1"))`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
+
+from threadkeep.adapters.items import item_message, read_messages, stored_item, take_back_newest
+from threadkeep.agent.content_blocks import media_name
+from threadkeep.history.session import Session
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.records import Json, Message, Role
+
+if TYPE_CHECKING:
+    from agents.items import TResponseInputItem
+    from agents.memory import SessionSettings
+
+_NAME = "openai-agents"
+_ROLES: Mapping[object, Role] = {"user": "user", "assistant": "assistant"}
+_TEXTS = {"input_text": "text", "output_text": "text", "text": "text", "refusal": "refusal"}
+
+
+class AgentsSession:
+    """A session of a memory as the `Session` of the OpenAI Agents SDK; usable on any event loop.
+
+    Messages of user and assistant are in the transcript like those of other agents. Tool calls, tool results and
+    reasoning are notes in it: they are returned again as they were, and no other agent's context contains them.
+    """
+
+    def __init__(
+        self,
+        memory: Memory | SyncMemory,
+        session_id: str,
+        *,
+        user_id: str | None = None,
+        session_settings: SessionSettings | None = None,
+    ) -> None:
+        self.session_id = session_id
+        self.session_settings = session_settings
+        self._session: OnLoop[Memory, Session] = OnLoop(
+            memory, lambda opened: opened.session(session_id, user_id=user_id)
+        )
+
+    async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
+        """Return the newest items since the last reset, oldest first.
+
+        Without a limit, the limit of the session's settings applies, or none.
+        """
+        if limit is None and self.session_settings is not None:
+            limit = self.session_settings.limit
+        messages = await self._session.call(lambda session: read_messages(session, limit))
+        return [item for message in messages if (item := _item(message)) is not None]
+
+    async def add_items(self, items: list[TResponseInputItem]) -> None:
+        """Store the items as one turn.
+
+        Raises:
+            InvalidMessage: an item cannot be stored as JSON; nothing was stored.
+            WrongUser: the session is another user's.
+            StoreUnavailable: the database does not answer; nothing was stored.
+        """
+        messages = [_message(cast("Mapping[str, Json]", item)) for item in items]
+        if messages:
+            await self._session.call(lambda session: session.append(messages))
+
+    async def pop_item(self) -> TResponseInputItem | None:
+        """Take back the newest item and return it; None if there is none. It stays in the history of the session."""
+        message = await self._session.call(take_back_newest)
+        return None if message is None else _item(message)
+
+    async def clear_session(self) -> None:
+        """Delete the session with all its items."""
+        await self._session.call(lambda session: session.delete())
+
+
+def item_role(item: Mapping[str, object]) -> Role | None:
+    """Return the role of a person's or an assistant's message; None for other items."""
+    return _ROLES.get(item.get("role")) if item.get("type", "message") == "message" else None
+
+
+def item_text(content: object) -> str:
+    """Return the text of an item's content, with marks for images and files."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else []
+    texts = (_part(part) for part in parts if isinstance(part, dict))
+    return "\n".join(text for text in texts if text)
+
+
+def _part(part: Mapping[str, object]) -> str:
+    text = part.get(_TEXTS.get(str(part.get("type")), ""))
+    if isinstance(text, str):
+        return text
+    name = media_name(part)
+    return "" if name == "part" else f"[{name}]"
+
+
+def _message(item: Mapping[str, Json]) -> Message:
+    role = item_role(item)
+    text = item_text(item.get("content")) if role else ""
+    mark = f"[{item.get('type') or item.get('role') or 'item'}]"
+    return item_message(_NAME, dict(item), role=role if text else None, text=text or mark)
+
+
+def _item(message: Message) -> TResponseInputItem | None:
+    """Return the item of a message; None for notes that are not the SDK's."""
+    item = stored_item(_NAME, message)
+    if item is None and message.role != "system" and message.content:
+        item = {"role": message.role, "content": message.content}
+    return cast("TResponseInputItem | None", item)

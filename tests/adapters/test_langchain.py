@@ -1,0 +1,52 @@
+"""LangChain's chat history over a session."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+
+from langchain_core.language_models import FakeListChatModel
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.history import RunnableWithMessageHistory
+
+from threadkeep import Memory, open_memory_sync
+from threadkeep.adapters.langchain import ChatHistory
+
+ROOM = "room:1"
+
+
+async def test_every_kind_of_message_survives(memory: Memory) -> None:
+    """Tool calls and results come back as they were; the window has the utterances alone."""
+    call = AIMessage("", id="a1", tool_calls=[{"name": "weather", "args": {"city": "Oslo"}, "id": "c1"}])
+    messages = [
+        SystemMessage("Be brief.", id="s1"),
+        HumanMessage("Weather?", id="h1", name="Ann"),
+        call,
+        ToolMessage("cold", tool_call_id="c1", id="t1", status="success"),
+        AIMessage("It is cold.", id="a2"),
+    ]
+    history = ChatHistory(memory, ROOM)
+    await history.aadd_messages(messages)
+    await history.aadd_messages(messages[-1:])  # the same id again
+    assert await history.aget_messages() == messages
+    window = await memory.session(ROOM).window()
+    assert [message.content for message in window.messages] == ["Weather?", "It is cold."]
+    assert await ChatHistory(memory, ROOM, user_id="bob").aget_messages() == []
+    await history.aclear()
+    assert await history.aget_messages() == []
+
+
+def test_a_chain_with_a_message_history_remembers(shared_url: str) -> None:
+    """Blocking and asynchronous calls of one chain share a session."""
+    with open_memory_sync(shared_url) as memory, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # LangChain has deprecated the chain
+        model = FakeListChatModel(responses=["one", "two"])
+        chain = RunnableWithMessageHistory(model, lambda session_id: ChatHistory(memory, session_id))
+        config: RunnableConfig = {"configurable": {"session_id": ROOM}}
+        chain.invoke([HumanMessage("first")], config)
+        asyncio.run(chain.ainvoke([HumanMessage("second")], config))
+        history = ChatHistory(memory, ROOM)
+        assert [message.text for message in history.messages] == ["first", "one", "second", "two"]
+        history.clear()
+        assert history.messages == []
