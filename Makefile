@@ -47,9 +47,9 @@ lint: with-dev ## check style, format, layers, spelling, pyproject, lock and pro
 type: with-dev ## check types, tests included
 	$(PYTHON_HERE) -m mypy
 
-docs: with-dev ## check that the docs are complete and their code runs
-	@if [ -d tests/docs ]; then set -x; $(PYTHON_HERE) -m pytest tests/docs $(ARGS); \
-	else echo "There are no checks of the docs yet (tests/docs)."; fi
+docs: with-dev ## check that the docs are complete and their code runs; build their site
+	$(PYTHON_HERE) -m pytest tests/docs $(ARGS)
+	NO_COLOR=1 $(VENV)/bin/zensical build --strict --clean
 
 bench: with-bench ## measure against raw SQL and other memories; writes into docs/
 	$(PYTHON_HERE) -m bench $(ARGS)
