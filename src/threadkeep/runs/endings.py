@@ -164,6 +164,7 @@ class RunEndings:
     def __init__(self, memory: Memory, workflows: RunWorkflows) -> None:
         self._runs = memory.runs
         self._manifests = memory.manifests
+        self._pending = memory.pending
         self._observer = memory.observers
         self._turns = TurnEndings(memory, workflows)
 
@@ -176,7 +177,10 @@ class RunEndings:
             if await self._end_with_answer(carried, outcome):
                 carried.live.came_out(outcome)
                 return outcome
-            carried.hold.lost = await self._is_lost(carried.run)
+            if await self._is_lost(carried.run):
+                carried.hold.lost = True
+                await self._turns.leave(carried.run)
+                return None
             outcome, noted = _instead(outcome, await carried.hold.store()), {}
         else:
             await carried.hold.store()
@@ -265,10 +269,11 @@ class RunEndings:
         return current is not None and current.cancel_requested_at is not None
 
     async def _is_lost(self, run: Run) -> bool:
-        """Return whether another process has taken the run over; False if the database does not say."""
-        with contextlib.suppress(StoreError):
-            current = await self._runs.run(run.run_id)
-            return current is None or (current.owner, current.attempts) != (run.owner, run.attempts)
+        """Return whether another process has taken the run over; False if the database does not say it soon."""
+        with contextlib.suppress(StoreError, TimeoutError):
+            async with asyncio.timeout(self._pending.wait_seconds):
+                current = await self._runs.run(run.run_id)
+            return current is not None and (current.owner, current.attempts) != (run.owner, run.attempts)
         return False
 
     async def _is_rolled_back(self, carried: Carried) -> bool:
