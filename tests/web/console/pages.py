@@ -38,7 +38,7 @@ class _Reader(HTMLParser):
             self.links.append(values.get("href", ""))
         elif tag == "form":
             self.forms.append(FoundForm(values["action"], values["method"]))
-        elif tag in ("input", "textarea", "select") and "name" in values and self.forms:
+        elif tag in ("input", "textarea", "select") and "name" in values and values.get("type") != "checkbox":
             self.forms[-1].fields[values["name"]] = values.get("value", "")
 
 

@@ -14,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
+from threadkeep.agent.context_words import recall_in_words
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
 from threadkeep.web.console import charts
@@ -142,6 +143,7 @@ _environment.filters |= {
 }
 _environment.globals |= {
     "bar": charts.bar,
+    "in_words_of_recall": recall_in_words,
     "run_address": run_address,
     "session_address": session_address,
     "stacked_columns": charts.stacked_columns,

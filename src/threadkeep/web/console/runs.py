@@ -1,17 +1,88 @@
-"""Pages of runs: the list, one run with its tree and its trace, and its events as they happen."""
+"""Pages of runs: the list, one run with its tree and its trace, its forms, and its events as they happen."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+from datetime import datetime
+from typing import Annotated, cast
 
-from fastapi import APIRouter, Header, Request, Response
+from fastapi import APIRouter, Header, Query, Request, Response
 
+from threadkeep.errors import InvalidInput
+from threadkeep.records import Json
+from threadkeep.records.runs import RUN_STATUSES, RunQuery, RunStatus
+from threadkeep.runs.views import RunBody, RunEventBody, RunSummary
 from threadkeep.web.api.parameters import AppInUse, RunId
 from threadkeep.web.api.runs import get_events
-from threadkeep.web.console.rendering import ConsoleRoute
-from threadkeep.web.console.sessions import SeenAs
+from threadkeep.web.console.forms import Form
+from threadkeep.web.console.rendering import ConsoleRoute, page, redirect, run_address
+from threadkeep.web.console.viewer import SeenAs
+from threadkeep.web.cursors import read_cursor, write_cursor
+
+_PAGE = 50
+_EVENTS = 200
+_ANSWER = "answer:"
 
 router = APIRouter(prefix="/console/runs", route_class=ConsoleRoute, include_in_schema=False)
+
+
+@router.get("")
+async def list_runs(
+    *,
+    request: Request,
+    app: AppInUse,
+    user: SeenAs = None,
+    session: Annotated[str | None, Query(max_length=256)] = None,
+    status: Annotated[RunStatus | None, Query()] = None,
+    workflow: Annotated[str | None, Query(max_length=128)] = None,
+    cursor: Annotated[str | None, Query(max_length=1000)] = None,
+) -> Response:
+    """Show a page of runs, newest first."""
+    query = RunQuery(
+        session_id=session or None,
+        user_id=user,
+        workflow=workflow or None,
+        status=status,
+        limit=_PAGE,
+        cursor=read_cursor(cursor),
+    )
+    found, following = await (await app.runs.service()).list(query)
+    return page(
+        request,
+        "runs.html",
+        runs=found,
+        took={run.run_id: _seconds(run.started_at, run.ended_at) for run in found},
+        chosen={"user": user or "", "session": session or "", "status": status or "", "workflow": workflow or ""},
+        statuses=RUN_STATUSES,
+        workflows=sorted(one.name for one in app.workflows.all()),
+        next_cursor=write_cursor(following),
+    )
+
+
+@router.get("/{run_id}")
+async def show_run(
+    request: Request,
+    run_id: RunId,
+    app: AppInUse,
+    user: SeenAs = None,
+    after: Annotated[int, Query(ge=0, lt=2**53)] = 0,
+) -> Response:
+    """Show a run with its tree, its questions, its usage and its trace."""
+    runs = await app.runs.service()
+    run = await runs.run(run_id, user_id=user)
+    events = [RunEventBody.of(event) for event in await runs.trace(run_id, after=after, limit=_EVENTS, user_id=user)]
+    return page(
+        request,
+        "run.html",
+        run=RunBody.whole(run, await runs.usage(run_id, user_id=user)),
+        took=_seconds(run.started_at, run.ended_at),
+        tree=[RunSummary.of(one) for one in await runs.tree(run_id, user_id=user)],
+        events=events,
+        next_after=events[-1].number if len(events) == _EVENTS else None,
+        calls=[call.call for call in await app.memory.manifests.of_run(run_id, user_id=user)],
+        over=run.over,
+        user=user or "",
+    )
 
 
 @router.get("/{run_id}/events")
@@ -23,4 +94,45 @@ async def stream_events(
     last_event_id: Annotated[str | None, Header(max_length=32)] = None,
 ) -> Response:
     """Stream the events of a run, for the console's script."""
-    return await get_events(run_id, app, request, user or None, last_event_id)
+    return await get_events(run_id, app, request, user, last_event_id)
+
+
+@router.post("/{run_id}/resume")
+async def resume(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
+    """Answer what a run asks."""
+    answers = {name.removeprefix(_ANSWER): value for name, value in form.items() if name.startswith(_ANSWER)}
+    given: dict[str, Json] = {
+        name: _value(text, as_json="json" in form) for name, text in answers.items() if text.strip()
+    }
+    if not given:
+        raise InvalidInput("There is no answer in the form; write one.")
+    value = next(iter(given.values())) if len(answers) == 1 else given
+    await (await app.runs.service()).resume(run_id, value, user_id=user, mode="background")
+    return redirect(run_address(run_id, user_id=user))
+
+
+@router.post("/{run_id}/cancel")
+async def cancel(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
+    """Stop a run and all below it."""
+    await (await app.runs.service()).cancel(run_id, user_id=user)
+    return redirect(run_address(run_id, user_id=user))
+
+
+@router.post("/{run_id}/retry")
+async def retry(run_id: RunId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
+    """Try a failed or stopped run again."""
+    await (await app.runs.service()).retry(run_id, user_id=user, mode="background")
+    return redirect(run_address(run_id, user_id=user))
+
+
+def _value(text: str, *, as_json: bool) -> Json:
+    if not as_json:
+        return text
+    try:
+        return cast("Json", json.loads(text))
+    except (ValueError, RecursionError):
+        raise InvalidInput("The answer is not JSON; correct it, or send it as text.") from None
+
+
+def _seconds(started_at: datetime | None, ended_at: datetime | None) -> float | None:
+    return (ended_at - started_at).total_seconds() if started_at and ended_at else None

@@ -21,9 +21,10 @@ from threadkeep.runs.chat.turns import ChatRequest, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, SessionId
 from threadkeep.web.api.sessions import delete_session, reset_session
+from threadkeep.web.callers import CallerInUse
 from threadkeep.web.console.forms import Form
 from threadkeep.web.console.rendering import ConsoleRoute, redirect, session_address
-from threadkeep.web.console.sessions import SeenAs
+from threadkeep.web.console.viewer import SeenAs
 from threadkeep.web.schemas import MAX_MESSAGE_CHARACTERS
 from threadkeep.workflows.built_in import CHAT
 
@@ -37,12 +38,13 @@ _session = APIRouter(prefix="/console/sessions/{session_id}", route_class=Consol
 
 
 @router.post("/say")
-async def start_session(form: Form, app: AppInUse) -> Response:
+async def start_session(form: Form, app: AppInUse, caller: CallerInUse) -> Response:
     """Say something in a new session, or in the one that is named."""
     session_id = form.get("session_id", "").strip() or None
     if session_id is not None:
         app.memory.session(session_id)  # validates the id
-    turn = app.chat.begin(_request(form, session_id, form.get("user_id", "").strip() or None))
+    user = caller.user(form.get("user_id", "").strip() or None)
+    turn = app.chat.begin(_request(form, session_id, user))
     await _begun(turn)
     return redirect(session_address(turn.session_id) + "#end")
 
@@ -58,7 +60,7 @@ async def say(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = N
 @_session.post("/edit")
 async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Replace a message and have the new version answered if it is the user's."""
-    session, info = await AllSessions(app.memory).find(session_id, user_id=user or None)
+    session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
         await _again(app, session, AgainRequest(message_id=message.id))
@@ -76,7 +78,7 @@ async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: See
 @_session.post("/take-back")
 async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Take the newest messages back."""
-    session, _ = await AllSessions(app.memory).find(session_id, user_id=user or None)
+    session, _ = await AllSessions(app.memory).find(session_id, user_id=user)
     count = form.get("n", "1")
     await session.take_back(int(count) if count.isdecimal() and len(count) < 6 else 0)
     return _back(session_id, user)
@@ -85,14 +87,14 @@ async def take_back(session_id: SessionId, form: Form, app: AppInUse, user: Seen
 @_session.post("/reset")
 async def reset(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Hide all earlier messages from the model."""
-    await reset_session(session_id, app, user or None)
+    await reset_session(session_id, app, user)
     return _back(session_id, user)
 
 
 @_session.post("/delete")
 async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Delete a session with all its messages."""
-    await delete_session(session_id, app, user or None)
+    await delete_session(session_id, app, user)
     return redirect("/")
 
 
@@ -100,7 +102,7 @@ async def delete(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs 
 async def export_session(session_id: SessionId, app: AppInUse, user: SeenAs = None) -> Response:
     """Return a session with its whole history as JSONL, as `threadkeep export` writes it."""
     stream = io.BytesIO()
-    chosen = named_sessions(app.memory, [session_id], user or None)
+    chosen = named_sessions(app.memory, [session_id], user)
     await export(chosen, stream, lambda _: None, view="history")
     name = quote(session_id.replace("/", "-"), safe="", errors="surrogateescape")
     headers = {"Content-Disposition": f"attachment; filename*=UTF-8''{name}.jsonl"}
@@ -116,7 +118,7 @@ async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, Se
     Raises:
         InvalidInput: an agent stores the conversation itself.
     """
-    session, info = await AllSessions(app.memory).find(session_id, user_id=user or None)
+    session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     if info.namespace:
         raise InvalidInput(_AGENTS_OWN)
     return session, info

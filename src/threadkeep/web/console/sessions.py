@@ -18,9 +18,8 @@ from threadkeep.store.codec import clean_text
 from threadkeep.store.session_list import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, SessionId
 from threadkeep.web.console.rendering import ConsoleRoute, page
+from threadkeep.web.console.viewer import SeenAs
 from threadkeep.web.cursors import read_cursor, write_cursor
-
-type SeenAs = Annotated[str | None, Query(alias="user", max_length=512)]
 
 _PAGE = 30
 _MESSAGES = 100
@@ -48,9 +47,9 @@ async def list_sessions(
     """Show a page of sessions, newest activity first."""
     everything = AllSessions(app.memory)
     text = clean_text(q.strip()) if q and q.strip() else None
-    query = SessionQuery(user or None, text, None, _PAGE, read_cursor(cursor))
+    query = SessionQuery(user, text, None, _PAGE, read_cursor(cursor))
     found, following = await everything.page(query)
-    damaged = damaged_sessions(await everything.damaged(user or None))
+    damaged = damaged_sessions(await everything.damaged(user))
     return page(
         request,
         "sessions.html",
@@ -73,10 +72,10 @@ async def show_session(
     before: Annotated[int | None, Query(ge=1, lt=2**53)] = None,
 ) -> Response:
     """Show the transcript of a session as a chat."""
-    session, info = await AllSessions(app.memory).find(session_id, user_id=user or None)
+    session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     shown = await session.page(before, _MESSAGES, view="history")
     waiting = [message for message in session.waiting() if message.id not in {one.id for one in shown.messages}]
-    summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user or None)
+    summaries = [] if info.namespace else await app.memory.summaries.active(session_id, user_id=user)
     return page(
         request,
         "session.html",

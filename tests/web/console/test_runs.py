@@ -1,0 +1,104 @@
+"""The console's pages of runs: the list, the trace, the tree, and the questions that a person answers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from tests.web.console.pages import opened, sent
+from tests.web.console.test_sessions import said
+from tests.web.services import client_of, opened_app, settings_for, until
+from tests.web.test_runs import FLOW, PARENT, RUNS
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@pytest.fixture
+def gate() -> Gate:
+    """Where the model's first answer stops."""
+    return Gate()
+
+
+@pytest.fixture
+async def bots(tmp_path: Path, gate: Gate) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a service with workflows: one that answers, one that starts it, and one that asks a person."""
+    for name, text in (("bot", FLOW), ("parent", PARENT)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    names = [*(str(tmp_path / f"{name}.yaml") for name in ("bot", "parent")), "form=tests.web.console.asking:graph"]
+    model = ScriptedModel([["Well, ", gate, "yes."], "Again.", "More."])
+    async with opened_app(model, settings_for(tmp_path, workflows=names)) as app, client_of(app) as client:
+        yield client
+
+
+async def test_a_person_answers_what_a_run_asks(bots: httpx2.AsyncClient) -> None:
+    """Each question on its page; the session's page leads there."""
+    started = await bots.post("/api/v1/workflows/form/runs", json={"message": "Hi", "session_id": "s"})
+    address = f"/console/runs/{started.json()['run_id']}"
+    link = next(link for link in (await opened(bots, "/console/sessions/s")).links if link == address)
+    page = await opened(bots, link)
+    assert '"ask": "name"' in page.text.replace("&#34;", '"')
+    field = next(name for name in page.form("/resume").fields if name.startswith("answer:"))
+    await sent(bots, page.form("/resume"), **{field: "Ada"})
+
+    async def asked_again() -> bool:
+        page = await opened(bots, address)
+        return '"ask": "age"' in page.text.replace("&#34;", '"')
+
+    await until(asked_again)
+    page = await opened(bots, address)
+    field = next(name for name in page.form("/resume").fields if name.startswith("answer:"))
+    await sent(bots, page.form("/resume"), **{field: "36"})
+
+    async def done() -> bool:
+        return "Ada is 36" in (await opened(bots, address)).words
+
+    await until(done)
+
+
+async def test_a_run_that_goes_on_is_streamed_and_stopped(bots: httpx2.AsyncClient, gate: Gate) -> None:
+    """The session's page names the stream for the script; without a script it is loaded again by itself."""
+    started = await bots.post(RUNS, json={"message": "Hi", "session_id": "s", "mode": "background"})
+    await gate.reached()
+    address = f"/console/runs/{started.json()['run_id']}"
+    for place in ("/console/sessions/s", address):
+        page = await opened(bots, place)
+        assert f'data-live="{address}/events"' in page.text
+        assert '<noscript><meta http-equiv="refresh"' in page.text
+    page = await sent(bots, page.form("/cancel"))
+
+    async def stopped() -> bool:
+        return "cancelled" in (await opened(bots, address)).words
+
+    await until(stopped)
+    async with bots.stream("GET", f"{address}/events") as events:
+        text = (await events.aread()).decode()
+    assert "event: end" in text
+    page = await sent(bots, (await opened(bots, address)).form("/retry"))
+
+    async def again() -> bool:
+        return "Again." in (await opened(bots, address)).words
+
+    await until(again)
+
+
+async def test_the_page_of_a_run_has_its_tree_its_trace_and_its_usage(bots: httpx2.AsyncClient, gate: Gate) -> None:
+    """A child is below its parent."""
+    gate.open()
+    run = (await bots.post("/api/v1/workflows/parent/runs", json={"message": "Hi"})).json()
+    page = await opened(bots, f"/console/runs/{run['run_id']}")
+    assert "from ask" in page.words
+    assert "child started" in page.words
+    children = [link for link in page.links if link.startswith("/console/runs/") and run["run_id"] not in link]
+    assert "model called" in (await opened(bots, children[0])).words
+    listed = await opened(bots, "/console/runs?workflow=parent&status=done")
+    assert run["run_id"] in listed.text
+    assert "No such run." in (await opened(bots, "/console/runs?status=failed")).words
+
+
+async def test_the_runs_of_a_session_are_filtered_by_user(client: httpx2.AsyncClient) -> None:
+    """`?user=` hides the runs of others, as in the API."""
+    await said(client, "s", "One.", user_id="ana")
+    assert "ana" in (await opened(client, "/console/runs?session=s")).words
+    assert "No such run." in (await opened(client, "/console/runs?session=s&user=ben")).words
