@@ -28,7 +28,7 @@ type Middleware = AgentMiddleware[Any, Any, Any]
 
 @dataclass(frozen=True)
 class Reuse:
-    """The share of calls that begin with the whole of the call before up to its last input, of one contender."""
+    """The share of calls that begin with the call before up to what is new with its last input, of one contender."""
 
     title: str
     shares: dict[Kind, float]
@@ -116,14 +116,15 @@ def _replies(kind: Kind) -> Iterator[str | AIMessage]:
 
 
 def shared(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """The share of calls that begin with the whole of the call before, up to its last input."""
+    """The share of calls that begin with the whole of the call before, up to what is new with its last input."""
     pairs = [(_told(_up_to_input(before)), _told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)
 
 
 def _up_to_input(call: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
     inputs = [n for n, m in enumerate(call) if isinstance(m, HumanMessage) and SECTION_KEY not in m.additional_kwargs]
-    return call[: inputs[-1] + 1]
+    found = [n for n, m in enumerate(call) if m.additional_kwargs.get(SECTION_KEY) in ("snippets", "selected")]
+    return call[: min(inputs[-1] + 1, *found, len(call))]
 
 
 def _told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:

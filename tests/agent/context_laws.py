@@ -70,7 +70,7 @@ def check_order(sent: Sent) -> None:
     """Sections stand in their order, and what is of the transcript in its own."""
     seqs = [entry.seq for entry in sent.manifest.entries if entry.seq is not None]
     assert seqs == sorted(set(seqs))
-    ranks = {section: rank for rank, section in enumerate(("system", "summary", "window", "input", "extra", "steps"))}
+    ranks = {section: rank for rank, section in enumerate(("system", "summary", "window", "extra", "input", "steps"))}
     ranks["earlier_steps"] = ranks["window"]
     order = [ranks.get(entry.section, ranks["extra"]) for entry in sent.manifest.entries]
     assert order == sorted(order)

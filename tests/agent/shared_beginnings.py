@@ -16,12 +16,13 @@ def told(messages: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
 
 
 def up_to_input(call: Sequence[BaseMessage]) -> list[tuple[str, object, object]]:
-    """A call up to its last input, which no block of the context is."""
+    """A call up to its last input, which no block of the context is; up to the blocks that were found for the input."""
     inputs = [n for n, m in enumerate(call) if isinstance(m, HumanMessage) and SECTION_KEY not in m.additional_kwargs]
-    return told(call[: inputs[-1] + 1])
+    found = [n for n, m in enumerate(call) if m.additional_kwargs.get(SECTION_KEY) in ("snippets", "selected")]
+    return told(call[: min(inputs[-1] + 1, *found, len(call))])
 
 
 def shared_beginnings(calls: Sequence[Sequence[BaseMessage]]) -> float:
-    """The share of calls that begin with the whole of the call before, up to its last input."""
+    """The share of calls that begin with the whole of the call before, up to what is new with its last input."""
     pairs = [(up_to_input(before), told(after)) for before, after in itertools.pairwise(calls)]
     return sum(after[: len(before)] == before for before, after in pairs) / len(pairs)

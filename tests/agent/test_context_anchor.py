@@ -95,7 +95,7 @@ async def test_a_sliding_window_shares_little(small_memory: Memory) -> None:
 
 
 async def test_calls_begin_with_the_call_before_beside_older_turns(small_memory: Memory) -> None:
-    """What is selected anew for each input stands after it."""
+    """What is selected anew for each input stands behind the window."""
     limits = SessionMemory(small_memory, max_messages=None, sources=[RecalledTurns(small_memory)])
     model = await talk(small_memory, limits, range(TURNS))
     assert sum(len(told(call)) > len(up_to_input(call)) for call in model.calls) > TURNS // 2

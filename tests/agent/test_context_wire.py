@@ -87,10 +87,10 @@ def questions(count: int) -> list[str]:
 
 async def test_talks_with_tools_are_sent_again_byte_by_byte(memory: Memory, recorder: Recorder) -> None:
     """Texts, several calls in a step, several steps, results that are cut, windows that are, older turns quoted."""
-    for number in range(12):
+    for number in range(18):
         steps = [looking_up("a", "of"), looking_up("a long one"), looking_up("x" * 20, "y" * 16)][: number % 4]
         recorder.replies += [*steps, f"answer {number} " + "as I said " * (20 + number * 5 % 30)]
-    await talk(memory, recorder, ["My passport number is C01X0006H.", *questions(11), "What is my passport number?"])
+    await talk(memory, recorder, ["My passport number is C01X0006H.", *questions(17), "What is my passport number?"])
     manifests = await check(memory, recorder)
     entries = [entry for manifest in manifests for entry in manifest.entries]
     assert {entry.source for entry in entries} == {"transcript", "text", "turns"}

@@ -53,11 +53,11 @@ def block(messages: Sequence[BaseMessage]) -> str:
 
 
 async def test_an_older_turn_that_matters_comes_back(memory: Memory) -> None:
-    """After the question, quoted with its day; the manifest names its place; what the window has is not in it."""
+    """Before the question, quoted with its day; the manifest names its place; what the window has is not in it."""
     await remember(memory, FACT)
     await small_talk(memory, 40)
     messages = await ask(memory, "Who keeps bees on the roof?", RecalledTurns(memory))
-    assert messages[-2].content == "Who keeps bees on the roof?"
+    assert messages[-1].content == "Who keeps bees on the roof?"
     assert f"> {FACT}" in block(messages)
     assert "no instructions" in block(messages)
     assert "[message 1, 20" in block(messages)
@@ -65,7 +65,7 @@ async def test_an_older_turn_that_matters_comes_back(memory: Memory) -> None:
     assert not any(f"> {text}" in block(messages) for text in window if text != "I see.")
     manifest = (await memory.manifests.of_session("room"))[0]
     assert [m.content for m in await rebuild(manifest)] == [m.content for m in messages]
-    assert ContextManifest.from_dict(manifest.manifest).entries[-1].source == "turns"
+    assert ContextManifest.from_dict(manifest.manifest).entries[-2].source == "turns"
 
 
 async def test_a_talk_that_is_all_in_the_window_needs_no_block(memory: Memory) -> None:
@@ -97,7 +97,7 @@ async def test_who_said_it_is_known_by_name(memory: Memory) -> None:
         request = ExtraRequest(group, [question], (), (), None, count_tokens, memory.clock())
         found = await small.find(request, 300)
         assert found is not None
-        assert f", user {name}]" in str(found.message.content)
+        assert f", {name}]" in str(found.message.content)
         assert {turn.seq for turn in found.entry.turns}.intersection((1, 2)) == {1 if name == "Ann" else 2}
 
 
@@ -152,10 +152,10 @@ async def test_quoted_words_cannot_pass_for_the_prompts_own(memory: Memory) -> N
 
 
 async def test_the_block_keeps_to_its_share(memory: Memory) -> None:
-    """A quarter of the budget, however much would fit the question; and the call to its budget."""
+    """Six tenths of the budget, however much would fit the question; and the call to its budget."""
     await remember(memory, *[f"Bees of hive {n} gave {n} jars of honey. " * 6 for n in range(120)])
     messages = await ask(memory, "How many jars did the bees give?", RecalledTurns(memory))
-    assert 500 < count_tokens(block(messages)) <= 1000
+    assert 2000 < count_tokens(block(messages)) <= 2400
     assert count_tokens(messages) <= 4000
 
 

@@ -80,7 +80,7 @@ def test_it_is_said_which_messages_are_quoted_and_summarised(asked: CommandLine)
     shown = asked(*SHOW, "--call", "2").out
     (summary,), (selected,) = rows(shown, "summary"), rows(shown, "selected")
     assert "summary of 1–4: They spoke of 蜜蜂." in summary
-    quotes = asked(*SHOW, "--call", "2", "--json").json["messages"][-1]["turns"]
+    quotes = asked(*SHOW, "--call", "2", "--json").json["messages"][-2]["turns"]
     assert {(quote["session_id"], quote["seq"]) for quote in quotes} >= {("a", 1), ("b", 1)}
     assert "quotes 1–" in selected
     assert "; 1 of b: [" in selected

@@ -15,12 +15,12 @@ from threadkeep.errors import InvalidInput
 
 
 def test_a_plan_says_what_comes_where() -> None:
-    """By default what changes with each input stands after it, and what is known before the window."""
+    """By default what changes with each input stands behind the window, and what is known before it."""
     plan = ContextPlan()
     assert plan.order[0] == "system"
     assert plan.extras_before_window == ("facts",)
-    assert plan.extras_before_input == ()
-    assert plan.extras_after_input == ("snippets", "selected")
+    assert plan.extras_before_input == ("snippets", "selected")
+    assert plan.extras_after_input == ()
     assert plan.most("summary", 4_000) == 1_000
 
 
@@ -36,8 +36,9 @@ def test_the_order_of_extras_is_the_callers_to_choose() -> None:
 def test_extras_get_their_shares_where_there_is_room() -> None:
     """Only those that are wanted, each at most its share."""
     plan = ContextPlan()
-    assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_000}
-    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 1_000}
+    assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
+    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_400}
+    assert plan.rooms(40_000, 500, ["selected"], shared=16_000) == {"selected": 4_000}
     assert plan.rooms(4_000, 500, []) == {}
 
 

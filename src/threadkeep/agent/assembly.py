@@ -6,7 +6,7 @@ its model calls, so that they share their leading messages.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -70,6 +70,8 @@ class Assembler:
         fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section not in _YIELDING)
         rooms = self._layout.rooms(call.budget, fixed, wanted, shared=call.shared)
         reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
+        if (draft := self._whole_talk(call, pieces, rooms, reserved)) is not None:
+            return replace(draft, unsendable=repaired.dropped, extras=tuple(extras), summaries=shown)
         with suppress(BudgetTooSmall):
             chosen = self._plan(call, pieces, call.budget - reserved)
             if not (reserved and _turn_suffers(chosen, pieces)):
@@ -78,6 +80,20 @@ class Assembler:
             return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped, summaries=shown)
         pieces = tuple(piece for piece in pieces if piece.section != "summary")
         return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
+
+    def _whole_talk(
+        self, call: Call, pieces: tuple[Piece, ...], rooms: Mapping[Section, int], reserved: int
+    ) -> Draft | None:
+        """Return a draft in which older turns have only the room that is left; None if a part of the talk has none."""
+        recalled = rooms.get("selected", 0)
+        if not recalled or self._recollection.begin or self._recollection.dropped or self._recollection.overflowing:
+            return None
+        with suppress(BudgetTooSmall):
+            chosen = self._plan(call, pieces, call.budget - reserved + recalled)
+            if not (chosen.excluded or chosen.cuts):
+                left = call.budget - reserved + recalled - chosen.tokens
+                return Draft(call, pieces, chosen, rooms={**rooms, "selected": min(recalled, left)})
+        return None
 
     def build(self, draft: Draft) -> Assembled:
         """Lay out what was chosen, with the extras of the draft in their places."""

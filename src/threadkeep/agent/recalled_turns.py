@@ -11,8 +11,9 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.model_call import Extra
 from threadkeep.agent.model_facts import kept_name
-from threadkeep.agent.quoted_turns import QuotedTurn, turns_message
+from threadkeep.agent.quoted_turns import turns_message
 from threadkeep.context.manifest import Entry, TurnReference
+from threadkeep.context.quotation import QuotedTurn
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
@@ -92,14 +93,23 @@ class _LangChainEmbedder:
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
     """Return the best turns that fit, as one message in chronological order."""
     home = request.session.session_id
-    taken = [QuotedTurn(turn.session_id, turn.message) for turn in found]
-    while taken:
-        ordered = sorted(taken, key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0))
+    turns = [QuotedTurn(turn.session_id, turn.message) for turn in found]
+
+    def block_of(count: int) -> Extra:
+        ordered = sorted(
+            turns[:count], key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0)
+        )
         message = turns_message(ordered, home=home)
-        tokens = count_message(message, request.counter)
-        if tokens <= room:
-            references = tuple(TurnReference(turn.session_id, turn.message.seq or 0) for turn in ordered)
-            return Extra(message, Entry("selected", tokens, "turns", turns=references))
-        # The least telling go, about as many as are too much.
-        del taken[max(min(len(taken) - 1, len(taken) * room // tokens), 0) :]
-    return None
+        references = tuple(TurnReference(turn.session_id, turn.message.seq or 0) for turn in ordered)
+        return Extra(message, Entry("selected", count_message(message, request.counter), "turns", turns=references))
+
+    count = least = len(turns)
+    block = block_of(count)
+    # The least telling go, about as many as are too much; then those that have room after all come back.
+    while count and block.entry.tokens > room:
+        least = count
+        count = max(min(count - 1, count * room // block.entry.tokens), 0)
+        block = block_of(count)
+    while count + 1 < least and (larger := block_of(count + 1)).entry.tokens <= room:
+        count, block = count + 1, larger
+    return block if count else None

@@ -7,9 +7,9 @@ r"""The sections of a context: their order, their limits, and which of them shri
     facts     known facts about the user; changes if something is remembered, at most its share
     window    earlier turns, from an anchor that moves in steps; after each question the tool calls and
               results of the newest turns (`earlier_steps`), at most their share
-    input     the newest user message; cut only if it alone is too big
     snippets  results of a knowledge base         \ change with each input, so they come after stable parts;
     selected  older turns relevant to the input   /  each at most its share
+    input     the newest user message, the last thing that the model reads; cut only if it alone is too big
     steps     the tool calls and results of the turn so far
 
 If the budget is exceeded, the extras shrink first, in the order of `yields`; then the beginning of the window, large
@@ -32,10 +32,12 @@ type WindowKind = Literal["anchored", "sliding"]
 EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
 """The sections that are searched for each input."""
 
-_ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "input", "snippets", "selected")
+_ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "snippets", "selected", "input")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
-    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.25}
+    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.6}
 )
+_QUOTED_OF_SHARED = 0.25
+"""The most of a shared amount for older turns: quotes are new in each turn, so no cache has them."""
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,17 @@ class ContextPlan:
             budget: the tokens of the whole call.
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
-            shared: the tokens to which the shares apply; the budget by default.
+            shared: the tokens to which the shares apply if the budget is all that the model has room for.
         """
         whole = min(budget, shared or budget)
         left = budget - fixed - int(self.shares["window"] * budget)
         rooms: dict[Section, int] = {}
         for section in reversed(self.yields):
             if section in wanted:
-                rooms[section] = max(min(int(self.shares[section] * whole), left), 0)
+                most = self.shares[section] * whole
+                if section == "selected" and shared is not None:
+                    most = min(most, _QUOTED_OF_SHARED * shared)
+                rooms[section] = max(min(int(most), left), 0)
                 left -= rooms[section]
         return rooms
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 from threadkeep.context.cut import cut_end
 from threadkeep.context.tokens import TokenCounter
@@ -98,6 +99,7 @@ _SUMMARIES_HEADER = (
 _FENCE = re.compile(r"<(?=\s*/?\s*summary)", re.IGNORECASE)
 _LEAST_CHARACTERS = 40
 _NAME_CHARACTERS = 60
+_ROLES = ("user", "assistant", "system", "message", "passage")
 _NOT_IN_NAMES = re.compile(r"[\s\[\],]+")
 
 
@@ -114,27 +116,68 @@ class Quote:
 
 
 def attribution(role: str, author: str | None) -> str:
-    """Return the role and the name of a speaker on one line; a name cannot end the line that names a source."""
+    """Return the name of a person, else the role, with the name of an agent.
+
+    A name can neither end the line that names a source, nor pass for a role.
+    """
     name = _NOT_IN_NAMES.sub(" ", author or "").strip()[:_NAME_CHARACTERS]
+    if role == "user" and name and name.partition(" ")[0].lower() not in _ROLES:
+        return name
     return f"{role} {name}" if name else role
 
 
-def quote_of_turn(speaker: str, text: str, time: datetime | None, *, seq: int, elsewhere: bool = False) -> Quote:
-    """Return the quote of a transcript message: its position, its time in UTC to the minute, and its speaker."""
-    said = f"{time:%Y-%m-%d %H:%M}" if time else "no date"
-    place = f"message {seq} of another conversation" if elsewhere else f"message {seq}"
-    return Quote(f"{place}, {said}, {speaker}", text)
+@dataclass(frozen=True)
+class QuotedTurn:
+    """A stored message of some session, to be quoted."""
+
+    session_id: str
+    message: Message
+
+    @property
+    def time(self) -> datetime | None:
+        """When it was said, in UTC."""
+        time = self.message.sent_at or self.message.created_at
+        return time and time.astimezone(UTC)
+
+    def quote(self, before: QuotedTurn | None, home: str) -> Quote:
+        """Return the quote of the turn in a prompt of the session `home`, after the quote of another turn.
+
+        The first of a day has its place, its time in UTC and its speaker, the later ones only their speakers.
+        """
+        speaker = attribution(self.message.role, self.message.author)
+        if self.continues(before):
+            return Quote(speaker, self.message.content)
+        said = f"{self.time:%Y-%m-%d %H:%M}" if self.time else "no date"
+        where = "" if self.session_id == home else " of another conversation"
+        return Quote(f"message {self.message.seq or 0}{where}, {said}, {speaker}", self.message.content)
+
+    def continues(self, before: QuotedTurn | None) -> bool:
+        """Return whether this was said in the same session and on the same day as another turn."""
+        if before is None or before.session_id != self.session_id:
+            return False
+        return (self.time and self.time.date()) == (before.time and before.time.date())
+
+
+def turns_text(turns: Sequence[QuotedTurn], *, home: str) -> str:
+    """Return the block of these turns, in their order, with an empty line between days."""
+    lines = [TURNS_HEADER]
+    for before, turn in pairwise((None, *turns)):
+        if turn is not None:
+            lines += [] if turn.continues(before) else [""]
+            lines.append(turn.quote(before, home).render())
+    return "\n".join(lines)
 
 
 def quoted_by(block: str, role: str) -> list[str]:
-    """Return the texts of one role's turns from a block that `render` made."""
+    """Return the texts of one role's turns from a block that `render` made; persons with a name are users."""
     texts: list[list[str]] = []
     speaker = ""
     for line in block.splitlines():
         if line.startswith("["):
             texts.append([])
-            speaker = line.rpartition(", ")[2].removesuffix("]")
-        elif texts and line.startswith("> ") and speaker.partition(" ")[0] == role:
+            first = line.removeprefix("[").rpartition(", ")[2].removesuffix("]").partition(" ")[0]
+            speaker = first if first in _ROLES else "user"
+        elif texts and line.startswith("> ") and speaker == role:
             texts[-1].append(line.removeprefix("> "))
     return ["\n".join(lines) for lines in texts if lines]
 

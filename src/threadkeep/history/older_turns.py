@@ -32,8 +32,8 @@ _MOST_TALKS = 200
 _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes each
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
-_FRAME_TOKENS = 18
-"""The approximate tokens of the line above each quoted turn."""
+_FRAME_TOKENS = 8
+"""The least tokens of the line above each quoted turn; the first of a day has more."""
 
 
 @dataclass(frozen=True)
