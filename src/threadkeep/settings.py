@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _SUMMARY_KEEP = "messages:20"
 _KEY_REQUESTS, _USER_REQUESTS = 6000, 300
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", re.IGNORECASE)
 
 
 def default_channels() -> Path:
@@ -72,6 +74,10 @@ class Settings(RunSettings, GraphitiSettings):
     )
     requests_per_user: int | None = Field(
         None, ge=0, description="Requests of a user in a minute; 0 is no limit; else 300, and none on loopback."
+    )
+    cors_origins: Annotated[list[str], NoDecode] = Field(
+        default_factory=list,
+        description="Comma-separated origins of web pages that may call the service: https://chat.example.com.",
     )
     body_limit: int = Field(2_097_152, ge=1024, description="Bytes that a request's body may have.")
     max_connections: int = Field(1000, ge=1, description="Open connections; one more gets 503. Streams count.")
@@ -202,10 +208,18 @@ class Settings(RunSettings, GraphitiSettings):
             raise ValueError("write an absolute path, without ~")
         return value
 
-    @field_validator("workflows", mode="before")
+    @field_validator("workflows", "cors_origins", mode="before")
     @classmethod
-    def _parse_workflows(cls, value: object) -> object:
+    def _parse_list(cls, value: object) -> object:
         return split_list(value)
+
+    @field_validator("cors_origins")
+    @classmethod
+    def _check_origins(cls, value: list[str]) -> list[str]:
+        for origin in value:
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError("write each origin as https://host or http://host:port, without a path, or write *")
+        return [origin.lower() for origin in value]
 
     @field_validator("api_keys", mode="before")
     @classmethod
@@ -236,6 +250,12 @@ class Settings(RunSettings, GraphitiSettings):
             raise InvalidSettings(
                 f"{PREFIX}GRAPHITI_ENABLED needs turns in tables: set {PREFIX}TRANSCRIPTS=tables, or turn it off.",
                 variable=f"{PREFIX}GRAPHITI_ENABLED",
+            )
+        if "*" in self.cors_origins and not self.needs_keys:
+            raise InvalidSettings(
+                f"{PREFIX}CORS_ORIGINS is *, and without {PREFIX}API_KEYS any page could read everything: "
+                f"name the origins, or set {PREFIX}API_KEYS=name:key.",
+                variable=f"{PREFIX}CORS_ORIGINS",
             )
         try:
             _ = self.compression

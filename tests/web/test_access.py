@@ -135,3 +135,32 @@ async def test_the_description_says_what_keys_are_wanted(
     assert closed["paths"]["/api/v1/chat"]["post"]["security"] == [{"HTTPBearer": []}, {"APIKeyHeader": []}]
     assert "k-one" not in str(closed)
     assert "securitySchemes" not in (await client.get("/openapi.json")).json()["components"]
+
+
+@pytest.mark.parametrize("keys", ["", "web:k-one"])
+async def test_pages_of_named_origins_may_call_the_service(tmp_path: Path, keys: str) -> None:
+    """A browser asks first, without a key; then it may read the response and its headers. Other pages may not."""
+    origin = "https://chat.example.com"
+    settings = settings_for(tmp_path, api_keys=keys, cors_origins=origin)
+    asks = {"origin": origin, "access-control-request-method": "POST", "access-control-request-headers": "x-api-key"}
+    async with opened_app(DemoModel(), settings) as app, client_of(app) as client:
+        asked = await client.options("/api/v1/chat", headers=asks)
+        read = await client.get("/api/v1/sessions", headers={"origin": origin, "x-api-key": "k-one"})
+        refused = await client.options("/api/v1/chat", headers={**asks, "origin": "https://other.example.com"})
+        foreign = await client.get("/api/v1/sessions", headers={"origin": "https://other.example.com"})
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == origin
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"] == "x-api-key"
+    assert read.status_code == 200
+    assert read.headers["access-control-allow-origin"] == origin
+    assert "Content-Location" in read.headers["access-control-expose-headers"]
+    assert "access-control-allow-origin" not in refused.headers
+    assert foreign.status_code == (401 if keys else 403)
+    assert "access-control-allow-origin" not in foreign.headers
+
+
+async def test_no_page_may_call_the_service_unless_its_origin_is_named(client: httpx2.AsyncClient) -> None:
+    """CORS is off by default, for pages of this machine too."""
+    response = await client.get("/api/v1/sessions", headers={"origin": "http://localhost:3000"})
+    assert "access-control-allow-origin" not in response.headers

@@ -1,4 +1,4 @@
-"""Middleware of the service: access by API keys or from this machine, safe headers, and the size limit of bodies.
+"""Middleware of the service: access by API keys or from this machine, other origins, safe headers, and body sizes.
 
 `/healthz` and the API's description (`/docs`, `/openapi.json`) are public: they contain no data, and a browser
 cannot request them with a header. With keys, everything else needs one, including `/readyz` and `/metrics`. Without
@@ -8,10 +8,12 @@ web page. Otherwise any page in the user's browser could reach the service. `cal
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -24,6 +26,9 @@ from threadkeep.web.rate_limits import RateLimits
 
 CALLBACKS = "/channels/"
 OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json"})
+
+EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
+_PREFLIGHT_SECONDS = 600
 
 _KEY_MISSING = "Send an API key, as `Authorization: Bearer <key>` or as `X-API-Key: <key>`."
 _FOREIGN_HOST = (
@@ -44,9 +49,17 @@ class Access:
     """
 
     def __init__(
-        self, app: ASGIApp, *, keys: KeyRing, needed: bool, limits: RateLimits, routes: list[BaseRoute]
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        needed: bool,
+        limits: RateLimits,
+        routes: list[BaseRoute],
+        origins: Iterable[str] = (),
     ) -> None:
         self._app = app
+        self._origins = frozenset(origins)
         self._keys = keys
         self._needed = needed
         self._limits = limits
@@ -74,7 +87,7 @@ class Access:
             if caller is None:
                 raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
             return caller
-        if not _is_local(headers):
+        if not _is_local(headers, self._origins):
             raise ProblemRaised(make_problem(403, "foreign-host", _FOREIGN_HOST))
         return Caller(_LOCAL, "admin", limits=self._limits)
 
@@ -95,10 +108,25 @@ def _given_key(headers: Headers) -> bytes:
     return given.encode("latin-1")
 
 
-def _is_local(headers: Headers) -> bool:
-    """Return True if a request names a loopback host and does not come from a page of another host."""
+class CrossOrigin(CORSMiddleware):
+    """Middleware that lets pages of the given origins call the service and read its responses."""
+
+    def __init__(self, app: ASGIApp, origins: Iterable[str]) -> None:
+        super().__init__(
+            app,
+            allow_origins=list(origins),
+            allow_methods=["GET", "POST", "PUT", "PATCH", "DELETE"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
+            max_age=_PREFLIGHT_SECONDS,
+        )
+
+
+def _is_local(headers: Headers, origins: Collection[str]) -> bool:
+    """Return True if a request names a loopback host and comes from no page, or one of this machine or `origins`."""
     origin = headers.get("origin")
-    return _is_loopback_address(f"//{headers.get('host', '')}") and (origin is None or _is_loopback_address(origin))
+    allowed = origin is None or origin in origins or _is_loopback_address(origin)
+    return allowed and _is_loopback_address(f"//{headers.get('host', '')}")
 
 
 def _is_loopback_address(address: str) -> bool:

@@ -35,7 +35,7 @@ from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
 from threadkeep.web.key_ring import KeyRing
-from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, SafeHeaders
+from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import Server, bind
@@ -112,7 +112,17 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     answer_errors_with_problems(service)
     service.state.keys = keys
     service.add_middleware(BodyLimit, limit=settings.body_limit)
-    service.add_middleware(Access, keys=keys, needed=settings.needs_keys, limits=limits, routes=service.router.routes)
+    service.add_middleware(
+        Access,
+        keys=keys,
+        needed=settings.needs_keys,
+        limits=limits,
+        routes=service.router.routes,
+        origins=settings.cors_origins,
+    )
+    if settings.cors_origins:
+        # Outside of `Access`: a browser asks before it sends a key.
+        service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     return service
 
