@@ -96,7 +96,7 @@ class TableErasing:
 
     async def delete_person(self, ids: Sequence[str]) -> None:
         """Delete the rows of a person that are in no session."""
-        statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions")
+        statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_attachments")
         knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys")
         async with self._driver.writing() as connection:
             for id_ in ids:

@@ -18,6 +18,7 @@ from threadkeep.version import __version__
 from threadkeep.web.api import (
     channels,
     chat,
+    chatkit,
     facts,
     health,
     knowledge,
@@ -104,7 +105,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.state.heartbeat_seconds = heartbeat_seconds
     # Used directly: including a router would build each of its routes again, at the first request.
     subjects = (chat, sessions, superseding, manifests, retention, workflows, runs, facts, procedures, persons)
-    for subject in (*subjects, users, knowledge, channels, health):
+    for subject in (*subjects, users, knowledge, channels, chatkit, health):
         service.router.routes.extend(subject.router.routes)
     service.router.routes.extend(sessions.search_router.routes)
     describe(service)

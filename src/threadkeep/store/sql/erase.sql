@@ -134,6 +134,10 @@ DELETE FROM chat_runs WHERE run_id IN (SELECT run_id FROM gone)
 -- name: delete_active_sessions
 DELETE FROM chat_active_sessions WHERE user_id = :id
 
+-- name: delete_attachments
+-- What ChatKit said of a person's attachments.
+DELETE FROM chat_channel_state WHERE scope = 'chatkit:' || :id
+
 -- name: delete_evidence
 DELETE FROM chat_fact_evidence WHERE session_id = :session_id
 

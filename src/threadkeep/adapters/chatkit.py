@@ -1,0 +1,314 @@
+"""Sessions as the threads of ChatKit, OpenAI's chat page."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import cast
+
+from chatkit.store import NotFoundError, Store, StoreItemType
+from chatkit.types import (
+    AssistantMessageContent,
+    AssistantMessageItem,
+    Attachment,
+    ClosedStatus,
+    InferenceOptions,
+    Page,
+    ThreadItem,
+    ThreadMetadata,
+    UserMessageItem,
+    UserMessageTextContent,
+)
+from langchain_core.utils.uuid import uuid7
+from pydantic import TypeAdapter
+
+from threadkeep.adapters.items import item_message, messages_after, stored_item
+from threadkeep.errors import SessionNotFound, WrongUser
+from threadkeep.history.session import Session
+from threadkeep.memory import Memory
+from threadkeep.records import Json, Message, SessionInfo
+from threadkeep.store.transcripts import SessionQuery
+
+_NAME = "chatkit"
+_PREFIXES: Mapping[StoreItemType, str] = {
+    "thread": "thr",
+    "message": "msg",
+    "tool_call": "tc",
+    "workflow": "wf",
+    "task": "tsk",
+    "attachment": "atc",
+    "sdk_hidden_context": "shcx",
+}
+_ITEM: TypeAdapter[ThreadItem] = TypeAdapter(ThreadItem)
+_ATTACHMENT: TypeAdapter[Attachment] = TypeAdapter(Attachment)
+
+
+class ThreadkeepStore[TContext](Store[TContext]):
+    """A `Store` of ChatKit over a memory: a thread is a session, an item is a message.
+
+    Messages of user and assistant are in the transcript like those of other channels. Other items (widgets, tasks,
+    hidden context) are notes in it, which no model is sent. With a user, another user's threads and attachments are not
+    found.
+    """
+
+    def __init__(self, memory: Memory, *, user_id: Callable[[TContext], str | None]) -> None:
+        """Create a store.
+
+        Args:
+            memory: where the sessions are.
+            user_id: returns the user of a request's context, which the server has verified; None sees all sessions.
+        """
+        self.memory = memory
+        self._user_id = user_id
+
+    def generate_thread_id(self, context: TContext) -> str:
+        """Return a new id, with more digits than ChatKit's own."""
+        return _new_id("thread")
+
+    def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: TContext) -> str:
+        """Return a new id, with more digits than ChatKit's own."""
+        return _new_id(item_type)
+
+    def session(self, thread_id: str, context: TContext) -> Session:
+        """Return the session of a thread, as the user of a request sees it."""
+        return self.memory.session(thread_id, user_id=self._user_id(context))
+
+    async def load_thread(self, thread_id: str, context: TContext) -> ThreadMetadata:
+        """Return a thread; any session of the user is one."""
+        return _thread(await self._info(self.session(thread_id, context)))
+
+    async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
+        """Store what is known of a thread; a new one becomes a session."""
+        session = self.session(thread.id, context)
+        try:
+            info = await session.info()
+        except SessionNotFound:
+            await _append(session, item_message(_NAME, {}, role=None, text="[thread]"))
+            info = await session.info()
+        known: Json = thread.model_dump(mode="json", exclude={"items"})
+        await session.update(
+            title=thread.title, metadata={**info.metadata, _NAME: known}, active=thread.status.type == "active"
+        )
+
+    async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
+        """Return a page of threads by their last activity; `desc` begins with the newest.
+
+        A thread that becomes active between two pages may come twice; none is left out of descending pages.
+        """
+        user_id = self._user_id(context)
+        if order == "asc":
+            infos = [info async for info in self.memory.sessions(user_id)][::-1]
+            return _page([_thread(info) for info in infos], after, limit)
+        last = await self._info(self.session(after, context)) if after else None
+        cursor = (last.updated_at, last.session_id) if last else None
+        found, more = await self.memory.sessions_page(SessionQuery(user_id, limit=limit, cursor=cursor))
+        threads = [_thread(info) for info in found]
+        return Page(data=threads, has_more=more is not None, after=threads[-1].id if more and threads else None)
+
+    async def delete_thread(self, thread_id: str, context: TContext) -> None:
+        """Delete a session with its messages and the attachments that were sent in it."""
+        if not await self.session(thread_id, context).delete():
+            raise NotFoundError(f"Thread {thread_id} not found")
+        scope, state = self._scope(context), self.memory.channels.state
+        for name, value in (await state.values_of(scope, "")).items():
+            if json.loads(value).get("thread_id") == thread_id:
+                await state.forget(scope, name, value)
+
+    async def load_thread_items(
+        self, thread_id: str, after: str | None, limit: int, order: str, context: TContext
+    ) -> Page[ThreadItem]:
+        """Return a page of items; the whole thread is read for it."""
+        items = list((await self._items(thread_id, context)).values())
+        return _page(items[::-1] if order == "desc" else items, after, limit)
+
+    async def load_item(self, thread_id: str, item_id: str, context: TContext) -> ThreadItem:
+        """Return an item."""
+        if item := (await self._items(thread_id, context)).get(item_id):
+            return item
+        raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
+
+    async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
+        """Store an item at the end of its thread; one that is stored already is left as it is."""
+        session = self.session(thread_id, context)
+        await self._info(session)
+        await _append(session, _message(item, item.id))
+
+    async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
+        """Replace an item at its place, or store a new one at the end."""
+        session = self.session(thread_id, context)
+        messages = await self._messages(session)
+        place = _place(messages, item.id)
+        if place is None:
+            await _append(session, _message(item, item.id))
+        elif messages[place].role == "system" or _message(item, item.id).content == messages[place].content:
+            await _append(session, item_message(_NAME, _kept(item), role=None, text=f"[{item.type}]"))
+        else:
+            await self._rewrite(session, messages[place:], item)
+
+    async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
+        """Take an item back: it stays in the history of the session, and no model is sent it."""
+        session = self.session(thread_id, context)
+        messages = await self._messages(session)
+        place = _place(messages, item_id)
+        if place is None:
+            return
+        if messages[place].role == "system" and place + 1 < len(messages):
+            await _append(session, item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]"))
+        else:
+            await self._rewrite(session, messages[place:], None)
+
+    async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
+        """Store what a person thinks of items, as a note."""
+        session = self.session(thread_id, context)
+        await self._info(session)
+        note: Json = {"feedback": feedback, "items": list(item_ids)}
+        await _append(session, item_message(_NAME, note, role=None, text="[feedback]"))
+
+    async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
+        """Store what is known of an attachment, for its user."""
+        value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
+        await self.memory.channels.state.keep(self._scope(context), attachment.id, value)
+
+    async def load_attachment(self, attachment_id: str, context: TContext) -> Attachment:
+        """Return an attachment of the user."""
+        value = await self.memory.channels.state.value(self._scope(context), attachment_id)
+        if value is None:
+            raise NotFoundError(f"Attachment {attachment_id} not found")
+        return _ATTACHMENT.validate_json(value)
+
+    async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
+        """Delete what is known of an attachment of the user."""
+        scope, state = self._scope(context), self.memory.channels.state
+        value = await state.value(scope, attachment_id)
+        if value is None:
+            raise NotFoundError(f"Attachment {attachment_id} not found")
+        await state.forget(scope, attachment_id, value)
+
+    def _scope(self, context: TContext) -> str:
+        return f"{_NAME}:{self._user_id(context) or ''}"
+
+    async def _info(self, session: Session) -> SessionInfo:
+        try:
+            return await session.info()
+        except SessionNotFound:
+            raise NotFoundError(f"Thread {session.session_id} not found") from None
+
+    async def _messages(self, session: Session) -> list[Message]:
+        await self._info(session)
+        return await messages_after(session, 0)
+
+    async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
+        """Return the items by id, in order; a later version of one has the place of the first."""
+        items: dict[str, ThreadItem] = {}
+        for message in await self._messages(self.session(thread_id, context)):
+            stored = stored_item(_NAME, message)
+            if not isinstance(stored, Mapping):
+                if (said := _said(message, thread_id)) is not None:
+                    items[said.id] = said
+            elif isinstance(deleted := stored.get("deleted"), str):
+                items.pop(deleted, None)
+            elif "item" in stored:
+                item = _ITEM.validate_python(stored["item"])
+                items[item.id] = item
+        return items
+
+    async def _rewrite(self, session: Session, messages: Sequence[Message], item: ThreadItem | None) -> None:
+        """Take messages back, and store a new version of the first one and the others again.
+
+        If it is interrupted, the messages stay superseded, in the history of the session.
+        """
+        taken = await session.take_back(len(messages))
+        new = [_message(item, None)] if item is not None else []
+        later = [
+            one.with_fields(id=str(uuid7()), seq=None, created_at=None, superseded_at=None, superseded_by=None)
+            for one in taken[1:]
+        ]
+        if new or later:
+            await _append(session, *new, *later)
+
+
+def _new_id(item_type: StoreItemType) -> str:
+    return f"{_PREFIXES[item_type]}_{uuid7().hex}"
+
+
+async def _append(session: Session, *messages: Message) -> None:
+    """Store messages as one turn.
+
+    Raises:
+        NotFoundError: the session is another user's.
+    """
+    try:
+        await session.append(messages)
+    except WrongUser:
+        raise NotFoundError(f"Thread {session.session_id} not found") from None
+
+
+def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, limit: int) -> Page[T]:
+    """Return the `limit` rows that follow the one with the id `after`."""
+    start = 0
+    if after:
+        places = [place for place, row in enumerate(rows) if row.id == after]
+        if not places:
+            raise NotFoundError(f"{after} not found")
+        start = places[0] + 1
+    found = rows[start : start + limit]
+    more = start + limit < len(rows)
+    return Page(data=found, has_more=more, after=found[-1].id if more and found else None)
+
+
+def _thread(info: SessionInfo) -> ThreadMetadata:
+    known = info.metadata.get(_NAME)
+    if isinstance(known, Mapping):
+        thread = ThreadMetadata.model_validate(known)
+    else:
+        thread = ThreadMetadata(id=info.session_id, created_at=info.created_at)
+    if not info.active and thread.status.type == "active":
+        thread.status = ClosedStatus()
+    # A branch of a thread has the metadata of its origin.
+    return thread.model_copy(update={"id": info.session_id, "title": thread.title or info.title})
+
+
+def _kept(item: ThreadItem) -> Json:
+    return {"item": cast("Json", _ITEM.dump_python(item, mode="json"))}
+
+
+def _message(item: ThreadItem, message_id: str | None) -> Message:
+    if isinstance(item, UserMessageItem):
+        text = "\n".join(part.text for part in item.content)
+        return item_message(_NAME, _kept(item), role="user", text=text, message_id=message_id)
+    if isinstance(item, AssistantMessageItem):
+        text = "\n".join(part.text for part in item.content)
+        return item_message(_NAME, _kept(item), role="assistant", text=text, message_id=message_id)
+    return item_message(_NAME, _kept(item), role=None, text=f"[{item.type}]", message_id=message_id)
+
+
+def _said(message: Message, thread_id: str) -> ThreadItem | None:
+    """Return the item of a message that another channel or a run has stored; None for a note."""
+    created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
+    if message.role == "assistant":
+        return AssistantMessageItem(
+            id=str(message.id),
+            thread_id=thread_id,
+            created_at=created_at,
+            content=[AssistantMessageContent(text=message.content)],
+        )
+    if message.role == "user":
+        return UserMessageItem(
+            id=str(message.id),
+            thread_id=thread_id,
+            created_at=created_at,
+            content=[UserMessageTextContent(text=message.content)],
+            inference_options=InferenceOptions(),
+        )
+    return None
+
+
+def _place(messages: Sequence[Message], item_id: str) -> int | None:
+    """Return the place of the message that holds an item; None if there is none."""
+    for place, message in enumerate(messages):
+        stored = stored_item(_NAME, message)
+        item = stored.get("item") if isinstance(stored, Mapping) else None
+        if (item["id"] if isinstance(item, Mapping) else message.id) == item_id:
+            return place
+    return None

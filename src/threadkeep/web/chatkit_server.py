@@ -1,0 +1,143 @@
+"""A ChatKit server whose answers are runs of the chat. Importing this imports ChatKit and the OpenAI Agents SDK."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from chatkit.errors import CustomStreamError
+from chatkit.server import ChatKitServer
+from chatkit.store import StoreItemType
+from chatkit.types import (
+    AssistantMessageContent,
+    AssistantMessageContentPartAdded,
+    AssistantMessageContentPartDone,
+    AssistantMessageContentPartTextDelta,
+    AssistantMessageItem,
+    FeedbackKind,
+    StreamOptions,
+    ThreadItem,
+    ThreadItemAddedEvent,
+    ThreadItemDoneEvent,
+    ThreadItemUpdatedEvent,
+    ThreadMetadata,
+    ThreadStreamEvent,
+    UserMessageItem,
+)
+
+from threadkeep.adapters.chatkit import ThreadkeepStore
+from threadkeep.app import App
+from threadkeep.errors import ThreadkeepError
+from threadkeep.runs.chat.again import Again, AgainRequest
+from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
+from threadkeep.workflows.built_in import CHAT
+
+
+@dataclass(frozen=True)
+class ChatKitRequest:
+    """The context of a request: its verified user, the key that makes it repeatable, and whether it asks again."""
+
+    user_id: str | None = None
+    idempotency_key: str | None = None
+    asks_again: bool = False
+
+
+class RunStore(ThreadkeepStore[ChatKitRequest]):
+    """A store whose answers are stored by runs, in the transaction that ends a run."""
+
+    def __init__(self, app: App) -> None:
+        super().__init__(app.memory, user_id=lambda request: request.user_id)
+
+    def generate_thread_id(self, context: ChatKitRequest) -> str:
+        """Return a new id, or the one that the key of the request had before."""
+        return _repeatable("thr", context) or super().generate_thread_id(context)
+
+    def generate_item_id(self, item_type: StoreItemType, thread: ThreadMetadata, context: ChatKitRequest) -> str:
+        """Return a new id; for a person's message the one that the key of the request had before."""
+        known = _repeatable("msg", context) if item_type == "message" else None
+        return known or super().generate_item_id(item_type, thread, context)
+
+    async def add_thread_item(self, thread_id: str, item: ThreadItem, context: ChatKitRequest) -> None:
+        """Store an item, unless a run has stored it."""
+        if not isinstance(item, AssistantMessageItem):
+            await super().add_thread_item(thread_id, item, context)
+
+
+class ChatServer(ChatKitServer[ChatKitRequest]):
+    """A ChatKit server over an App; a thread is answered by the workflow in its metadata, or else by the chat."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._store = RunStore(app)
+        super().__init__(self._store)
+
+    def get_stream_options(self, thread: ThreadMetadata, context: ChatKitRequest) -> StreamOptions:
+        """Return that streams cannot be cancelled: a run goes on when its reader goes away."""
+        return StreamOptions(allow_cancel=False)
+
+    async def handle_stream_cancelled(
+        self, thread: ThreadMetadata, pending_items: list[ThreadItem], context: ChatKitRequest
+    ) -> None:
+        """Store nothing: the run stores the whole answer."""
+
+    async def respond(
+        self, thread: ThreadMetadata, input_user_message: UserMessageItem | None, context: ChatKitRequest
+    ) -> AsyncIterator[ThreadStreamEvent]:
+        """Stream the answer to a person's message."""
+        if input_user_message is None:
+            return
+        try:
+            turn = await self._turn(thread, input_user_message, context)
+            async for event in _events(turn, thread.id):
+                yield event
+        except ThreadkeepError as error:
+            raise CustomStreamError(str(error), allow_retry=True) from error
+        thread.title = (await self._store.session(thread.id, context).info()).title
+
+    async def add_feedback(
+        self, thread_id: str, item_ids: list[str], feedback: FeedbackKind, context: ChatKitRequest
+    ) -> None:
+        """Note in the thread what a person thinks of some items."""
+        await self._store.add_feedback(thread_id, item_ids, feedback, context)
+
+    async def _turn(self, thread: ThreadMetadata, message: UserMessageItem, context: ChatKitRequest) -> ChatTurn:
+        app, named = self._app, thread.metadata.get("workflow")
+        workflow = named if isinstance(named, str) else CHAT
+        if context.asks_again:
+            session = self._store.session(thread.id, context)
+            asked = AgainRequest(message_id=message.id, workflow=workflow)
+            return await Again(app.chat, app.memory, app.workflows).begin(session, asked)
+        text = "\n".join(part.text for part in message.content)
+        return app.chat.begin(
+            ChatRequest(text, session_id=thread.id, user_id=context.user_id, message_id=message.id, workflow=workflow)
+        )
+
+
+async def _events(turn: ChatTurn, thread_id: str) -> AsyncIterator[ThreadStreamEvent]:
+    """Yield the events of an answer as it comes."""
+    item = AssistantMessageItem(
+        id=f"msg_{turn.run_id.replace('-', '')}", thread_id=thread_id, created_at=datetime.now(UTC), content=[]
+    )
+    content = AssistantMessageContent(text="")
+    yield ThreadItemAddedEvent(item=item)
+    yield ThreadItemUpdatedEvent(
+        item_id=item.id, update=AssistantMessageContentPartAdded(content_index=0, content=content)
+    )
+    async for event in turn.follow():
+        if isinstance(event, ChatToken):
+            update = AssistantMessageContentPartTextDelta(content_index=0, delta=event.text)
+            yield ThreadItemUpdatedEvent(item_id=item.id, update=update)
+        elif isinstance(event, ChatAnswer):
+            content = AssistantMessageContent(text=event.response)
+            done = AssistantMessageContentPartDone(content_index=0, content=content)
+            yield ThreadItemUpdatedEvent(item_id=item.id, update=done)
+            yield ThreadItemDoneEvent(item=item.model_copy(update={"content": [content]}))
+
+
+def _repeatable(prefix: str, request: ChatKitRequest) -> str | None:
+    if request.idempotency_key is None:
+        return None
+    digest = hashlib.sha256(f"{request.user_id or ''}\n{request.idempotency_key}".encode()).hexdigest()
+    return f"{prefix}_{digest[:32]}"

@@ -1,0 +1,145 @@
+"""ChatKit's store over a memory, with the real package's items."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from chatkit.store import NotFoundError
+from chatkit.types import (
+    AssistantMessageContent,
+    AssistantMessageItem,
+    ClientToolCallItem,
+    FileAttachment,
+    InferenceOptions,
+    SDKHiddenContextItem,
+    ThreadItem,
+    ThreadMetadata,
+    UserMessageItem,
+    UserMessageTextContent,
+)
+
+from threadkeep import Memory, Message
+from threadkeep.chatkit import ThreadkeepStore
+
+NOW = datetime(2026, 11, 1, tzinfo=UTC)
+BASE: dict[str, Any] = {"thread_id": "t1", "created_at": NOW}
+
+
+def store_of(memory: Memory) -> ThreadkeepStore[str | None]:
+    """Return a store whose contexts are user ids."""
+    return ThreadkeepStore[str | None](memory, user_id=lambda user: user)
+
+
+def asked(item_id: str, text: str) -> UserMessageItem:
+    """Return a person's message."""
+    part = UserMessageTextContent(text=text)
+    return UserMessageItem(id=item_id, content=[part], inference_options=InferenceOptions(), **BASE)
+
+
+def answered(item_id: str, text: str) -> AssistantMessageItem:
+    """Return an answer."""
+    return AssistantMessageItem(id=item_id, content=[AssistantMessageContent(text=text)], **BASE)
+
+
+async def filled(memory: Memory) -> tuple[ThreadkeepStore[str | None], list[ThreadItem]]:
+    """Return a store with a thread of ann's that has items of several kinds."""
+    store = store_of(memory)
+    items: list[ThreadItem] = [
+        asked("m1", "q1"),
+        ClientToolCallItem(id="c1", call_id="call", name="pick", arguments={"of": [1, 2]}, **BASE),
+        answered("m2", "a1"),
+        asked("m3", "q2"),
+        SDKHiddenContextItem(id="h1", content="hidden", **BASE),
+    ]
+    await store.save_thread(ThreadMetadata(id="t1", created_at=NOW, metadata={"k": 1}), "ann")
+    for item in items:
+        await store.add_thread_item("t1", item, "ann")
+    return store, items
+
+
+async def items_in(store: ThreadkeepStore[str | None], **options: Any) -> list[str]:
+    """Return the ids of a page of the thread."""
+    page = await store.load_thread_items(
+        "t1", **{"after": None, "limit": 10, "order": "asc", "context": "ann"} | options
+    )
+    return [item.id for item in page.data]
+
+
+async def test_every_kind_of_item_survives_in_order(memory: Memory) -> None:
+    """A model is sent the utterances alone; a repeated item is stored once."""
+    store, items = await filled(memory)
+    await store.add_thread_item("t1", items[0], "ann")
+    page = await store.load_thread_items("t1", None, 3, "asc", "ann")
+    assert (page.data, page.has_more, page.after) == (items[:3], True, "m2")
+    assert await items_in(store, after="m2", order="desc") == ["c1", "m1"]
+    assert await store.load_item("t1", "c1", "ann") == items[1]
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages] == ["q1", "a1", "q2"]
+    assert (await store.load_thread("t1", "ann")).metadata == {"k": 1}
+
+
+async def test_items_are_replaced_and_removed_at_their_place(memory: Memory) -> None:
+    """What a model is sent follows; what was said stays in the history."""
+    store, items = await filled(memory)
+    call = items[1].model_copy(update={"status": "completed", "output": "1"})
+    await store.save_item("t1", call, "ann")
+    await store.save_item("t1", answered("m2", "better"), "ann")
+    assert await items_in(store) == ["m1", "c1", "m2", "m3", "h1"]
+    assert await store.load_item("t1", "c1", "ann") == call
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages] == ["q1", "better", "q2"]
+
+    for item_id in ("c1", "m3", "h1", "unknown"):
+        await store.delete_thread_item("t1", item_id, "ann")
+    assert await items_in(store) == ["m1", "m2"]
+    await store.save_item("t1", asked("m4", "q3"), "ann")
+    assert await items_in(store) == ["m1", "m2", "m4"]
+    window = await memory.session("t1").window()
+    assert [message.content for message in window.messages] == ["q1", "better", "q3"]
+    history = (await memory.session("t1").page(view="history")).messages
+    assert "a1" in [message.content for message in history]
+
+
+async def test_what_others_said_is_an_item(memory: Memory) -> None:
+    """A session of another channel is a thread; one that is closed is closed here."""
+    session = memory.session("t1", user_id="ann")
+    await session.append([Message("user", "hi", "u1"), Message("system", "note"), Message("assistant", "hello", "a1")])
+    await session.update(active=False)
+    store = store_of(memory)
+    assert await items_in(store) == ["u1", "a1"]
+    thread = await store.load_thread("t1", "ann")
+    assert (thread.title, thread.status.type) == ("hi", "closed")
+
+
+async def test_threads_and_attachments_of_others_are_not_found(memory: Memory) -> None:
+    """In each verb that names one; a thread's attachments go with it, and a person's with the person."""
+    store, _ = await filled(memory)
+    file = FileAttachment(id="f1", name="a.txt", mime_type="text/plain", thread_id="t1")
+    await store.save_attachment(file, "ann")
+    await store.save_attachment(file.model_copy(update={"id": "f2", "thread_id": None}), "ann")
+    for call in (
+        store.load_thread("t1", "bob"),
+        store.save_thread(ThreadMetadata(id="t1", created_at=NOW), "bob"),
+        store.load_thread_items("t1", None, 1, "asc", "bob"),
+        store.load_item("t1", "m1", "bob"),
+        store.add_thread_item("t1", asked("x", "x"), "bob"),
+        store.save_item("t1", asked("m1", "x"), "bob"),
+        store.delete_thread_item("t1", "m1", "bob"),
+        store.delete_thread("t1", "bob"),
+        store.load_attachment("f1", "bob"),
+        store.delete_attachment("f1", "bob"),
+    ):
+        with pytest.raises(NotFoundError):
+            await call
+    assert (await store.load_threads(5, None, "desc", "bob")).data == []
+
+    assert await store.load_attachment("f1", "ann") == file
+    await store.delete_thread("t1", "ann")
+    with pytest.raises(NotFoundError):
+        await store.load_attachment("f1", "ann")
+    assert (await store.load_attachment("f2", "ann")).id == "f2"
+    await memory.erase(user_id="ann")
+    with pytest.raises(NotFoundError):
+        await store.load_attachment("f2", "ann")
