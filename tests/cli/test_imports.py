@@ -14,6 +14,7 @@ from langgraph.store.sqlite.aio import AsyncSqliteStore
 
 from tests.cli.running import CommandLine
 from tests.cli.test_import_chatgpt import SHORT
+from threadkeep import create_checkpointer, load_settings
 
 NAMES = {
     "langgraph": "This is a LangGraph checkpoint database; use `threadkeep import langgraph {}`.",
@@ -56,6 +57,20 @@ def test_a_file_of_another_kind_is_named(command: str, files: dict[str, Path], c
             assert outcome.exit_code == 0, outcome.err
         else:
             assert (outcome.exit_code, outcome.err) == (2, NAMES[kind].format(file) + "\n")
+
+
+def test_a_database_of_threadkeep_is_named_as_such(cli: CommandLine) -> None:
+    """Also where its checkpointer lies in it."""
+
+    async def checkpoints() -> None:
+        async with create_checkpointer(load_settings()):
+            pass
+
+    cli.store("a", "hi")
+    asyncio.run(checkpoints())
+    file = cli.url.removeprefix("sqlite:///")
+    outcome = cli("import", "chatgpt", file)
+    assert (outcome.exit_code, outcome.err) == (2, NAMES["threadkeep"].format(file) + "\n")
 
 
 def test_the_first_form_of_the_import_knows_them_too(files: dict[str, Path], cli: CommandLine) -> None:

@@ -125,7 +125,8 @@ def check_kind(source: str, wanted: Kind, kinds: Collection[Kind]) -> None:
         return
     if not kinds:
         raise WrongUse(f"This is not {_NAMES[wanted]}; see what can be imported with: threadkeep import --help")
-    kind = next(iter(kinds))
+    # A database of Threadkeep may have the tables of its own checkpointer and graph store too.
+    kind = "threadkeep" if "threadkeep" in kinds else next(iter(kinds))
     # A URL may contain a password.
     shown = source if (address := address_of(source)) is None else str(address)
     if kind == "threadkeep":
