@@ -234,7 +234,7 @@ async def test_closing_does_not_wait_for_ever(memory: Memory, events: RecordedEv
     summarizer, gate = WrittenDown(), Gate()
     summarizer.answer = lambda asked: waiting(gate, asked)
     compressor = Compressor(
-        memory._transcripts,  # noqa: SLF001 - one with other options than the memory's own
+        memory._backend.transcripts,  # noqa: SLF001 - one with other options than the memory's own
         memory.summaries,
         observer=events,
         clock=clock,

@@ -205,14 +205,14 @@ async def test_an_answer_that_is_told_while_it_is_written_stands(
         async with outage():
             assert await session.record([mine], answers="1") is None
         await elsewhere.session("room").record([theirs], answers="1")
-        append = memory._transcripts.append  # noqa: SLF001 - nothing else stands still in the middle of a delivery
+        append = memory._backend.transcripts.append  # noqa: SLF001 - nothing else stands still in the middle of a delivery
 
         async def told_meanwhile(turn: Turn) -> Receipt:
             receipt = await append(turn)
             assert await session.tell("mine") == mine
             return receipt
 
-        monkeypatch.setattr(memory._transcripts, "append", told_meanwhile)  # noqa: SLF001 - see above
+        monkeypatch.setattr(memory._backend.transcripts, "append", told_meanwhile)  # noqa: SLF001 - see above
         assert await memory.pending.deliver()
         assert [message.content for message in await session.tail(5)] == ["hi", "mine"]
 

@@ -281,16 +281,16 @@ async def test_a_call_before_a_superseding_is_rebuilt_as_it_was(memory: Memory) 
 async def test_what_waits_to_be_written_is_written_before(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """So that the newest messages are the newest; while the database takes nothing, nothing is taken back."""
     session = await _said(memory, "q1")
-    append = memory._transcripts.append  # noqa: SLF001 - the database is away behind the memory's back
+    append = memory._backend.transcripts.append  # noqa: SLF001 - the database is away behind the memory's back
 
     async def away(_: object) -> None:
         raise StoreUnavailable("away")
 
-    monkeypatch.setattr(memory._transcripts, "append", away)  # noqa: SLF001 - as above
+    monkeypatch.setattr(memory._backend.transcripts, "append", away)  # noqa: SLF001 - as above
     await session.record([Message("user", "waiting", "w")])
     with pytest.raises(StoreUnavailable):
         await session.take_back()
-    monkeypatch.setattr(memory._transcripts, "append", append)  # noqa: SLF001 - as above
+    monkeypatch.setattr(memory._backend.transcripts, "append", append)  # noqa: SLF001 - as above
     assert [message.id for message in await session.take_back()] == ["w"]
     assert await _texts(session) == ["q1"]
 

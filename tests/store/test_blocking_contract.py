@@ -28,7 +28,7 @@ class BlockingTranscripts:
         self._memory = memory
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[Any]]:
-        verb = getattr(self._memory.asynchronous._transcripts, name)  # noqa: SLF001 - see above
+        verb = getattr(self._memory.asynchronous._backend.transcripts, name)  # noqa: SLF001 - see above
 
         async def call(*arguments: Any, **named: Any) -> Any:
             return await asyncio.to_thread(self._memory.wait_for, verb(*arguments, **named))
@@ -38,7 +38,7 @@ class BlockingTranscripts:
     async def append(self, turn: Turn) -> Receipt:
         """Store a turn; one that was told while the database was away comes from the pending folder."""
         if turn.told_at is not None:
-            transcripts = self._memory.asynchronous._transcripts  # noqa: SLF001 - see above
+            transcripts = self._memory.asynchronous._backend.transcripts  # noqa: SLF001 - see above
             return await asyncio.to_thread(self._memory.wait_for, transcripts.append(turn))
         session = self._memory.session(turn.session_id, user_id=turn.user_id)
         if turn.answers is None:

@@ -18,22 +18,22 @@ from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import MemoryParts
+from threadkeep.history.memory_parts import Backend, MemoryParts
 from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns
+from threadkeep.history.retention import Pruner
 from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
 from threadkeep.history.text_digests import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.contexts import Contexts
 from threadkeep.store.graph_transcripts.damage import DamageRegister
 from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
 from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.search import Search
 from threadkeep.store.session_list import SessionQuery, sessions_page
 from threadkeep.store.spool import spool_files
-from threadkeep.store.transcripts import Transcripts
 from threadkeep.store.unkept import UnkeptContexts, UnkeptSearch, UnkeptTranscripts
 
 if TYPE_CHECKING:
@@ -60,17 +60,13 @@ class Memory:
     """The sessions of one database; `threadkeep.Memory` adds knowledge to them."""
 
     def __init__(self, parts: MemoryParts) -> None:
-        tables, transcripts, observers = parts.tables, parts.transcripts, parts.observers
+        tables = parts.tables
         self.opened_with: tuple[DatabaseAddress, MemoryOptions] | None = (parts.address, parts.options)
-        self._transcripts = transcripts
-        self._searching = Searching(parts.index, observers)
-        self._archive = parts.archive
-        self._damages = parts.damages
+        self._backend = parts.backend
         self._conversations = parts.conversations
         self.runs = parts.runs
         self.channels = parts.channels
         self.text_digests = TextDigests(parts.channels.state)
-        self.contexts = tables.contexts
         self.manifests = parts.manifests
         self.manifests.origin = self
         self.summaries = tables.summaries
@@ -79,12 +75,9 @@ class Memory:
         self.counter = parts.counter
         self.remembered_counts = RememberedCounts()
         self.embeddings = tables.embeddings
-        self.older_turns = OlderTurns(transcripts, tables.embeddings, observers)
-        self.pending = parts.pending
-        self.retention = parts.retention
         self.run_retention = parts.run_retention
         self.compressor = parts.compressor
-        self.observers = observers
+        self.observers = parts.observers
         self.clock = parts.clock
         self.identity = Identity()
         self.work_for_all: list[asyncio.Task[None]] = []
@@ -95,6 +88,26 @@ class Memory:
         self._opening = asyncio.Lock()
         self.loop = MemoryLoop()
         self.lifetime = AsyncExitStack()
+
+    @property
+    def contexts(self) -> Contexts:
+        """The anchors of windows and the steps of earlier turns."""
+        return self._backend.contexts
+
+    @property
+    def older_turns(self) -> OlderTurns:
+        """The recall of older turns."""
+        return self._backend.older_turns
+
+    @property
+    def pending(self) -> PendingTurns:
+        """The turns that wait for the database."""
+        return self._backend.pending
+
+    @property
+    def retention(self) -> Pruner:
+        """The retention of messages and sessions."""
+        return self._backend.retention
 
     async def graph_store(self) -> BaseStore:
         """Return the LangGraph store of the options' database, opened on first use; it closes with this memory.
@@ -127,13 +140,19 @@ class Memory:
                     options = replace(options, folder=options.folder / folder_of(layout))
                 pending = self.pending.beside(transcripts, options, namespace=layout.namespace)
                 await pending.start()
-                other = self._elsewhere(transcripts, pending, self._conversations.search(transcripts))
-                other.contexts = self._conversations.contexts(transcripts)
-                other._damages = transcripts.reader.damages  # noqa: SLF001 - it is a copy
-                other._archive = self._conversations.archive(transcripts)  # noqa: SLF001 - it is a copy
                 rows = self._conversations.retention(transcripts, self.runs.records.forget_runs_at_rest)
-                other.retention = self.retention.beside(rows, pending)
-                self._others[key] = other
+                self._others[key] = self._at(
+                    Backend(
+                        transcripts=transcripts,
+                        index=Searching(self._conversations.search(transcripts), self.observers),
+                        archive=self._conversations.archive(transcripts),
+                        damages=transcripts.reader.damages,
+                        contexts=self._conversations.contexts(transcripts),
+                        older_turns=OlderTurns(transcripts, self.embeddings, self.observers),
+                        pending=pending,
+                        retention=self.retention.beside(rows, pending),
+                    )
+                )
             return self._others[key]
 
     async def besides(self) -> list[tuple[object, GraphLayout, Self]]:
@@ -160,7 +179,7 @@ class Memory:
 
     def keeps(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return whether this memory's own sessions are the conversations of a layout in a store."""
-        in_store = isinstance(self._transcripts, IndexedTranscripts)
+        in_store = isinstance(self._backend.transcripts, IndexedTranscripts)
         return in_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
 
     async def holding(self, place: ConversationPlace) -> Self:
@@ -182,25 +201,30 @@ class Memory:
         Listing reads the metadata of all sessions, and searching their texts. Sessions in tables are never damaged in
         this way.
         """
-        return self._damages.of(user_id)
+        return self._backend.damages.of(user_id)
 
-    def _elsewhere(self, transcripts: Transcripts, pending: PendingTurns, index: Search) -> Self:
+    def _at(self, backend: Backend) -> Self:
+        """Return a memory of the sessions of another backend; this one opens and closes everything of it."""
         other = copy.copy(self)
-        other.opened_with, other.identity = None, Identity()  # it is a copy
-        other._damages = DamageRegister()  # noqa: SLF001 - a copy
-        other.lifetime = AsyncExitStack()
-        other._transcripts, other._searching = transcripts, Searching(index, self.observers)  # noqa: SLF001 - a copy
-        other.pending = pending
-        other.contexts = UnkeptContexts()
-        other.older_turns = OlderTurns(transcripts, self.embeddings, self.observers)
+        other._backend = backend  # noqa: SLF001 - it is a copy
+        other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
         return other
 
     def forgetting(self) -> Self:
         """Return a memory that stores nothing, for runs that belong to no session."""
         if self._nowhere is None:
             nothing = UnkeptTranscripts()
-            pending = PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock)
-            self._nowhere = self._elsewhere(nothing, pending, UnkeptSearch())
+            self._nowhere = self._at(
+                replace(
+                    self._backend,
+                    transcripts=nothing,
+                    index=Searching(UnkeptSearch(), self.observers),
+                    damages=DamageRegister(),
+                    contexts=UnkeptContexts(),
+                    older_turns=OlderTurns(nothing, self.embeddings, self.observers),
+                    pending=PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock),
+                )
+            )
         return self._nowhere
 
     async def finish[**P, T](self, work: Callable[P, Awaitable[T]], *arguments: P.args, **named: P.kwargs) -> T:
@@ -269,7 +293,7 @@ class Memory:
         """
         return Session(
             session_id,
-            self._transcripts,
+            self._backend.transcripts,
             self.pending,
             contexts=self.contexts,
             user_id=user_id,
@@ -293,7 +317,7 @@ class Memory:
 
     async def sessions_page(self, query: SessionQuery) -> tuple[list[SessionInfo], tuple[datetime, str] | None]:
         """Return one page of sessions, and the cursor of the next page (None at the end)."""
-        return await sessions_page(self._transcripts, query)
+        return await sessions_page(self._backend.transcripts, query)
 
     async def search(
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
@@ -310,7 +334,9 @@ class Memory:
         self, query: str, *, user_id: str | None = None, limit: int = 10, session_id: str | None = None, after: int = 0
     ) -> SearchResult:
         """Return hits with the number of messages not indexed yet and the damaged sessions that were skipped."""
-        found = await self._searching.search(query, limit=limit, user_id=user_id, session_id=session_id, after=after)
+        found = await self._backend.index.search(
+            query, limit=limit, user_id=user_id, session_id=session_id, after=after
+        )
         return replace(found, damaged=damaged_sessions(self.damaged(user_id)))
 
     async def restore(self, parts: Sequence[ArchivedPart]) -> list[Restored | WrongUser]:
@@ -325,11 +351,11 @@ class Memory:
         """
         for part in parts:
             self.session(part.info.session_id, user_id=part.info.user_id)
-        return await self._archive.restore(parts)
+        return await self._backend.archive.restore(parts)
 
     async def keep_index(self) -> None:
         """Keep the search index up to date until cancelled; a failure is retried in the next round."""
-        await self._searching.keep_up()
+        await self._backend.index.keep_up()
 
 
 def damaged_sessions(items: Sequence[SessionDamaged]) -> tuple[str, ...]:

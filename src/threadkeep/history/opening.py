@@ -18,13 +18,16 @@ from threadkeep.history.learned_factors import LearnedFactors
 from threadkeep.history.manifests import Manifests
 from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
-from threadkeep.history.memory_parts import MemoryParts
+from threadkeep.history.memory_parts import Backend, MemoryParts
+from threadkeep.history.older_turns import OlderTurns
 from threadkeep.history.pending import PendingOptions, PendingTurns, folder_of
 from threadkeep.history.retention import Pruner
 from threadkeep.history.retention_schedule import Prunes, RetentionSchedule
 from threadkeep.history.run_retention import RunPruner
+from threadkeep.history.searching import Searching
 from threadkeep.history.session_events import SessionEvents
-from threadkeep.observe import Backend, Observer, Observers, Outcome
+from threadkeep.observe import Backend as BackendLabel
+from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.channel_tables import ChannelTables
 from threadkeep.store.context_tables import ContextTables
@@ -105,16 +108,20 @@ def _parts(
         address=address,
         options=options,
         driver=driver,
-        transcripts=transcripts,
-        index=kept.search,
-        archive=kept.archive,
-        damages=kept.damages,
+        backend=Backend(
+            transcripts=transcripts,
+            index=Searching(kept.search, observers),
+            archive=kept.archive,
+            damages=kept.damages,
+            contexts=tables.contexts,
+            older_turns=OlderTurns(transcripts, tables.embeddings, observers),
+            pending=pending,
+            retention=Pruner(kept.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
+        ),
         runs=runs,
         tables=tables,
         channels=ChannelTables.over(driver, clock=clock),
         manifests=manifests,
-        pending=pending,
-        retention=Pruner(kept.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
         run_retention=RunPruner(runs, options.run_retention, observer=observers, clock=clock),
         compressor=compressor,
         learned_factors=learned_factors,
@@ -170,7 +177,7 @@ async def _keeping(
         InvalidInput: the options need a feature that this backend does not have.
     """
 
-    def troubled(backend: Backend, session_id: str, error: StoreError) -> None:
+    def troubled(backend: BackendLabel, session_id: str, error: StoreError) -> None:
         outcome: Outcome = "conflict" if isinstance(error, ConversationChanged) else "fallback"
         SessionEvents(observer, backend, session_id).write_failed(error, outcome)
 
