@@ -20,12 +20,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from threadkeep.settings import is_loopback
 from threadkeep.web import description
 from threadkeep.web.callers import Caller
+from threadkeep.web.console import mounting
+from threadkeep.web.console.cookies import is_page, key_in_cookie
+from threadkeep.web.console.sign_in import refusal_page
 from threadkeep.web.key_ring import KeyRing
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
 from threadkeep.web.rate_limits import RateLimits
 
 CALLBACKS = "/channels/"
-OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json", *mounting.OPEN})
 
 EXPOSED_HEADERS = ("Content-Location", "Location", "Retry-After", "X-Session-Id")
 _PREFLIGHT_SECONDS = 600
@@ -69,21 +72,23 @@ class Access:
         """Pass the request on, or reject it."""
         try:
             if scope["type"] == "http" and not _is_open(scope["path"]):
-                caller = await self._caller(Headers(scope=scope))
+                caller = await self._caller(scope)
                 caller.check(self._routes, scope)
                 self._count(caller)
                 scope.setdefault("state", {})["caller"] = caller
         except ProblemRaised as refused:
-            await problem_response(refused.problem, refused.headers)(scope, receive, send)
+            page = refusal_page(scope, refused)
+            await (page or problem_response(refused.problem, refused.headers))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    async def _caller(self, headers: Headers) -> Caller:
+    async def _caller(self, scope: Scope) -> Caller:
         """Return the sender of a request, whose key is valid or who is on this machine."""
+        headers = Headers(scope=scope)
         if not await self._keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
         if self._needed or self._keys.in_use:
-            caller = self._keys.caller(_given_key(headers), self._limits)
+            caller = self._keys.caller(_given_key(headers, scope["path"]), self._limits)
             if caller is None:
                 raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
             return caller
@@ -102,9 +107,12 @@ def _is_open(path: str) -> bool:
     return path in OPEN_PATHS or path.startswith(CALLBACKS)
 
 
-def _given_key(headers: Headers) -> bytes:
+def _given_key(headers: Headers, path: str) -> bytes:
+    """Return the key of a request: in a header, or for a page of the console in the cookie of the sign-in."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
     given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    if not given and is_page(path):
+        return key_in_cookie(headers)
     return given.encode("latin-1")
 
 

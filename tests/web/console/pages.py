@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
@@ -57,7 +58,7 @@ class Page:
     @property
     def words(self) -> str:
         """What a person reads, without tags, with single spaces."""
-        return " ".join(re.sub(r"<[^>]+>", " ", self.text).split())
+        return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", self.text)).split())
 
 
 async def opened(client: httpx2.AsyncClient, address: str, *, status: int = 200) -> Page:

@@ -18,6 +18,7 @@ from threadkeep.agent.context_words import recall_in_words
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
 from threadkeep.web.console import charts
+from threadkeep.web.console.cookies import COOKIE
 from threadkeep.web.console.forms import csrf_token
 from threadkeep.web.problems import ProblemRaised, log_failure, problem_of
 from threadkeep.web.routing import EncodedPathRoute
@@ -40,20 +41,26 @@ class ConsoleRoute(EncodedPathRoute):
             try:
                 return await handle(request)
             except (ProblemRaised, RequestValidationError, HTTPException, ThreadkeepError) as error:
-                return _error_page(request, error)
+                return error_page(request, error)
             except Exception as error:  # noqa: BLE001 - a person sees a page, the log the class and the place
                 log_failure("a page failed", error)
-                return _error_page(request, error)
+                return error_page(request, error)
 
         return handled
 
 
-def page(request: Request, template: str, status: int = 200, **values: object) -> HTMLResponse:
+def page(request: Request, template: str, status_code: int = 200, **values: object) -> HTMLResponse:
     """Return a page rendered from a template."""
-    common = {"request": request, "csrf": csrf_token(request), "path": request.url.path, "version": __version__}
+    common = {
+        "request": request,
+        "csrf": csrf_token(request),
+        "path": request.url.path,
+        "version": __version__,
+        "signed_in": COOKIE in request.cookies,
+    }
     text = _environment.get_template(template).render({**common, **values})
     # Text of people may contain lone surrogates, which UTF-8 lacks.
-    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status, headers=_HEADERS)
+    return HTMLResponse(text.encode("utf-8", "replace"), status_code=status_code, headers=_HEADERS)
 
 
 def redirect(address: str) -> RedirectResponse:
@@ -83,9 +90,10 @@ def _query(values: Mapping[str, object]) -> str:
     return f"?{urlencode(given)}" if given else "?"
 
 
-def _error_page(request: Request, error: Exception) -> Response:
+def error_page(request: Request, error: Exception) -> Response:
+    """Return the page of an error."""
     problem = problem_of(error)
-    return page(request, "problem.html", status=problem.status, problem=problem)
+    return page(request, "problem.html", status_code=problem.status, problem=problem)
 
 
 def _moment(value: datetime | None) -> str:

@@ -1,0 +1,97 @@
+"""The fate of a message in a model call: whether the model was shown it, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from threadkeep.agent.context_words import in_words
+from threadkeep.context.manifest import ContextManifest, Entry
+from threadkeep.records import Message, SessionInfo, Summary
+
+type FateKind = Literal[
+    "shown", "recalled", "fact", "summarised", "left_out", "later", "elsewhere", "foreign", "unknown"
+]
+
+
+@dataclass(frozen=True)
+class Fate:
+    """The fate of a message in a call, and the reason in words."""
+
+    kind: FateKind
+    words: str
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """A recorded call with its session and the session's summaries by their ids."""
+
+    manifest: ContextManifest
+    session: SessionInfo
+    summaries: Mapping[str, Summary]
+
+
+def fate_of(message: Message, home: SessionInfo, call: CallRecord) -> Fate:
+    """Return the fate of a message of the session `home` in a call."""
+    own = home.session_id == call.session.session_id
+    found = _sent_as_itself(message, call.manifest) if own else None
+    found = found or _quoted(message, home.session_id, call.manifest)
+    if found is not None:
+        return found
+    return _absent(message, call) if own else _elsewhere(home, call.session)
+
+
+def _sent_as_itself(message: Message, manifest: ContextManifest) -> Fate | None:
+    for entry in manifest.entries:
+        if entry.source == "transcript" and _is(entry, message):
+            return Fate("shown", "the input of the call" if entry.section == "input" else "in the window")
+        if entry.tokens_before is not None and entry.section in ("window", "input") and _is(entry, message):
+            return Fate("shown", f"in the window, cut from {entry.tokens_before:,} to {entry.tokens:,} tokens")
+    return None
+
+
+def _quoted(message: Message, session_id: str, manifest: ContextManifest) -> Fate | None:
+    for entry in manifest.entries:
+        for rank, turn in enumerate(entry.turns, 1):
+            if (turn.session_id, turn.seq) == (session_id, message.seq):
+                return Fate("recalled", f"recalled at rank {rank} of {len(entry.turns)}")
+        for fact in entry.facts:
+            if any((turn.session_id, turn.seq) == (session_id, message.seq) for turn in fact.evidence):
+                return Fate("fact", f"as the evidence of a known fact of the {fact.scope}")
+    return None
+
+
+def _absent(message: Message, call: CallRecord) -> Fate:
+    """Return the reason why a message of the call's own session was not sent."""
+    seq, manifest = message.seq or 0, call.manifest
+    gap = next((gap for gap in manifest.excluded if gap.first_seq <= seq <= gap.last_seq), None)
+    if gap is None:
+        newest = max([entry.seq or 0 for entry in manifest.entries] + [one.last_seq for one in manifest.excluded] + [0])
+        if seq > newest:
+            return Fate("later", "said after this call")
+        return Fate("unknown", "the record of the call does not name it")
+    if gap.reason == "summarised":
+        covering = _covering(seq, manifest.entries, call.summaries)
+        return Fate("summarised", f"in the summary of {covering}" if covering else "a summary stands for it")
+    return Fate("left_out", in_words(gap.reason, manifest))
+
+
+def _elsewhere(home: SessionInfo, session: SessionInfo) -> Fate:
+    if home.user_id != session.user_id:
+        owner = home.user_id or "nobody"
+        return Fate("foreign", f"another user's ({owner}): nothing of it is ever recalled here")
+    return Fate("elsewhere", "in another session of the same user, and not recalled for this call")
+
+
+def _covering(seq: int, entries: Iterable[Entry], summaries: Mapping[str, Summary]) -> str | None:
+    """Return the range of the summary of the call that stands for a position."""
+    for name in (name for entry in entries for name in entry.summaries):
+        summary = summaries.get(name)
+        if summary is not None and summary.first_seq <= seq <= summary.last_seq:
+            return f"{summary.first_seq}–{summary.last_seq}"
+    return None
+
+
+def _is(entry: Entry, message: Message) -> bool:
+    return entry.seq == message.seq if entry.seq is not None else entry.id is not None and entry.id == message.id

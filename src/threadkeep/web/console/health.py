@@ -1,0 +1,100 @@
+"""The page of the service's health: pending turns, runs, retention, keys of settings, and turns over time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from statistics import median
+
+from fastapi import APIRouter, Request, Response
+
+from threadkeep.app import App
+from threadkeep.records.runs import Run, RunQuery
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.console.charts import Column
+from threadkeep.web.console.rendering import ConsoleRoute, page
+
+_RUNS = 500
+_COLUMNS = 24
+
+router = APIRouter(prefix="/console", route_class=ConsoleRoute, include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Latencies:
+    """The durations of some runs, in seconds."""
+
+    count: int
+    median: float | None
+    slowest: float | None
+
+
+@router.get("/health")
+async def show_health(request: Request, app: AppInUse) -> Response:
+    """Show whether everything is written, what runs, how long messages stay, and how long turns take."""
+    memory = app.memory
+    ended = await _newest_turns(app)
+    turns, durations = _over_time(ended)
+    return page(
+        request,
+        "health.html",
+        database=app.settings.database,
+        pending=memory.pending.entries,
+        damaged=await memory.pending.damaged(),
+        counts=await memory.runs.records.counts(),
+        rules=memory.retention.rules,
+        settings=app.settings,
+        bytes=_file_bytes(app),
+        turns=turns,
+        durations=durations,
+        latencies=_latencies(ended),
+    )
+
+
+async def _newest_turns(app: App) -> list[Run]:
+    """Return the newest runs that are over and answered somebody, oldest first."""
+    runs, _ = await (await app.runs.service()).list(RunQuery(limit=_RUNS))
+    return [run for run in reversed(runs) if run.over and run.parent_run_id is None and run.inputs]
+
+
+def _latencies(runs: Sequence[Run]) -> Latencies:
+    seconds = [_seconds(run) for run in runs]
+    return Latencies(len(seconds), median(seconds) if seconds else None, max(seconds, default=None))
+
+
+def _over_time(runs: Sequence[Run]) -> tuple[list[Column], list[Column]]:
+    """Return charts of the turns: how many there were in each stretch of time, and their median durations."""
+    if not runs:
+        return [], []
+    first = runs[0].created_at
+    width = max((runs[-1].created_at - first) / _COLUMNS, timedelta(seconds=1))
+    turns: list[Column] = []
+    durations: list[Column] = []
+    for place in range(_COLUMNS):
+        begins = first + place * width
+        last = place == _COLUMNS - 1
+        some = [run for run in runs if begins <= run.created_at and (last or run.created_at < begins + width)]
+        failed = sum(run.status != "done" for run in some)
+        label = _label(begins, width)
+        turns.append(Column(label, {"window": len(some) - failed, "steps": failed}))
+        seconds = median([_seconds(run) for run in some]) if some else 0.0
+        durations.append(Column(label, {"selected": seconds * 1000}))
+    return turns, durations
+
+
+def _label(moment: datetime, width: timedelta) -> str:
+    return f"{moment:%d %b %H:%M}" if width < timedelta(days=1) else f"{moment:%d %b %Y}"
+
+
+def _seconds(run: Run) -> float:
+    return ((run.ended_at or run.created_at) - run.created_at).total_seconds()
+
+
+def _file_bytes(app: App) -> int | None:
+    """Return the size of an SQLite file with its log; None for other databases."""
+    path = app.settings.database.path
+    if path is None or not path.exists():
+        return None
+    files = [path, path.with_name(f"{path.name}-wal")]
+    return sum(file.stat().st_size for file in files if file.exists())

@@ -1,0 +1,75 @@
+"""Sign-in to the console with an API key, and the pages of requests that `Access` refuses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+from urllib.parse import quote, urlsplit
+
+from fastapi import APIRouter, Query, Request, Response
+from starlette.types import Scope
+
+from threadkeep.web.callers import PUBLIC
+from threadkeep.web.console.cookies import COOKIE, as_cookie, is_page
+from threadkeep.web.console.forms import Form, read_fields
+from threadkeep.web.console.rendering import ConsoleRoute, error_page, page, redirect
+from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.problems import ProblemRaised, make_problem
+from threadkeep.web.rate_limits import RateLimits
+
+ADDRESS: Final = "/console/sign-in"
+_HOME = "/"
+_WRONG_KEY = "This key is not valid: write one of the service's API keys, or have a new one made."
+_OTHER_SITE = "The form was sent by a page of another site; open the sign-in here."
+
+router = APIRouter(route_class=ConsoleRoute, include_in_schema=False)
+
+
+@router.get(ADDRESS)
+async def ask_for_key(request: Request, to: Annotated[str, Query(alias="next", max_length=2000)] = _HOME) -> Response:
+    """Show the form for an API key."""
+    return page(request, "sign_in.html", next=_within(to), wrong=None)
+
+
+@router.post(ADDRESS)
+async def sign_in(request: Request) -> Response:
+    """Keep a valid key in a cookie that no script can read, until the browser is closed."""
+    if request.headers.get("sec-fetch-site") == "cross-site":
+        raise ProblemRaised(make_problem(403, "stale-form", _OTHER_SITE))
+    fields = await read_fields(request)
+    keys: KeyRing = request.app.state.keys
+    given, to = fields.get("key", "").strip(), _within(fields.get("next", _HOME))
+    await keys.refresh()
+    if keys.caller(given.encode(), RateLimits()) is None:
+        return page(request, "sign_in.html", status_code=401, next=to, wrong=_WRONG_KEY)
+    response = redirect(to)
+    # The proxy in front of the service knows whether the browser speaks TLS.
+    secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+    response.set_cookie(COOKIE, as_cookie(given), httponly=True, samesite="lax", secure=secure)
+    return response
+
+
+@router.post("/console/sign-out", openapi_extra=PUBLIC)
+async def sign_out(form: Form) -> Response:
+    """Forget the key."""
+    response = redirect(ADDRESS)
+    response.delete_cookie(COOKIE, httponly=True, samesite="lax")
+    return response
+
+
+def refusal_page(scope: Scope, refused: ProblemRaised) -> Response | None:
+    """Return the page for a refused request of a browser; None for a program, which gets the problem document."""
+    request = Request(scope)
+    if not is_page(request.url.path) or "text/html" not in request.headers.get("accept", ""):
+        return None
+    if refused.problem.status == 401:
+        query = f"?{request.url.query}" if request.url.query else ""
+        to = f"{request.url.path}{query}" if request.method == "GET" else _HOME
+        return redirect(f"{ADDRESS}?next={quote(to, safe='')}")
+    return error_page(request, refused)
+
+
+def _within(address: str) -> str:
+    """Return an address of the console; any other becomes the first page, so that sign-in leads to no other site."""
+    parts = urlsplit(address)
+    inside = not parts.scheme and not parts.netloc and "\\" not in address and is_page(parts.path)
+    return address if inside and not address.startswith("//") else _HOME

@@ -1,0 +1,89 @@
+"""The page that says for each message with some words whether the model was shown it, and why not."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import httpx2
+
+from tests.web.console.pages import opened
+from tests.web.console.test_sessions import history, said
+from tests.web.services import client_of, opened_app, settings_for, until
+from threadkeep.agent.demo import DemoModel
+
+
+@asynccontextmanager
+async def service(folder: Path, **options: object) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a service with these settings."""
+    async with opened_app(DemoModel(), settings_for(folder, **options)) as app, client_of(app) as client:
+        yield client
+
+
+async def verdicts(client: httpx2.AsyncClient, words: str, session: str = "s", **query: str) -> str:
+    """What the page says of the messages with these words."""
+    params = httpx2.QueryParams({"q": words, "session": session, **query})
+    page = await opened(client, f"/console/known?{params}")
+    return page.words.partition("newest call")[2] or page.words
+
+
+async def test_a_message_in_the_window_and_the_input(client: httpx2.AsyncClient) -> None:
+    """The newest call had both."""
+    await said(client, "s", "My cat is called Miso.", "Where does Ada live?")
+    assert "in the window" in await verdicts(client, "cat Miso")
+    assert "the input of the call" in await verdicts(client, "Where Ada live")
+
+
+async def test_a_message_before_a_reset_over_budget_and_said_later(client: httpx2.AsyncClient) -> None:
+    """Each with its reason in words."""
+    await said(client, "s", "My cat is called Miso.")
+    await client.post("/api/v1/sessions/s/reset")
+    await said(client, "s", "Hello.")
+    assert "before the reset" in await verdicts(client, "cat Miso")
+    run = (await client.get("/api/v1/sessions/s/manifests")).json()["manifests"][1]["run_id"]
+    assert "said after this call" in await verdicts(client, "Hello", run=run, call="1")
+
+
+async def test_a_message_that_was_taken_back_is_found_in_its_session(client: httpx2.AsyncClient) -> None:
+    """No search of the index finds it; the page of its session does."""
+    await said(client, "s", "My cat is called Miso.")
+    await client.post("/api/v1/sessions/s/take-back", json={"n": 2})
+    await said(client, "s", "What is my cat called?")
+    assert "taken back, or replaced by a later version" in await verdicts(client, "cat Miso")
+
+
+async def test_a_recalled_message_and_one_of_another_user(tmp_path: Path) -> None:
+    """Recalled at its rank; another user's is never recalled."""
+    async with service(tmp_path, recall="user") as client:
+        await said(client, "old", "My cat is called Miso.")
+        await said(client, "foreign", "My parrot is called Miso.", user_id="ben")
+        await said(client, "s", "What is my cat called?")
+        assert "recalled at rank 1 of" in await verdicts(client, "cat Miso")
+        assert "another user's (ben)" in await verdicts(client, "parrot Miso")
+
+
+async def test_a_summarised_message(tmp_path: Path) -> None:
+    """The range of the summary that stands for it."""
+    async with service(tmp_path, summary_trigger="messages:8", summary_keep="messages:4") as client:
+        await said(client, "s", *[f"Day {number}: we walked far." for number in range(8)])
+
+        async def summarised() -> bool:
+            return "Summary of 1–" in (await opened(client, "/console/sessions/s")).words
+
+        await until(summarised)
+        await said(client, "s", "Hello.")
+        assert "in the summary of 1–" in await verdicts(client, "Day 0")
+
+
+async def test_a_user_sees_no_words_of_another(client: httpx2.AsyncClient) -> None:
+    """With a user the search is that user's."""
+    await said(client, "s", "My cat is called Miso.", user_id="ana")
+    assert "cat is called" not in await verdicts(client, "Miso", session="", user="ben")
+    assert "cat is called" in await verdicts(client, "Miso", session="", user="ana")
+    assert len(await history(client, "s")) == 2
+
+
+async def test_an_unknown_session_is_a_404(client: httpx2.AsyncClient) -> None:
+    """Not an empty result."""
+    assert "Session not found" in (await opened(client, "/console/known?q=x&session=nope", status=404)).words

@@ -1,0 +1,127 @@
+"""Sign-in to the console: closed like the API, with a key in a cookie that scripts and other sites cannot use."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from urllib.parse import urlencode
+
+import httpx2
+import pytest
+
+from tests.web.console.pages import FORM, opened, page_of, sent
+from tests.web.services import check_problem, client_of, opened_app, settings_for
+from threadkeep.agent.demo import DemoModel
+from threadkeep.app import App
+
+BROWSER = {"accept": "text/html"}
+PAGES = ["/", "/console/runs", "/console/known", "/console/health", "/console/sessions/s", "/console/nothing"]
+
+
+@pytest.fixture(autouse=True)
+def _keys_are_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("threadkeep.web.key_ring.REFRESH_SECONDS", 0.0)
+
+
+@pytest.fixture
+async def guarded_app(tmp_path: Path) -> AsyncIterator[App]:
+    """An App that wants keys."""
+    settings = settings_for(tmp_path, api_keys="web:k-one,bot:k-zwei-ü", host="0.0.0.0")  # noqa: S104
+    async with opened_app(DemoModel(), settings) as app:
+        yield app
+
+
+@pytest.fixture
+async def browser(guarded_app: App) -> AsyncIterator[httpx2.AsyncClient]:
+    """A browser before it has signed in."""
+    async with client_of(guarded_app) as client:
+        client.headers.update(BROWSER)
+        yield client
+
+
+@pytest.mark.parametrize("address", PAGES)
+async def test_every_page_leads_to_the_sign_in(browser: httpx2.AsyncClient, address: str) -> None:
+    """A browser is sent to the form, a program gets the same 401 as from the API; no page is rendered."""
+    response = await browser.get(address)
+    assert response.status_code == 303
+    assert response.headers["location"].startswith("/console/sign-in?next=")
+    check_problem(await browser.get(address, headers={"accept": "*/*"}), 401, "api-key-needed")
+    check_problem(await browser.post("/console/say", headers={"accept": "*/*"}), 401, "api-key-needed")
+
+
+@pytest.mark.parametrize("key", ["k-one", "k-zwei-ü"])
+async def test_a_key_signs_in_and_out(browser: httpx2.AsyncClient, key: str) -> None:
+    """Back to the page that was wanted; the forms work; after signing out it is closed again."""
+    page = await opened(browser, "/console/runs?status=done")
+    response = await browser.post(
+        "/console/sign-in", content=urlencode({**page.forms[0].fields, "key": key}), headers=FORM
+    )
+    assert response.headers["location"] == "/console/runs?status=done"
+    cookie = response.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert key not in response.headers["set-cookie"]
+    first = await opened(browser, "/")
+    assert "Every conversation" in first.words
+    assert "hello" in (await sent(browser, first.form("/console/say"), message="hello", session_id="s")).words
+    await sent(browser, first.form("/sign-out"))
+    assert (await browser.get("/")).status_code == 303
+
+
+async def test_the_cookie_is_no_key_for_the_api(browser: httpx2.AsyncClient) -> None:
+    """A page of another site that makes a browser call the API gains nothing by it."""
+    page = await opened(browser, "/")
+    await sent(browser, page.forms[0], key="k-one")
+    assert (await browser.get("/console/runs")).status_code == 200
+    for path in ("/api/v1/sessions", "/metrics", "/readyz"):
+        check_problem(await browser.get(path), 401, "api-key-needed")
+
+
+async def test_a_wrong_key_and_a_form_of_another_site_sign_nobody_in(browser: httpx2.AsyncClient) -> None:
+    """No cookie is set."""
+    wrong = await browser.post("/console/sign-in", content="key=wrong&next=/", headers=FORM)
+    assert wrong.status_code == 401
+    assert "This key is not valid" in page_of(wrong).words
+    foreign = await browser.post(
+        "/console/sign-in", content="key=k-one&next=/", headers={**FORM, "sec-fetch-site": "cross-site"}
+    )
+    assert foreign.status_code == 403
+    assert "set-cookie" not in {*wrong.headers, *foreign.headers}
+
+
+@pytest.mark.parametrize(
+    "to", ["https://evil.example/", "//evil.example/", "/\\evil.example", "/api/v1/sessions", "/console/%2e"]
+)
+async def test_sign_in_leads_to_no_other_site(browser: httpx2.AsyncClient, to: str) -> None:
+    """Only to pages of the console."""
+    response = await browser.post("/console/sign-in", content=urlencode({"key": "k-one", "next": to}), headers=FORM)
+    assert response.headers["location"] == (to if to.startswith("/console/") else "/")
+
+
+async def test_a_key_of_one_user_sees_that_user_alone(guarded_app: App, browser: httpx2.AsyncClient) -> None:
+    """Its scope holds too: a key that reads has no working form."""
+    headers = {"x-api-key": "k-one"}
+    for user in ("ana", "ben"):
+        body = {"session_id": user, "user_id": user, "message": f"I am {user}."}
+        assert (await browser.post("/api/v1/chat", json=body, headers=headers)).status_code == 200
+    key = await guarded_app.memory.api_keys.add("reader", scope="read", user_id="ana")
+    page = await opened(browser, "/")
+    page = await sent(browser, page.forms[0], key=key.secret)
+    assert "I am ana." in page.words
+    assert "I am ben." not in page.words
+    assert (await browser.get("/console/sessions/ben")).status_code == 404
+    assert "This key speaks for one user" in (await opened(browser, "/console/health", status=403)).words
+    response = await browser.post("/console/sessions/ana/reset", content="csrf=x", headers=FORM)
+    assert response.status_code == 403
+    assert "scope" in page_of(response).words
+    await sent(browser, (await opened(browser, "/")).form("/sign-out"))
+    assert (await browser.get("/")).status_code == 303
+
+
+async def test_a_revoked_key_is_signed_out(guarded_app: App, browser: httpx2.AsyncClient) -> None:
+    """The cookie is worth what the key is worth."""
+    key = await guarded_app.memory.api_keys.add("short", scope="read", user_id=None)
+    await sent(browser, (await opened(browser, "/")).forms[0], key=key.secret)
+    assert (await browser.get("/")).status_code == 200
+    await guarded_app.memory.api_keys.revoke("short")
+    assert (await browser.get("/")).status_code == 303
