@@ -118,6 +118,7 @@ class Eraser:
                 for start in range(0, len(seqs), _PAGE):
                     await self._rows.empty(session_id, seqs[start : start + _PAGE])
                 self._memory.older_turns.forget(session_id)
+                self._memory.session_cache.forget(session_id)
             await self._rows.delete_person(wanted.ids)
             await self._rows.forget_evidence(sessions)
             await self._erase_graph_store(wanted, sessions)

@@ -24,6 +24,7 @@ from threadkeep.history.pending import PendingOptions, PendingTurns
 from threadkeep.history.retention import Pruner
 from threadkeep.history.searching import Searching
 from threadkeep.history.session import Session
+from threadkeep.history.session_rows import SessionCache
 from threadkeep.history.text_digests import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.address import DatabaseAddress
@@ -75,6 +76,7 @@ class Memory:
         self.counter = parts.counter
         self.remembered_counts = RememberedCounts()
         self.embeddings = tables.embeddings
+        self.session_cache = SessionCache(parts.options.context_cache_bytes)
         self.run_retention = parts.run_retention
         self.compressor = parts.compressor
         self.observers = parts.observers
@@ -208,6 +210,7 @@ class Memory:
         other = copy.copy(self)
         other._backend = backend  # noqa: SLF001 - it is a copy
         other.opened_with, other.identity, other.lifetime = None, Identity(), AsyncExitStack()
+        other.session_cache = SessionCache(0)
         return other
 
     def forgetting(self) -> Self:
@@ -299,6 +302,7 @@ class Memory:
             user_id=user_id,
             observer=self.observers,
             forget=self.older_turns.forget,
+            cache=self.session_cache,
             workspace=workspace,
         )
 

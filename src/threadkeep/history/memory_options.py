@@ -31,9 +31,10 @@ class MemoryOptions:
     """Options of a memory, besides its database.
 
     `counter` counts the tokens of a message when it is stored. `manifest_retention_days` is the number of days to keep
-    records of model calls: None is forever, 0 is not at all. `retention` limits messages, `run_retention` runs that are
-    over, and `run_trace_limits` the stored trace of a run. `background` keeps the search index up to date, delivers
-    pending writes, writes manifests and applies retention while the memory is open; short-lived commands turn it off.
+    records of model calls: None is forever, 0 is not at all. `context_cache_bytes` limits the messages of windows that
+    the process remembers; 0 remembers none. `retention` limits messages, `run_retention` runs that are over, and
+    `run_trace_limits` the stored trace of a run. `background` keeps the search index up to date, delivers pending
+    writes, writes manifests and applies retention while the memory is open; short-lived commands turn it off.
     `transcripts` selects the store of messages: with `graph_store` it is the LangGraph store of a database, by default
     this one, or a given store that stays open. With `graphiti` messages go to a Graphiti server, as far as the person
     has consented.
@@ -47,6 +48,7 @@ class MemoryOptions:
     retention: RetentionOptions = RetentionOptions()
     run_retention: RunRetention = RunRetention()
     run_trace_limits: TraceLimits = TraceLimits()
+    context_cache_bytes: int = 64 * 2**20
     background: bool = True
     transcripts: Keeping = "tables"
     graph_store: DatabaseAddress | BaseStore | None = None
@@ -61,5 +63,8 @@ class MemoryOptions:
         for name, function in (("counter", self.counter), ("clock", self.clock)):
             if not callable(function):
                 raise InvalidInput(f"The {name} of MemoryOptions is a function.")
+        cache = self.context_cache_bytes
+        if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
+            raise InvalidInput("context_cache_bytes of MemoryOptions is a whole number from 0; 0 turns the cache off.")
         if self.transcripts not in get_args(Keeping.__value__):
             raise InvalidInput(f"transcripts is one of {', '.join(get_args(Keeping.__value__))}.")

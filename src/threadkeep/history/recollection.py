@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, replace
 
 from threadkeep.context.folding import fold_repeats
 from threadkeep.context.manifest import Exclusion, Window
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.window import Extent, Limits, WindowChooser, with_superseded
+from threadkeep.history.session_rows import SessionCache, SessionRows, rows_of
 from threadkeep.records import Message, Summary
-from threadkeep.store.codec import message_of
 from threadkeep.store.contexts import Contexts, ContextState, state_of
-from threadkeep.store.driver import Row
+from threadkeep.store.driver import Statement
+from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Recent, Transcripts
 
 PAGE_ROWS = 200
@@ -20,34 +21,14 @@ PAGE_ROWS = 200
 
 @dataclass(frozen=True)
 class ReadPast:
-    """The state and the newest messages of a session, read when a question was stored.
+    """The state of a session for a kind of agent, and its newest messages, read in one visit.
 
-    `rows` are the newest messages with the question, newest first; at most `limit` were read.
+    `rows` are None if there are no messages, or the known ones have changed.
     """
 
     profile: str
     state: ContextState
-    rows: tuple[Message, ...]
-    borders: tuple[int, ...]
-    limit: int
-
-    @classmethod
-    def of(cls, profile: str, limit: int, state: Sequence[Row], recent: Sequence[Row]) -> ReadPast | None:
-        """Return the past in the rows of both statements; None if there is none."""
-        if not recent:
-            return None
-        rows = tuple([message_of(row) for row in recent])
-        return cls(profile, state_of(state), rows, tuple(map(int, recent[0][-5:-1])), limit)
-
-    def recent(self, limit: int, before: int, begin: int) -> Recent | None:
-        """Return the rows for a window; None if too few were read."""
-        earlier = [one for one in self.rows if (one.seq or 0) < before]
-        found = [one for one in earlier if (one.seq or 0) >= begin][:limit]
-        whole = len(self.rows) < self.limit or len(found) == limit or len(found) < len(earlier)
-        if not whole or (found and all(one.role != "user" for one in found)):
-            return None
-        reset_seq, archived_seq, deleted_seq, revision = self.borders
-        return Recent(tuple(found), reset_seq, None, archived_seq, deleted_seq, revision)
+    rows: SessionRows | None
 
 
 @dataclass(frozen=True)
@@ -126,47 +107,65 @@ class Recollection:
 
 
 class WindowReader:
-    """A reader of one session's windows; it reads no more rows than they need."""
+    """A reader of one session's windows; it reads no more rows than they need, and those only once."""
 
-    def __init__(self, session_id: str, transcripts: Transcripts, contexts: Contexts, *, user_id: str | None) -> None:
+    def __init__(
+        self,
+        session_id: str,
+        transcripts: Transcripts,
+        contexts: Contexts,
+        *,
+        user_id: str | None,
+        cache: SessionCache,
+    ) -> None:
         self._session_id = session_id
         self._transcripts = transcripts
         self._contexts = contexts
         self._user_id = user_id
+        self._cache = cache
 
-    async def window(
-        self, limits: Limits, before: int = END, *, begin: int = 0, before_question: bool = False
-    ) -> Window:
-        """Return the window before a `seq`; messages before `begin` are ignored.
-
-        With `before_question` the window ends before the newest user message, so no message of the window is cut.
-        """
-        window, _ = await self._read(limits, before, begin=begin, before_question=before_question)
+    async def window(self, limits: Limits, before: int = END) -> Window:
+        """Return the window before a `seq`."""
+        # If nothing fits, one row is enough to report what is excluded.
+        page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
+        window, _, _ = await self._read(_Pages(self._recent, 0, None), limits, before, page_rows=page_rows)
         return window
 
     async def _read(
-        self, limits: Limits, before: int, *, begin: int, before_question: bool, read: ReadPast | None = None
-    ) -> tuple[Window, int]:
-        """Return the window and the revision of the session."""
-        # If nothing fits, one row is enough to report what is excluded.
-        page_rows = 1 if limits.nothing else min(limits.max_messages or PAGE_ROWS, PAGE_ROWS)
-        known = None if read is None else read.recent(page_rows, before, begin)
-        recent = await self._recent(page_rows, before, begin) if known is None else known
+        self, pages: _Pages, limits: Limits, before: int, *, page_rows: int, before_question: bool = False
+    ) -> tuple[Window, Recent, SessionRows | None]:
+        """Return the window, its first page, and the rows that were read.
+
+        With `before_question` the window ends before the newest user message, so no message of the window is cut.
+        """
+        recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)
         rows = recent.messages
         while chooser.wants_more and len(rows) == page_rows:
-            rows = (await self._recent(page_rows, rows[-1].seq or 0, begin)).messages
+            rows = (await pages.older(page_rows, rows[-1].seq or 0)).messages
             chooser.add(rows)
-        first_seq = max(begin, recent.deleted_seq + 1)
+        first_seq = max(pages.begin, recent.deleted_seq + 1)
         window = chooser.window(Extent(first_seq, reset_seq=recent.reset_seq, archived_seq=recent.archived_seq))
+        known = pages.known
         if recent.revision:
             # No further back than rows were read: reads stay bounded.
             oldest = rows[-1].seq or 0 if len(rows) == page_rows else 0
             after = max(oldest, first_seq - 1, recent.reset_seq, recent.archived_seq)
-            ranges = await self._transcripts.superseded(self._session_id, after=after, before=before)
+            if known is not None:
+                known = await self._with_superseded(known, after)
+                ranges = known.superseded_between(after, before)
+            else:
+                ranges = await self._transcripts.superseded(self._session_id, after=after, before=before)
             window = with_superseded(window, ranges)
-        return window, recent.revision
+        return window, recent, known
+
+    async def _with_superseded(self, known: SessionRows, after: int) -> SessionRows:
+        """Return the rows with the ranges of superseded messages after a `seq`."""
+        if known.superseded is not None and known.superseded[0] <= after:
+            return known
+        ranges = await self._transcripts.superseded(self._session_id, after=after, before=END)
+        return replace(known, superseded=(after, tuple(ranges)))
 
     async def recollect(self, past: Past) -> tuple[Window, Recollection]:
         """Return the window before a message, and its recollection.
@@ -174,27 +173,34 @@ class WindowReader:
         Raises:
             StoreError: the database does not answer.
         """
-        read = past.read if past.read is not None and past.read.profile == (past.profile or "") else None
-        user_id, profile = self._user_id, past.profile or ""
-        state = await self._contexts.state(self._session_id, profile, user_id=user_id) if read is None else read.state
         question_seq = past.before_seq or await self._place_of(past.before_id)
+        before = END if question_seq is None else question_seq - past.questions + 1
+        page_rows = min(past.limits.max_messages or PAGE_ROWS, PAGE_ROWS)
+        read = await self._read_past(past, page_rows)
+        state = read.state
         covered, gaps = _before_window(state)
         anchor = state.anchor_seq if past.profile else 0
         begin = max(anchor, covered + 1)
-        before_question = past.before_id is not None
-        before = END if question_seq is None else question_seq - past.questions + 1
-        window, revision = await self._read(
-            past.limits, before, begin=begin, before_question=before_question, read=read
+        known = read.rows if read.rows is not None and read.rows.reaches(before) else None
+        pages = _Pages(self._recent, begin, known)
+        window, recent, known = await self._read(
+            pages, past.limits, before, page_rows=page_rows, before_question=past.before_id is not None
         )
         dropped = window.manifest.dropped
         if covered + 1 < begin:
             gaps.append(Exclusion(covered + 1, begin - 1, "before_anchor"))
             dropped += begin - 1 - covered
         overflow = [gap for gap in window.manifest.excluded if gap.first_seq >= begin]
+        # By the marks of the rows: the state was read a moment earlier.
+        reset_seq = state.reset_seq if known is None else known.marks.reset_seq
+        if known is not None:
+            if reset_seq and known.forgotten is None:
+                known = replace(known, forgotten=await self._ids_before(reset_seq))
+            self._cache.put(self._session_id, known, window=len(window.messages))
         return window, Recollection(
             window.messages,
             dropped=dropped,
-            forgotten=await self._forgotten(state.reset_seq, past.known_ids),
+            forgotten=await self._forgotten(reset_seq, past.known_ids, known),
             summaries=state.summaries,
             begin=begin if begin > 1 else 0,
             begun=anchor > max(state.reset_seq, state.archived_seq) or bool(state.summaries),
@@ -202,13 +208,43 @@ class WindowReader:
             excluded=(*gaps, *overflow),
             question_seq=question_seq,
             questions=past.questions,
-            superseded=await self._superseded(past.known_ids) if revision else frozenset(),
+            superseded=await self._superseded(past.known_ids, known) if recent.revision else frozenset(),
             revision=state.revision,
         )
 
-    async def _superseded(self, known_ids: Collection[str]) -> frozenset[str]:
+    def statements(
+        self, tables: TableTranscripts, profile: str, limit: int, known: SessionRows | None
+    ) -> list[Statement]:
+        """Return the statements that read the state, and up to `limit` messages from the newest known one on."""
+        after = 0 if known is None else known.last_seq - 1
+        return [
+            self._contexts.state_statement(self._session_id, profile, user_id=self._user_id),
+            tables.recent_statement(self._session_id, limit=limit, after=after, user_id=self._user_id),
+        ]
+
+    async def _read_past(self, past: Past, page_rows: int) -> ReadPast:
+        """Return the state and the rows of the session; rows that are known already are not read again."""
+        profile = past.profile or ""
+        if past.read is not None and past.read.profile == profile and past.read.rows is not None:
+            return past.read
+        tables = self._transcripts
+        if not isinstance(tables, TableTranscripts) or past.before_id is None:
+            return ReadPast(profile, await self._contexts.state(self._session_id, profile, user_id=self._user_id), None)
+        limit = page_rows + past.questions
+        known = self._cache.get(self._session_id)
+        state, found = await tables.read(self.statements(tables, profile, limit, known))
+        rows = rows_of(found, limit, known)
+        if rows is None and known is not None:
+            self._cache.forget(self._session_id)
+            state, found = await tables.read(self.statements(tables, profile, limit, None))
+            rows = rows_of(found, limit)
+        return ReadPast(profile, state_of(state), rows)
+
+    async def _superseded(self, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
         """Return the superseded ones among some messages."""
-        found = await self._transcripts.with_ids(self._session_id, known_ids) if known_ids else []
+        active = set() if known is None else {message.id for message in known.messages}
+        asked = [known_id for known_id in known_ids if known_id not in active]
+        found = await self._transcripts.with_ids(self._session_id, asked) if asked else []
         return frozenset(str(message.id) for message in found if message.superseded_at is not None)
 
     async def _place_of(self, message_id: str | None) -> int | None:
@@ -220,12 +256,48 @@ class WindowReader:
             self._session_id, limit=limit, before=before, after=max(begin - 1, 0), user_id=self._user_id
         )
 
-    async def _forgotten(self, reset_seq: int, known_ids: Collection[str]) -> frozenset[str]:
+    async def _forgotten(self, reset_seq: int, known_ids: Collection[str], known: SessionRows | None) -> frozenset[str]:
         """Return the known messages on the newest page before the last reset."""
         if not (reset_seq and known_ids):
             return frozenset()
+        before = known.forgotten if known is not None else None
+        return (before if before is not None else await self._ids_before(reset_seq)).intersection(known_ids)
+
+    async def _ids_before(self, reset_seq: int) -> frozenset[str]:
+        """Return the ids on the newest page before the last reset."""
         page = await self._transcripts.newest(self._session_id, limit=PAGE_ROWS, before=reset_seq + 1)
-        return frozenset(message.id for message in page.messages if message.id and message.id in known_ids)
+        return frozenset(message.id for message in page.messages if message.id)
+
+
+class _Pages:
+    """The rows of a session from a `seq` on, page by page from the newest: known ones first, then stored ones.
+
+    `known` grows by what is read, as long as it belongs together.
+    """
+
+    def __init__(
+        self, read: Callable[[int, int, int], Awaitable[Recent]], begin: int, known: SessionRows | None
+    ) -> None:
+        self._read = read
+        self.begin = begin
+        self.known = known
+
+    async def older(self, limit: int, before: int) -> Recent:
+        """Return the newest rows before a `seq`, newest first."""
+        known = self.known
+        if known is None:
+            return await self._read(limit, before, self.begin)
+        newest = known.between(self.begin, before)[::-1][:limit]
+        if len(newest) < limit and known.first_seq > self.begin:
+            older = await self._read(limit - len(newest), min(before, known.first_seq), self.begin)
+            newest += older.messages
+            if older.messages and older.marks != known.marks:
+                self.known = None
+            else:
+                whole = len(newest) < limit
+                self.known = known.with_older(older.messages, self.begin if whole else newest[-1].seq or 0)
+        reset_seq, archived_seq, deleted_seq, revision, *_ = known.marks
+        return Recent(newest, reset_seq, None, archived_seq, deleted_seq, revision, known.marks)
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:

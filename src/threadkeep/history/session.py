@@ -33,10 +33,11 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.questions import AgentInput, agent_input, question_of
 from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader
 from threadkeep.history.session_events import SessionEvents
+from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer, Outcome
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.records.html import session_html
-from threadkeep.store.contexts import Contexts
+from threadkeep.store.contexts import Contexts, state_of
 from threadkeep.store.driver import Joined, Row
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import END, Branching, SessionChanges, Superseded, Superseding, Transcripts
@@ -75,6 +76,7 @@ class Session:
         user_id: str | None,
         observer: Observer,
         forget: Callable[[str], object],
+        cache: SessionCache,
         workspace: str | None = None,
     ) -> None:
         check_session_id(session_id)
@@ -90,7 +92,8 @@ class Session:
         self._forget = forget
         self._contexts = contexts
         self._observer = observer
-        self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id)
+        self._cache = cache
+        self._windows = WindowReader(session_id, transcripts, contexts, user_id=user_id, cache=cache)
         self._events = SessionEvents(observer, transcripts.backend, session_id)
 
     def __repr__(self) -> str:
@@ -164,16 +167,14 @@ class Session:
         tables = self._transcripts
         if not isinstance(tables, TableTranscripts):
             return None
-        reads = [
-            self._contexts.state_statement(self.session_id, profile, user_id=self.user_id),
-            tables.recent_statement(self.session_id, limit=limit + len(messages), user_id=self.user_id),
-        ]
+        known, limit = self._cache.get(self.session_id), limit + len(messages)
+        reads = self._windows.statements(tables, profile, limit, known)
         whole = Joined(joined.before, [*joined.after, *reads])
         stored = await self.record_joined(messages, lambda _: whole)
         if stored is None:
             return None
         receipt, rows = stored
-        past = ReadPast.of(profile, limit + len(messages), rows[-2], rows[-1])
+        past = ReadPast(profile, state_of(rows[-2]), rows_of(rows[-1], limit, known))
         return BegunTurn(tuple(messages), receipt, rows[:-2], past)
 
     def turn(self, messages: Sequence[Message]) -> Turn:
@@ -508,6 +509,7 @@ class Session:
             user_id=self.user_id,
             observer=self._observer,
             forget=self._forget,
+            cache=self._cache,
             workspace=self.workspace,
         )
 
@@ -540,6 +542,7 @@ class Session:
             return False
         was_there = await self._pending.delete(self.session_id)
         self._forget(self.session_id)
+        self._cache.forget(self.session_id)
         return was_there
 
     async def _is_there(self) -> bool:

@@ -88,6 +88,7 @@ class Archive:
         # The same order everywhere prevents deadlocks between processes.
         places = sorted(range(len(parts)), key=lambda place: parts[place].info.session_id)
         async with self._driver.writing() as connection:
+            await connection.execute(self._sql["note_restored"], {"value": str(uuid7())})
             for place in places:
                 try:
                     outcomes[place] = await self._restore(connection, parts[place])

@@ -26,6 +26,7 @@ from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import (
     END,
     Branching,
+    Marks,
     Recent,
     SessionChanges,
     SessionQuery,
@@ -130,14 +131,15 @@ class TableTranscripts:
                 borders = (info.archived_seq, info.deleted_seq, info.revision) if info else ()
                 return Recent((), info.reset_seq, None, *borders) if info else Recent(())
             messages = tuple([message_of(row) for row in rows])
-            reset_seq, archived_seq, deleted_seq, revision, last_user_seq = rows[0][-5:]
+            marks, last_user_seq = marks_in(rows[0]), rows[0][-1]
             users: list[Row] = []
-            low = max(reset_seq, archived_seq, after)
+            low = max(marks.reset_seq, marks.archived_seq, after)
             if low < last_user_seq and all(message.role != "user" for message in messages):
                 place = {"session_id": session_id, "after": low, "before": min(last_user_seq + 1, rows[-1][0])}
                 users = await connection.fetch(self._sql["newest_user"], place)
         newest_user = message_of(users[0]) if users else None
-        return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq, revision)
+        reset_seq, archived_seq, deleted_seq, revision, *_ = marks
+        return Recent(messages, reset_seq, newest_user, archived_seq, deleted_seq, revision, marks)
 
     def recent_statement(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
@@ -145,6 +147,11 @@ class TableTranscripts:
         """Return the statement that reads the rows for a window."""
         between = {"session_id": session_id, "after": after, "before": min(before, END)}
         return self._sql["recent"], {**between, "user_id": user_id, "limit": limit}
+
+    async def read(self, statements: Sequence[Statement]) -> list[list[Row]]:
+        """Return the rows of some statements, with one round trip."""
+        async with self._driver.reading() as connection:
+            return await connection.fetch_each(statements)
 
     async def find(self, session_id: str, message_id: str) -> Message | None:
         """Return the message with an id, superseded or not."""
@@ -276,6 +283,11 @@ class TableTranscripts:
                     for row in await connection.fetch(for_rows(self._sql[statement], len(rows)), parameters)
                 ]
         return found
+
+
+def marks_in(row: Row) -> Marks:
+    """Return the marks of the session in a row of the statement `recent`."""
+    return Marks(*row[-7:-1])
 
 
 def deletion_statements(backend: Backend) -> Mapping[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
 from threadkeep.store.session_list import SessionQuery as SessionQuery  # noqa: PLC0414 - it is a part of the contract
@@ -16,12 +16,28 @@ END = 2**62
 """A `before` that is after every message."""
 
 
+class Marks(NamedTuple):
+    """The fields of a session that change when messages change that were stored before; an append changes none.
+
+    A session that is deleted and begins again has another `created_at`. A restored one has the same: `restored` changes
+    whenever a session is restored.
+    """
+
+    reset_seq: int
+    archived_seq: int
+    deleted_seq: int
+    revision: int
+    created_at: object
+    restored: str | None
+
+
 @dataclass(frozen=True)
 class Recent:
     """The newest active user and assistant messages since the last reset that are not archived, newest first.
 
     `newest_user` is the newest user message if it is older than all of `messages`: a window includes it anyway.
     Messages up to `archived_seq` are archived, messages up to `deleted_seq` are deleted. `revision` is the session's.
+    `marks` are there if the store has them and there are messages.
     """
 
     messages: tuple[Message, ...]
@@ -30,6 +46,7 @@ class Recent:
     archived_seq: int = 0
     deleted_seq: int = 0
     revision: int = 0
+    marks: Marks | None = None
 
 
 type Scope = Literal["message", "from", "after", "run"]

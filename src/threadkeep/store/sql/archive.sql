@@ -27,3 +27,8 @@ UPDATE chat_sessions SET
     archived_seq = :archived_seq,
     indexed_seq = CASE WHEN indexed_seq < :archived_seq THEN :archived_seq ELSE indexed_seq END
 WHERE session_id = :session_id AND archived_seq < :archived_seq
+
+-- name: note_restored
+-- Processes drop the rows of sessions that they have read.
+INSERT INTO chat_channel_state (scope, name, value) VALUES ('threadkeep', 'restored', :value)
+ON CONFLICT (scope, name) DO UPDATE SET value = excluded.value

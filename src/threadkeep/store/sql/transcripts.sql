@@ -97,7 +97,9 @@ LIMIT :limit
 -- The rows of a window: after the last reset, the archive and :after, newest first, without system rows. The lower
 -- bound is a subquery and the rows come from one table: so both bounds limit the index scan in every plan of
 -- PostgreSQL, and no row beyond them is read, however long the session is.
-SELECT m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.revision, s.last_user_seq
+SELECT
+    m.*, s.reset_seq, s.archived_seq, s.deleted_seq, s.revision, s.created_at,
+    (SELECT c.value FROM chat_channel_state c WHERE c.scope = 'threadkeep' AND c.name = 'restored'), s.last_user_seq
 FROM (
     SELECT
         seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
