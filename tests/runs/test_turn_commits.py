@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from tests.agent.talking import kept
+from tests.agent.talking import ask, kept, make_agent
 from tests.databases import query
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import QUICK, eventually
-from threadkeep import MemoryOptions, open_memory
+from threadkeep import MemoryOptions, SessionMemory, open_memory
+from threadkeep.agent.chat_options import ChatOptions
 from threadkeep.history.pending import Join
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
@@ -84,6 +85,30 @@ async def test_a_turn_takes_few_transactions(sqlite_url: str, memory_options: Me
         assert await memory.manifests.flush()
         assert commits(sqlite_url) - before == 2 * 2
         assert len(await kept(memory, ROOM)) == 6
+
+
+async def test_a_window_that_moves_takes_no_transaction_of_its_own(
+    sqlite_url: str, memory_options: MemoryOptions, make_chat: Chats
+) -> None:
+    """The anchor is stored with the answer: by a run with its end, by an agent alone with the answer."""
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        chat = make_chat(memory, ScriptedModel([f"answer {n}" for n in range(8)]), ChatOptions(max_messages=4))
+        await chat.ask(said("hi", "0"))
+        before = commits(sqlite_url)
+        for number in range(1, 8):
+            await chat.ask(said("and", str(number)))
+        assert await memory.manifests.flush()
+        assert commits(sqlite_url) - before == 7 * 2
+        assert query(sqlite_url, "SELECT seq > 8 FROM chat_anchors") == [(1,)]
+    nothing = replace(memory_options, background=False, manifest_retention_days=0)
+    async with open_memory(sqlite_url, options=nothing) as memory:
+        agent = make_agent(ScriptedModel(["answer"] * 8), [SessionMemory(memory, max_messages=4)])
+        await ask(agent, "hi", thread_id="agent")
+        before = commits(sqlite_url)
+        for _ in range(7):
+            await ask(agent, "and", thread_id="agent")
+        assert commits(sqlite_url) - before == 7 * 2
+        assert query(sqlite_url, "SELECT seq > 8 FROM chat_anchors WHERE session_id = 'agent'") == [(1,)]
 
 
 async def test_a_process_that_lost_its_run_stores_no_answer(

@@ -10,6 +10,7 @@ from langchain_core.messages import AIMessage
 
 from threadkeep.history.session import BegunTurn, Session
 from threadkeep.records import Message, Receipt
+from threadkeep.store.driver import Statement
 from threadkeep.store.manifests import NotedManifest
 
 
@@ -17,13 +18,15 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that is stored in the transaction that ends its run.
 
-    `store` stores it alone, if that fails; `settle` is called when it is stored.
+    `anchor` returns the statement that moves the anchor of the window, if it moves. `store` stores the answer alone, if
+    that fails; `settle` is called when it is stored.
     """
 
     session: Session
     message: Message
     question_id: str | None
     told: bool
+    anchor: Callable[[], Statement | None]
     store: Callable[[], Awaitable[AIMessage | None]]
     settle: Callable[..., Awaitable[None]]
 

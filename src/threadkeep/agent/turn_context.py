@@ -29,6 +29,7 @@ from threadkeep.history.recollection import Past, ReadPast, Recollection
 from threadkeep.history.session import Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.records import Message
+from threadkeep.store.driver import Statement
 
 
 class TurnContext:
@@ -68,6 +69,7 @@ class TurnContext:
         self._room: WindowRoom | None = None
         self._open: tuple[ContextManifest, Mapping[str, str], CallMeasure] | None = None
         self._new_begin: int | None = None
+        self.anchored = False
         self._truncation_told = False
         self._steps = TurnSteps(memory, session, options)
         self._hold = run_hold.get()
@@ -173,17 +175,26 @@ class TurnContext:
         self._open = self._new_begin = None
         self._steps.forget()
 
-    async def settle(self, *, adopted: bool = False) -> None:
+    def anchor_statement(self) -> Statement | None:
+        """Return the statement that moves the anchor, for the transaction that stores the answer; None if it stays."""
+        if self._new_begin is None:
+            return None
+        profile, revision = self._options.profile or "", self._recollection.revision
+        return self._memory.contexts.anchor_statement(
+            self._session.session_id, profile, self._new_begin, revision=revision
+        )
+
+    async def settle(self, *, adopted: bool = False, anchored: bool = False) -> None:
         """The turn is over: keep what the next ones begin with, and have the session compressed if that is due.
 
-        If the answer of another process was `adopted`, the steps of this one led to none. A database that does not
-        answer changes nothing.
+        If the answer of another process was `adopted`, the steps of this one led to none. The anchor is stored already
+        if the turn is `anchored`. A database that does not answer changes nothing.
         """
         self.keep()
         self._consider_compression()
         if self._options.learning is not None and self._transcribed:
             self._options.learning.consider(self._session, self._use.model)
-        begin, self._new_begin = self._new_begin, None
+        begin, self._new_begin = None if anchored or self.anchored else self._new_begin, None
         kept = self._transcribed and self._steps.waiting and not adopted
         question_seq = self.question_seq if kept else None
         if begin is None and question_seq is None:

@@ -36,6 +36,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.observe import HistoryDiffers
 from threadkeep.records import Json, Message, Receipt, Status
+from threadkeep.store.driver import Joined
 
 
 @dataclass(frozen=True)
@@ -250,7 +251,8 @@ class OpenTurn:
         if status == "complete" and self._may_wait():
             assert self._hold is not None  # noqa: S101 - seen there
             store, settle = partial(self._store_answer, answer, told=told), self.contexts.settle
-            self._hold.answer = HeldAnswer(self.session, answer, self._known_question_id, told, store, settle)
+            anchor, asked = self.contexts.anchor_statement, self._known_question_id
+            self._hold.answer = HeldAnswer(self.session, answer, asked, told, anchor, store, settle)
             return None
         return await self._store_answer(answer, told=told)
 
@@ -259,10 +261,25 @@ class OpenTurn:
         hold = self._hold
         return hold is not None and hold.takes(self.session) and not self.contexts.has_steps
 
+    async def _record_anchored(self, answer: Message, *, told: bool) -> Receipt | None:
+        """Store the answer with the new anchor of the window, in one transaction.
+
+        Return None if the anchor stays, or that cannot be done now.
+        """
+        anchor = self.contexts.anchor_statement()
+        if anchor is None:
+            return None
+        joined, asked = Joined((), (anchor,)), self._known_question_id
+        stored = await self.session.record_joined([answer], lambda _: joined, answers=asked, told=told)
+        self.contexts.anchored = stored is not None
+        return None if stored is None else stored[0]
+
     async def _store_answer(self, answer: Message, *, told: bool) -> AIMessage | None:
         """Store the answer; return the answer that was stored first, if another process was faster."""
         try:
-            receipt = await self._record([answer], answers=self._known_question_id, told=told)
+            receipt = await self._record_anchored(answer, told=told)
+            if receipt is None:
+                receipt = await self._record([answer], answers=self._known_question_id, told=told)
         except QuestionGone:
             # The session was deleted meanwhile: the answer goes nowhere.
             self._forgotten = True

@@ -202,7 +202,7 @@ class RunEndings:
         return ended
 
     async def _end_with_answer(self, carried: Carried, outcome: Outcome) -> bool:
-        """Store the answer with the end of its run, the trace and the manifests, in one transaction.
+        """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
         Return False if nothing of it was stored, or nobody knows: then the answer is stored first, and the end after
         it, unless this process has lost the run. The transaction is refused if it has, or if another process has
@@ -212,11 +212,13 @@ class RunEndings:
         answer, group = hold.answer, await carried.tracer.whole()
         if answer is None or group is None:
             return False
-        manifests = [one for entry in hold.manifests for one in self._manifests.joined(entry)]
+        others = [one for entry in hold.manifests for one in self._manifests.joined(entry)]
+        if (anchor := answer.anchor()) is not None:
+            others.append(anchor)
         ending = RunEnding("done", outcome.result, asked=run)
         stored = await answer.session.record_joined(
             [answer.message],
-            lambda messages: self._runs.ending(run, ending, group, messages[0], manifests),
+            lambda messages: self._runs.ending(run, ending, group, messages[0], others),
             answers=answer.question_id,
             told=answer.told,
         )
@@ -229,7 +231,7 @@ class RunEndings:
         carried.over = self._runs.ended(run, ending)
         carried.has_following = bool(stored[1][-1])
         with contextlib.suppress(StoreClosed):
-            await answer.settle()
+            await answer.settle(anchored=True)
         return True
 
     async def set_aside(self, run: Run, owner: str, means: RunMeans) -> Outcome:

@@ -68,6 +68,13 @@ class Contexts:
             await connection.fetch(self._sql["keep_session"], {"session_id": session_id})
             await connection.execute(self._sql["move_anchor"], parameters)
 
+    def anchor_statement(
+        self, session_id: str, profile: str, seq: int, *, revision: int | None = None
+    ) -> Statement | None:
+        """Return the statement that moves an anchor, for a transaction that locks the session; None without anchors."""
+        parameters = {"session_id": session_id, "profile": profile, "seq": seq, "revision": revision}
+        return self._sql["move_anchor"], parameters
+
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
         """Return the steps of an agent's turns from a question on, oldest first."""
         parameters = {"session_id": session_id, "author": author, "since": since}

@@ -8,6 +8,7 @@ from threadkeep.errors import SessionNotFound
 from threadkeep.observe import Backend
 from threadkeep.records import Message, Page, Receipt, SearchHit, SessionInfo, Turn, View
 from threadkeep.store.contexts import Contexts, ContextState, Steps
+from threadkeep.store.driver import Statement
 from threadkeep.store.transcripts import (
     END,
     Branching,
@@ -31,6 +32,12 @@ class UnkeptContexts(Contexts):
 
     async def move_anchor(self, session_id: str, profile: str, seq: int, *, revision: int | None = None) -> None:
         """Do nothing."""
+
+    def anchor_statement(
+        self, session_id: str, profile: str, seq: int, *, revision: int | None = None
+    ) -> Statement | None:
+        """Return None."""
+        return None
 
     async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
         """Return no steps."""
