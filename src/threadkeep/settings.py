@@ -8,6 +8,7 @@ from difflib import get_close_matches
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from platformdirs import user_data_path
 from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
@@ -69,6 +70,13 @@ class Settings(RunSettings, GraphitiSettings):
     require_keys: bool = Field(
         False, description="Whether each request needs a key although API_KEYS is empty: one of `threadkeep keys add`."
     )
+    jwt_issuer: str = Field("", description="The issuer of the tokens (JWT) with which browsers speak for one user.")
+    jwt_audience: str = Field("", description="The audience that tokens must name: this service.")
+    jwt_key: SecretStr | None = Field(
+        None, description="The issuer's public key (PEM), the address of its keys (JWKS, https), or a shared secret."
+    )
+    jwt_user_claim: str = Field("sub", min_length=1, description="The claim of a token that names the user.")
+    jwt_scope: Literal["read", "write"] = Field("write", description="The scope of a token: read or write.")
     requests_per_key: int | None = Field(
         None, ge=0, description="Requests of a key in a minute; 0 is no limit; else 6000, and none on loopback."
     )
@@ -208,6 +216,17 @@ class Settings(RunSettings, GraphitiSettings):
             raise ValueError("write an absolute path, without ~")
         return value
 
+    @field_validator("jwt_key")
+    @classmethod
+    def _check_jwt_key(cls, value: SecretStr | None) -> SecretStr | None:
+        text = value.get_secret_value() if value is not None else ""
+        address = urlsplit(text)
+        if address.scheme == "http" and not is_loopback(address.hostname or ""):
+            raise ValueError("write the address of the keys with https")
+        if value is not None and len(text) < 32 and not address.netloc:
+            raise ValueError("a shared secret has 32 characters at least")
+        return value
+
     @field_validator("workflows", "cors_origins", mode="before")
     @classmethod
     def _parse_list(cls, value: object) -> object:
@@ -257,6 +276,7 @@ class Settings(RunSettings, GraphitiSettings):
                 f"name the origins, or set {PREFIX}API_KEYS=name:key.",
                 variable=f"{PREFIX}CORS_ORIGINS",
             )
+        self._check_tokens()
         try:
             _ = self.compression
         except InvalidInput as error:
@@ -272,10 +292,18 @@ class Settings(RunSettings, GraphitiSettings):
             )
         return self
 
+    def _check_tokens(self) -> None:
+        given = [self.jwt_issuer, self.jwt_audience, self.jwt_key]
+        if any(given) and not all(given):
+            raise InvalidSettings(
+                f"Tokens need {PREFIX}JWT_ISSUER, {PREFIX}JWT_AUDIENCE and {PREFIX}JWT_KEY; set all of them, or none.",
+                variable=f"{PREFIX}JWT_ISSUER",
+            )
+
     @property
     def needs_keys(self) -> bool:
-        """Return whether each request needs a key, whatever keys the database has."""
-        return bool(self.api_keys) or self.require_keys
+        """Return whether each request needs a key or a token, whatever keys the database has."""
+        return bool(self.api_keys or self.jwt_issuer) or self.require_keys
 
     def requests_per_minute(self) -> tuple[int, int]:
         """Return the limits of a key and of a user; 0 is no limit."""

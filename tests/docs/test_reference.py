@@ -69,6 +69,7 @@ INTERNAL = {
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {
     "channels",
+    "jwt_key",
     "requests_per_key",
     "requests_per_user",
     "learning_accept_from",

@@ -26,6 +26,7 @@ from threadkeep.web.console.sign_in import refusal_page
 from threadkeep.web.key_ring import KeyRing
 from threadkeep.web.problems import ProblemRaised, make_problem, problem_of, problem_response
 from threadkeep.web.rate_limits import RateLimits
+from threadkeep.web.tokens import UserTokens
 
 CALLBACKS = "/channels/"
 OPEN_PATHS = frozenset({"/healthz", description.ADDRESS, *description.FILES, "/openapi.json", *mounting.OPEN})
@@ -47,8 +48,8 @@ _LOCAL = "local"
 class Access:
     """Middleware that passes a request on with its caller, or rejects it before its body is read.
 
-    It rejects with 401 (no valid key), 403 (not from this machine, or beyond the scope of the key), 429 (too many
-    requests), or 503 (the keys could never be read).
+    It rejects with 401 (no valid key or token), 403 (not from this machine, or beyond the scope of the key), 429 (too
+    many requests), or 503 (the keys could never be read).
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Access:
         app: ASGIApp,
         *,
         keys: KeyRing,
+        tokens: UserTokens | None,
         needed: bool,
         limits: RateLimits,
         routes: list[BaseRoute],
@@ -64,6 +66,7 @@ class Access:
         self._app = app
         self._origins = frozenset(origins)
         self._keys = keys
+        self._tokens = tokens
         self._needed = needed
         self._limits = limits
         self._routes = routes
@@ -85,10 +88,13 @@ class Access:
     async def _caller(self, scope: Scope) -> Caller:
         """Return the sender of a request, whose key is valid or who is on this machine."""
         headers = Headers(scope=scope)
+        given = _given_key(headers, scope["path"])
+        if self._tokens is not None and self._tokens.is_token(given):
+            return await self._tokens.caller(given, self._limits)
         if not await self._keys.refresh():
             raise ProblemRaised(make_problem(503, "database-unavailable", _KEYS_UNREAD))
         if self._needed or self._keys.in_use:
-            caller = self._keys.caller(_given_key(headers, scope["path"]), self._limits)
+            caller = self._keys.caller(given, self._limits)
             if caller is None:
                 raise ProblemRaised(make_problem(401, "api-key-needed", _KEY_MISSING), {"WWW-Authenticate": "Bearer"})
             return caller

@@ -54,7 +54,7 @@ _STATUSES: Mapping[int, tuple[str, str | None]] = {
 }
 _DOCUMENTED: Mapping[int, str] = {
     400: "The body is not JSON.",
-    401: "A key is needed, and none was sent that is valid.",
+    401: "A key or a token is needed, and none was sent that is valid.",
     403: "The key has not the scope for this, or speaks for one user and this is about more.",
     404: "There is no such thing, or not for this user.",
     409: "Another turn of the session goes on and the workflow takes no message meanwhile, the run asks a person, or "

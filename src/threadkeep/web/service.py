@@ -40,6 +40,7 @@ from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, 
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.rate_limits import Buckets, RateLimits
 from threadkeep.web.server import Server, bind
+from threadkeep.web.tokens import TokenOptions, UserTokens
 
 HEARTBEAT_SECONDS = 15.0
 
@@ -116,6 +117,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     service.add_middleware(
         Access,
         keys=keys,
+        tokens=_tokens(settings),
         needed=settings.needs_keys,
         limits=limits,
         routes=service.router.routes,
@@ -126,6 +128,20 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
         service.add_middleware(CrossOrigin, origins=settings.cors_origins)
     service.add_middleware(SafeHeaders)
     return service
+
+
+def _tokens(settings: Settings) -> UserTokens | None:
+    """Return the check of users' tokens; None if the settings name no issuer."""
+    if settings.jwt_key is None:
+        return None
+    options = TokenOptions(
+        settings.jwt_issuer,
+        settings.jwt_audience,
+        settings.jwt_key.get_secret_value(),
+        user_claim=settings.jwt_user_claim,
+        scope=settings.jwt_scope,
+    )
+    return UserTokens(options)
 
 
 async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
