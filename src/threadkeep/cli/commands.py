@@ -30,6 +30,8 @@ _COMMANDS: Mapping[str, str] = {
     "explain-key": "workflows.explain_keys",
     "doctor": "doctor.doctor",
     "migrate": "migrate.migrate_schema",
+    "backup": "backup.backup_database",
+    "restore": "backup.restore_database",
     "bench": "serve.bench",
 }
 # Modules with the verbs of a noun, in their `commands`.

