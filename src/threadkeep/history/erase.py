@@ -53,6 +53,10 @@ class Eraser:
         """Return the sessions that are deleted whole."""
         return await self._rows.sessions(wanted)
 
+    async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
+        """Return the `seq` values of the person's messages in sessions of others, by session."""
+        return await self._rows.shared(wanted)
+
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, remains: Sequence[str] = ()
     ) -> EraseReceipt:
@@ -136,21 +140,21 @@ class Eraser:
         if (folder := self._memory.pending.options.folder) is not None:
             files = await asyncio.to_thread(waiting_files, folder)
             waiting |= {entry.entry_id: entry.turn for file in files for entry in file.entries}
-        counts[_PENDING] = sum(_belongs(turn, wanted, sessions) for turn in waiting.values())
-        counts[_CONVERSATIONS] = len(await self._conversations(wanted, sessions))
-        counts[_ITEMS] = len(await self._items(wanted))
+        counts[_PENDING] = sum(belongs(turn, wanted, sessions) for turn in waiting.values())
+        counts[_CONVERSATIONS] = len(await self.conversations(wanted, sessions))
+        counts[_ITEMS] = len(await self.items(wanted))
         return counts
 
     async def _drop_pending(self, wanted: Erasable, sessions: Sequence[str]) -> None:
-        await self._memory.pending.discard(lambda turn: _belongs(turn, wanted, sessions))
+        await self._memory.pending.discard(lambda turn: belongs(turn, wanted, sessions))
         if (folder := self._memory.pending.options.folder) is not None:
-            await asyncio.to_thread(discard_waiting, folder, lambda turn: _belongs(turn, wanted, sessions))
+            await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
     async def _unreadable(self) -> list[str]:
         damaged = await self._memory.pending.damaged()
         return [f"{len(damaged)} unreadable lines of pending files: threadkeep pending list"] if damaged else []
 
-    async def _conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
+    async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
         """Return the conversations in graph stores: those of the person, and those with the keys of the sessions."""
         found: list[tuple[Memory, str]] = []
         for _, _, other in await self._memory.besides():
@@ -161,12 +165,12 @@ class Eraser:
         return found
 
     async def _erase_graph_store(self, wanted: Erasable, sessions: Sequence[str]) -> None:
-        for other, key in await self._conversations(wanted, sessions):
+        for other, key in await self.conversations(wanted, sessions):
             await other.session(key).delete()
-        for store, namespace, key in await self._items(wanted):
+        for store, namespace, key in await self.items(wanted):
             await store.adelete(namespace, key)
 
-    async def _items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
+    async def items(self, wanted: Erasable) -> list[tuple[BaseStore, tuple[str, ...], str]]:
         """Return the items of the graph store in namespaces that name the person."""
         if not wanted.ids or not await self._memory.has_graph_store():
             return []
@@ -195,7 +199,7 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
     return found
 
 
-def _belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
+def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
     """Return whether a pending turn is of the person, or of a session that is deleted."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True

@@ -20,6 +20,8 @@ from threadkeep.knowledge.learning import Learning
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
 from threadkeep.knowledge.proposals import Proposals
+from threadkeep.memory.person_archive import archive
+from threadkeep.memory.person_export import PersonExport
 from threadkeep.observe import Observer
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Scope
@@ -45,6 +47,14 @@ class Memory(history.Memory):
             parts.driver, parts.graphiti, self.knowledge, observer=parts.observers, clock=parts.clock
         )
         self.proposals = Proposals(parts.driver, self.knowledge, self.graphiti, clock=parts.clock)
+        self._person_export = PersonExport(
+            self,
+            self.eraser,
+            knowledge=self.knowledge,
+            procedures=self.procedures,
+            persons=self.persons,
+            proposals=self.proposals,
+        )
         self.api_keys = ApiKeys(parts.driver, clock=parts.clock)
         self.learning = Learning(parts.driver, self.proposals, observer=parts.observers)
 
@@ -64,6 +74,22 @@ class Memory(history.Memory):
         wanted = await self.eraser.wanted(session_id, user_id)
         remains = [] if dry_run else await self._purge_graphs(wanted)
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, remains=remains)
+
+    def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:
+        """Yield what there is of a person, as lines of JSON: what `erase` would take, under all ids.
+
+        A line of the type `position` says how to go on: its `after` yields only the lines that follow. The last line
+        has the type `end`. Nothing is locked: what is written meanwhile may be missing.
+
+        Raises:
+            InvalidInput: the id or the position cannot be used.
+            StoreUnavailable: a database does not answer; go on after the last position.
+        """
+        return self._person_export.lines(user_id, after)
+
+    def export_archive(self, *, user_id: str) -> AsyncIterator[bytes]:
+        """Yield a ZIP archive of the lines of `export` and a page that people can read."""
+        return archive(self.export(user_id=user_id), self.clock())
 
     async def verify_erased(self, receipt: EraseReceipt) -> Verification:
         """Return `gone`, `there` (rows exist again, or still), or `unsigned` (not a receipt of this database)."""

@@ -1,0 +1,278 @@
+"""Export of a person: what an erase would take, as lines of JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
+from threadkeep.history.archive_lines import message_line, session_line, summary_line
+from threadkeep.history.erase import Eraser, belongs
+from threadkeep.history.memory import Memory
+from threadkeep.history.waiting import waiting_files
+from threadkeep.knowledge.facts import Knowledge
+from threadkeep.knowledge.persons import Persons
+from threadkeep.knowledge.procedures import Procedures
+from threadkeep.knowledge.proposals import Proposals
+from threadkeep.knowledge.views import FactView, PersonView, ProcedureView, ProposalView
+from threadkeep.records.knowledge import FactQuery, ProcedureQuery, ProposalQuery, Scope
+from threadkeep.records.runs import RunQuery
+from threadkeep.store.erasing import Erasable
+from threadkeep.store.manifests import StoredManifest
+
+type _Key = tuple[str | int, ...]
+type _Unit = tuple[_Key, list[str]]
+"""Some lines, and their place in the order of their section."""
+
+FORMAT: Final = 1
+LEFT_OUT: Final = (
+    "the search index, vectors, anchors and token counts, which are made from the messages",
+    "checkpoints of runs and messages on their way to channels or Graphiti, whose texts are in the messages",
+    "backups, and logs of model providers",
+)
+_PAGE: Final = 200
+
+
+@dataclass(frozen=True)
+class Person:
+    """The person of an export: all ids, and the sessions that are the person's own."""
+
+    wanted: Erasable
+    sessions: tuple[str, ...]
+
+
+class PersonExport:
+    """The lines of a person's export.
+
+    Each line is a JSON object with a `type`. A line of the type `position` says how to go on after it, and the last
+    line has the type `end`. The order is that of ids, so that an interrupted export can be continued.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        eraser: Eraser,
+        *,
+        knowledge: Knowledge,
+        procedures: Procedures,
+        persons: Persons,
+        proposals: Proposals,
+    ) -> None:
+        self._memory = memory
+        self._eraser = eraser
+        self._knowledge = knowledge
+        self._procedures = procedures
+        self._persons = persons
+        self._proposals = proposals
+        self._sections: Mapping[str, Callable[[Person, _Key], AsyncIterator[_Unit]]] = {
+            "person": self._person,
+            "sessions": self._sessions,
+            "shared": self._shared,
+            "conversations": self._conversations,
+            "calls": self._calls,
+            "runs": self._runs,
+            "facts": self._facts,
+            "procedures": self._procedures_of,
+            "proposals": self._proposals_of,
+            "pending": self._pending,
+            "items": self._items,
+        }
+
+    async def lines(self, user_id: str, after: str | None = None) -> AsyncIterator[str]:
+        """Yield the lines of a person, by any id; with the `after` of a position line only those that follow it.
+
+        Raises:
+            InvalidInput: the id or the position cannot be used.
+            StoreUnavailable: the database does not answer; go on after the last position.
+        """
+        begun, key = self._position(after)
+        wanted = await self._eraser.wanted(None, user_id)
+        person = Person(wanted, tuple(sorted(await self._eraser.sessions(wanted))))
+        names = list(self._sections)
+        for name in names[names.index(begun) :]:
+            async for place, lines in self._sections[name](person, key):
+                if place <= key:
+                    continue
+                for line in lines:
+                    yield line
+                if lines:
+                    yield _line("position", {"after": _written(name, place)})
+            key = ()
+        yield _line("end", {"ended_at": self._memory.clock()})
+
+    def _position(self, after: str | None) -> tuple[str, _Key]:
+        if after is None:
+            return next(iter(self._sections)), ()
+        try:
+            name, *key = json.loads(base64.urlsafe_b64decode(after.encode() + b"=="))
+        except (ValueError, TypeError, RecursionError):
+            name, key = "", []
+        if name not in self._sections or not all(type(part) in (str, int) for part in key):
+            raise InvalidInput("This is no position; pass the `after` of the last position line, as it is.")
+        return name, tuple(key)
+
+    async def _person(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        values = {"format": FORMAT, "begun_at": self._memory.clock(), "ids": person.wanted.ids, "left_out": LEFT_OUT}
+        try:
+            known = PersonView.of(await self._persons.get(person.wanted.ids[0])).model_dump(mode="json")
+        except KnowledgeNotFound:
+            known = {}
+        yield (1,), [_line("person", {**known, **values})]
+
+    async def _sessions(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        for session_id in person.sessions:
+            if not after or session_id >= str(after[0]):
+                async for unit in self._session(self._memory, session_id):
+                    yield unit
+
+    async def _session(self, memory: Memory, session_id: str) -> AsyncIterator[_Unit]:
+        """Yield a session: its metadata, its messages with superseded and archived ones, and its summaries."""
+        session = memory.session(session_id)
+        try:
+            info = await session.info()
+        except SessionNotFound:  # deleted meanwhile
+            return
+        yield (session_id, 0), [session_line(info)]
+        first = info.deleted_seq + 1
+        while first <= info.last_seq:
+            last = min(first + _PAGE - 1, info.last_seq)
+            page = await session.page(before=last + 1, limit=last - first + 1, view="history")
+            yield (session_id, last), [message_line(session_id, message) for message in page.messages]
+            first = last + 1
+        if memory is self._memory:
+            found = await memory.summaries.for_export(session_id, view="history")
+            yield (session_id, info.last_seq + 1), [summary_line(summary) for summary in found]
+
+    async def _shared(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield the person's messages in sessions of others."""
+        for session_id, seqs in sorted((await self._eraser.shared(person.wanted)).items()):
+            for seq in sorted(seqs):
+                if (session_id, seq) > after:
+                    page = await self._memory.session(session_id).page(before=seq + 1, limit=1, view="history")
+                    lines = [message_line(session_id, message) for message in page.messages]
+                    yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
+
+    async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield conversations that agents keep in graph stores."""
+        found = await self._eraser.conversations(person.wanted, person.sessions)
+        for place, (memory, key) in enumerate(sorted(found, key=lambda pair: pair[1])):
+            async for unit, lines in self._session(memory, key):
+                yield (place, *unit), lines
+
+    async def _calls(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield the records of model calls, newest first in each session."""
+        for session_id in person.sessions:
+            number, before = 0, None
+            while page := await self._memory.manifests.of_session(session_id, limit=_PAGE, before=before):
+                number, before = number + 1, page[-1].cursor
+                yield (session_id, number), [_line("model_call", _call(one)) for one in page]
+
+    async def _runs(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        for run_id in sorted(await self._run_ids(person)):
+            if (run_id,) <= after or (run := await self._memory.runs.run(run_id)) is None:
+                continue
+            lines, number = [_line("run", asdict(run))], 0
+            while events := await self._memory.runs.trace.events(run_id, after=number, limit=_PAGE):
+                number = events[-1].number
+                lines += [_line("run_event", {"run_id": run_id, **asdict(event)}) for event in events]
+            yield (run_id,), lines
+
+    async def _run_ids(self, person: Person) -> set[str]:
+        """Return the runs of the person and of the sessions, with all runs below them."""
+        queries = [RunQuery(user_id=id_, limit=_PAGE) for id_ in person.wanted.ids]
+        queries += [RunQuery(session_id=session_id, limit=_PAGE) for session_id in person.sessions]
+        found: set[str] = set()
+        while queries:
+            query = queries.pop()
+            runs, cursor = await self._memory.runs.records.runs(query)
+            if cursor is not None:
+                queries.append(replace(query, cursor=cursor))
+            new = {run.run_id for run in runs} - found
+            found |= new
+            queries += [RunQuery(parent_run_id=run_id, limit=_PAGE) for run_id in new]
+        return found
+
+    async def _facts(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        for scope in _scopes(person):
+            query: FactQuery | None = FactQuery(scope, past=True, limit=_PAGE)
+            number = 0
+            while query is not None:
+                facts, cursor = await self._knowledge.facts_page(query)
+                number += 1
+                lines = [_line("fact", FactView.of(fact).model_dump(mode="json")) for fact in facts]
+                yield (scope.kind, scope.owner, number), lines
+                query = None if cursor is None else replace(query, cursor=cursor)
+
+    async def _procedures_of(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        for scope in _scopes(person):
+            query: ProcedureQuery | None = ProcedureQuery(scope, limit=_PAGE)
+            number = 0
+            while query is not None:
+                found, cursor = await self._procedures.page(query)
+                number += 1
+                lines = [_line("procedure", ProcedureView.of(one).model_dump(mode="json")) for one in found]
+                yield (scope.kind, scope.owner, number), lines
+                query = None if cursor is None else replace(query, cursor=cursor)
+
+    async def _proposals_of(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        for session_id in person.sessions:
+            query: ProposalQuery | None = ProposalQuery(session_id=session_id, limit=_PAGE)
+            number = 0
+            while query is not None:
+                found, cursor = await self._proposals.page(query)
+                number += 1
+                lines = [_line("proposal", ProposalView.of(one).model_dump(mode="json")) for one in found]
+                yield (session_id, number), lines
+                query = None if cursor is None else replace(query, cursor=cursor)
+
+    async def _pending(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield turns that no database has taken yet."""
+        entries = {entry.entry_id: entry for entry in self._memory.pending.entries}
+        if (folder := self._memory.pending.options.folder) is not None:
+            files = await asyncio.to_thread(waiting_files, folder)
+            entries |= {entry.entry_id: entry for file in files for entry in file.entries}
+        for entry_id, entry in sorted(entries.items()):
+            if belongs(entry.turn, person.wanted, person.sessions):
+                lines = [message_line(entry.turn.session_id, message) for message in entry.turn.messages]
+                yield (entry_id,), [_retyped("pending_message", line) for line in lines]
+
+    async def _items(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield items of the graph store in namespaces that name the person."""
+        for store, namespace, key in sorted(await self._eraser.items(person.wanted), key=lambda item: item[1:]):
+            if (item := await store.aget(namespace, key)) is not None:
+                values = {"namespace": namespace, "key": key, "value": item.value, "updated_at": item.updated_at}
+                yield ("\0".join(namespace), key), [_line("item", values)]
+
+
+def _scopes(person: Person) -> Sequence[Scope]:
+    """Return the scopes of the person's facts, in the order of an export."""
+    owners = [("session", session_id) for session_id in person.sessions]
+    owners.append(("user", person.wanted.ids[0]))  # all ids of a person have the same facts
+    return [Scope(kind, owner) for kind, owner in owners]  # type: ignore[arg-type]
+
+
+def _call(stored: StoredManifest) -> Mapping[str, object]:
+    return {"session_id": stored.session_id, "run_id": stored.run_id, "call": stored.call, **stored.manifest}
+
+
+def _written(section: str, key: _Key) -> str:
+    return base64.urlsafe_b64encode(json.dumps([section, *key]).encode()).decode().rstrip("=")
+
+
+def _retyped(kind: str, line: str) -> str:
+    return _line(kind, {name: value for name, value in json.loads(line).items() if name != "type"})
+
+
+def _line(kind: str, values: Mapping[str, object]) -> str:
+    return json.dumps({"type": kind, **values}, ensure_ascii=False, default=_json) + "\n"
+
+
+def _json(value: object) -> object:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    return str(value)

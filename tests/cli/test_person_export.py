@@ -1,0 +1,26 @@
+"""`threadkeep persons export`: one archive, continued after an interruption."""
+
+from __future__ import annotations
+
+import stat
+from zipfile import ZipFile
+
+from tests.cli.running import CommandLine
+
+
+def test_a_person_is_exported_into_one_archive(any_cli: CommandLine) -> None:
+    """An interrupted export goes on where it was; a file that is there is not replaced."""
+    any_cli.store("room", "tell me about tea", "gladly", user_id="ann")
+    target = any_cli.folder / "ann.zip"
+    assert any_cli("persons", "export", "ann", "--output", str(target), "--json").json["file"] == str(target)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o600
+    with ZipFile(target) as files:
+        lines = files.read("person.jsonl").splitlines(keepends=True)
+    assert any_cli("persons", "export", "ann", "-o", str(target)).exit_code == 2
+    positions = [number for number, line in enumerate(lines) if b'"position"' in line]
+    partial = any_cli.folder / "again.zip.partial"
+    partial.write_bytes(b"".join(lines[: positions[1] + 1]) + b'{"type": "mess')
+    assert any_cli("persons", "export", "ann", "-o", str(any_cli.folder / "again.zip")).exit_code == 0
+    with ZipFile(any_cli.folder / "again.zip") as files:
+        assert files.read("person.jsonl").splitlines(keepends=True)[:-1] == lines[:-1]
+    assert not partial.exists()

@@ -1,0 +1,126 @@
+"""Export of a person: what an erase would take, in lines that can be continued, and as one archive."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+
+from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
+from threadkeep.memory.person_archive import archive, whole_lines
+from threadkeep.records.knowledge import Scope
+from threadkeep.testing import SettableClock
+
+ANN, BOB = "telegram:ann", "telegram:bob"
+
+
+def said(words: str, sender: str | None = None) -> Message:
+    """A message of a person, as channels store it."""
+    return Message(role="user", content=words, metadata={} if sender is None else {"sender_id": sender})
+
+
+async def live(memory: Memory) -> None:
+    """Let a person leave something in the stores, and somebody else beside."""
+    own = memory.session("telegram:1", user_id=ANN)
+    noted = (Message(role="assistant", content=f"<b>noted</b> {number}") for number in range(250))
+    await own.append([message for number, note in enumerate(noted) for message in (said(f"ann {number}"), note)])
+    await own.take_back(2)
+    await memory.persons.resolve(ANN, name="Ann")
+    await memory.persons.resolve("telegram:ann2")
+    await memory.persons.merge("telegram:ann2", into=ANN)
+    await memory.session("telegram:2", user_id="telegram:ann2").append([said("ann elsewhere")])
+    await memory.knowledge.remember(Scope("user", ANN), "likes", "tea")
+    group = memory.session("telegram:group")
+    await group.append([said("ann in the group", ANN), said("bob's words", BOB)])
+    await memory.session("telegram:3", user_id=BOB).append([said("bob alone")])
+    store = await memory.graph_store()
+    await store.aput(("memories", ANN), "k", {"text": "ann's item"})
+    await store.aput(("memories", BOB), "k", {"text": "bob's item"})
+
+
+async def lines_of(memory: Memory, after: str | None = None) -> list[dict[str, Any]]:
+    """The lines of Ann's export."""
+    return [json.loads(line) async for line in memory.export(user_id=ANN, after=after)]
+
+
+async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
+    """Under all ids, with superseded messages and those in sessions of others, and nothing of others."""
+    await live(memory)
+    lines = await lines_of(memory)
+    kinds = [line["type"] for line in lines if line["type"] != "position"]
+    receipt = await memory.erase(user_id=ANN, dry_run=True)
+    before = {store.name: store.before for store in receipt.stores}
+    assert (kinds[0], kinds[-1]) == ("person", "end")
+    assert kinds.count("session") == before["chat_sessions"] == 2
+    assert kinds.count("message") == before["chat_messages"] == 501
+    assert kinds.count("shared_message") == before["shared messages"] == 1
+    assert kinds.count("fact") == before["chat_facts"] == 1
+    assert kinds.count("item") == before["graph store items"] == 1
+    assert sorted(lines[0]["ids"]) == [ANN, "telegram:ann2"]
+    assert "bob" not in json.dumps(lines)
+
+
+async def test_an_export_goes_on_after_any_position(memory: Memory) -> None:
+    """Each line comes once, whichever part was the last that arrived."""
+    await live(memory)
+    whole = await lines_of(memory)
+    positions = [number for number, line in enumerate(whole) if line["type"] == "position"]
+    assert len(positions) > 8
+    for number in positions:
+        rest = await lines_of(memory, whole[number]["after"])
+        assert rest[:-1] == whole[number + 1 : -1]
+        assert rest[-1]["type"] == "end"
+    for wrong in ("", "x", "WyJ4Il0", "ü"):
+        with pytest.raises(InvalidInput, match="no position"):
+            await lines_of(memory, wrong)
+
+
+async def test_the_archive_has_the_lines_and_a_page(memory: Memory) -> None:
+    """The page shows what was said as text."""
+    await live(memory)
+    data = b"".join([part async for part in memory.export_archive(user_id=ANN)])
+    with ZipFile(io.BytesIO(data)) as archived:
+        assert archived.testzip() is None
+        lines = archived.read("person.jsonl").decode().splitlines()
+        page = archived.read("person.html").decode()
+    assert [json.loads(line)["type"] for line in lines][-1] == "end"
+    assert "ann in the group" in page
+    assert "&lt;b&gt;noted&lt;/b&gt; 7" in page
+    assert "<b>noted" not in page
+
+
+async def test_a_broken_file_is_continued_after_its_last_position(clock: SettableClock) -> None:
+    """Half a line, and lines after the last position, are written again."""
+    file = io.BytesIO(b'{"type": "person"}\n{"type": "position", "after": "a"}\n{"type": "session"}\n{"type": "posi')
+    assert whole_lines(file) == ("a", 2)
+    assert file.read() == b""
+    assert file.getvalue().endswith(b'"a"}\n')
+    assert whole_lines(io.BytesIO(b'{"type": "person"}\n')) == (None, 0)
+
+    async def lines() -> AsyncIterator[str]:
+        yield '{"type": "message", "role": "user", "content": "\ud800"}\n'
+
+    assert b"".join([part async for part in archive(lines(), clock())])
+
+
+async def test_pending_turns_are_in_it(memory_options: MemoryOptions, sqlite_url: str) -> None:
+    """They are the person's words, although no database has them."""
+    from tests.outages import Outage
+    from threadkeep.store.address import parse_address
+    from threadkeep.store.driver import StoreOptions
+
+    path = parse_address(sqlite_url).path
+    assert path is not None
+    options = replace(memory_options, store=StoreOptions(lock_timeout_seconds=0.05))
+    async with open_memory(sqlite_url, options=options) as memory:
+        await memory.session("telegram:1", user_id=ANN).append([said("ann")])
+        async with Outage(path)():
+            await memory.session("telegram:1", user_id=ANN).record([said("ann waits")])
+            await memory.session("telegram:3", user_id=BOB).record([said("bob waits")])
+            entries = [line for line in await lines_of(memory) if line["type"] == "pending_message"]
+    assert [line["content"] for line in entries] == ["ann waits"]
