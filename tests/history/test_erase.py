@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict
 
+import psycopg
 import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
@@ -180,6 +181,28 @@ async def test_no_file_has_a_byte_of_the_person(tmp_path: Path, memory_options: 
         assert await memory.pending.deliver()
         assert await memory.session("telegram:3", user_id=BOB).count() == 2
     assert [name for name, content in bytes_below(tmp_path).items() if CANARY[:8].encode() in content.lower()] == []
+
+
+async def test_a_vacuum_leaves_no_byte_in_postgresqls_files(memory_options: MemoryOptions, postgres_url: str) -> None:
+    """No dead row and no statistics of the planner; the WAL is named in the receipt."""
+    [(folder,)] = query(postgres_url, "SHOW data_directory")
+    async with open_memory(postgres_url, options=memory_options) as memory:
+        await live(memory)
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("ANALYZE")
+            connection.execute("CHECKPOINT")
+        assert await asyncio.to_thread(files_with, Path(str(folder)))
+        receipt = await memory.erase(user_id=ANN, vacuum=True)
+        assert receipt.complete
+        assert "the WAL of PostgreSQL until it is recycled" in receipt.not_reached
+        assert await memory.session("telegram:3", user_id=BOB).count() == 1
+    assert await asyncio.to_thread(files_with, Path(str(folder))) == []
+
+
+def files_with(folder: Path) -> list[str]:
+    """The files of a PostgreSQL server with a byte of the person, but for its WAL."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "pg_wal" not in path.parts]
+    return [str(path) for path in files if CANARY.encode() in path.read_bytes()]
 
 
 async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory_options: MemoryOptions) -> None:

@@ -22,7 +22,9 @@ commands = typer.Typer(help="Erase a person or a session for good.", no_args_is_
 _REFUSAL = "Erasing cannot be undone: say --yes to do it without being asked, or --dry-run."
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would go, and write nothing.")]
-Vacuum = Annotated[bool, typer.Option("--vacuum", help="Rewrite the file (SQLite): also what went long ago.")]
+Vacuum = Annotated[
+    bool, typer.Option("--vacuum", help="Rewrite the tables: also what went long ago. Nobody can write meanwhile.")
+]
 ReceiptFile = Annotated[Path | None, typer.Option("--receipt", help="Write the receipt to this file.")]
 
 

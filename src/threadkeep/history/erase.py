@@ -27,6 +27,7 @@ _ROUNDS = 3
 _SCOPE = "erase"
 _ALWAYS = ("backups", "logs of model providers")
 _DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"
+_LOG = "the WAL of PostgreSQL until it is recycled"
 
 
 class Eraser:
@@ -79,7 +80,7 @@ class Eraser:
             if not await self._rows.overwrite(vacuum=vacuum):
                 not_reached.append("the WAL file of SQLite, which a reader keeps: stop other processes, and repeat")
         if self._rows.backend == "postgres":
-            not_reached.append(_DEAD_ROWS)
+            not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable()
         receipt = EraseReceipt(
             kind=kind,

@@ -64,8 +64,8 @@ class Memory(history.Memory):
         """Erase a session, or a person with all ids, from every store of this memory; return a signed receipt.
 
         Sessions of the person are deleted whole; messages in sessions of others become empty rows. An interrupted call
-        can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, which takes texts that
-        versions before 0.1 deleted as well.
+        can be repeated. With `dry_run` nothing is written. `vacuum` rewrites a SQLite file, or the tables on
+        PostgreSQL, which takes dead rows and older remains as well; nobody can write meanwhile.
 
         Raises:
             InvalidInput: not exactly one of `session_id` and `user_id` is given.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED
 from threadkeep.store.driver import Backend, Connection, Driver, Row
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
@@ -132,9 +134,12 @@ class TableErasing:
     async def overwrite(self, *, vacuum: bool) -> bool:
         """Overwrite deleted texts in the search index and the WAL; return False if a reader keeps the WAL.
 
-        On PostgreSQL dead rows stay until VACUUM.
+        On PostgreSQL dead rows stay until VACUUM. With `vacuum` all tables of the schema are written anew, which holds
+        up everybody, and so are the planner's statistics, which have values of rows.
         """
         if self._driver.backend == "postgres":
+            if vacuum:
+                await self._rewrite_tables()
             return True
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["optimize_search"], {})
@@ -146,6 +151,15 @@ class TableErasing:
                     return True
                 await asyncio.sleep(_LOG_PAUSE_SECONDS)
         return False
+
+    async def _rewrite_tables(self) -> None:
+        async with self._driver.reading() as connection:
+            for (table,) in await connection.fetch(self._sql["tables"], {}):
+                await connection.execute(f"VACUUM (FULL, ANALYZE) {table}", {})
+            # Who may not do these gets a warning, or leaves it to the server's next checkpoint.
+            await connection.execute("VACUUM FULL pg_catalog.pg_statistic", {})
+            with contextlib.suppress(StoreError):
+                await connection.execute("CHECKPOINT", {})
 
     async def _fetch(self, connection: Connection, name: str, wanted: Erasable) -> list[Row]:
         # No user has the empty id: the statements have at least one row of values.
