@@ -35,7 +35,7 @@ from threadkeep.cli import main
 PYTHON = ("python", "py")
 RUNNABLE = (*PYTHON, "sh", "http")
 # They wait for a person, serve until somebody stops them, or need what no page has.
-_NOT_RUN = frozenset({("serve",), ("chat",), ("bench",), ("pending", "drop")})
+_NOT_RUN = frozenset({("serve",), ("mcp",), ("chat",), ("bench",), ("pending", "drop")})
 
 
 @dataclass(frozen=True)

@@ -148,9 +148,13 @@ def test_every_method_for_users_is_described(kind: type) -> None:
 
 
 def errors_there_are() -> dict[str, type[ThreadkeepError]]:
-    """All errors of the package but those of the terminal, which become sentences there."""
+    """All errors of the package but those of the terminal, which become sentences there.
+
+    Adapters of packages that have an environment of their own cannot be imported here.
+    """
+    elsewhere = ("threadkeep.adapters.google_adk", "threadkeep.adapters.llama_index")
     for module in pkgutil.walk_packages(threadkeep.__path__, "threadkeep."):
-        if not module.name.startswith(("threadkeep.cli", "threadkeep.testing", "threadkeep.__main__")):
+        if not module.name.startswith(("threadkeep.cli", "threadkeep.testing", "threadkeep.__main__", *elsewhere)):
             import_module(module.name)
     found: list[type[ThreadkeepError]] = [ThreadkeepError, *subclasses(ThreadkeepError)]
     return {kind.__name__: kind for kind in found if re.match(r"threadkeep\.(?!cli)", kind.__module__)}

@@ -33,6 +33,7 @@ _COMMANDS: Mapping[str, str] = {
     "backup": "backup.backup_database",
     "restore": "backup.restore_database",
     "bench": "serve.bench",
+    "mcp": "mcp.serve_mcp",
 }
 # Modules with the verbs of a noun, in their `commands`.
 _NOUNS: Mapping[str, str] = {

@@ -1,0 +1,127 @@
+"""Sessions as the memory of LlamaIndex's agents and chat engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Self, cast
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.bridge.pydantic import PrivateAttr
+from llama_index.core.memory import BaseMemory
+
+from threadkeep.adapters.items import item_message, read_messages, stored_item
+from threadkeep.history.session import Session
+from threadkeep.memory import Memory, SyncMemory
+from threadkeep.memory.on_loop import OnLoop
+from threadkeep.records import Json, Message, Role
+
+_NAME = "llama-index"
+_ROLES: Mapping[MessageRole, Role] = {MessageRole.USER: "user", MessageRole.ASSISTANT: "assistant"}
+
+
+class ChatMemory(BaseMemory):
+    """A session of a memory as a memory of LlamaIndex, with blocking and asynchronous methods.
+
+    Tool calls and tool results are notes in the transcript: they are returned again as they were, and no other agent's
+    context contains them.
+    """
+
+    max_messages: int = 100
+    _session: OnLoop[Memory, Session] = PrivateAttr()
+
+    def __init__(
+        self, memory: Memory | SyncMemory, session_id: str, *, user_id: str | None = None, max_messages: int = 100
+    ) -> None:
+        """Create a memory; `max_messages` is how many messages `get` returns at most."""
+        super().__init__(max_messages=max_messages)
+        self._session = OnLoop(memory, lambda opened: opened.session(session_id, user_id=user_id))
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Return the name under which LlamaIndex knows the class."""
+        return "ThreadkeepChatMemory"
+
+    @classmethod
+    def from_defaults(cls, **kwargs: Any) -> Self:
+        """Return a memory; the arguments are those of the class."""
+        return cls(**kwargs)
+
+    def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
+        """Return the newest messages since the last reset, oldest first, from a user's message on."""
+        return _from_a_user(_items(self._session.wait_for(lambda one: read_messages(one, self.max_messages))))
+
+    async def aget(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002 - LlamaIndex's name
+        """Return what `get` returns."""
+        return _from_a_user(_items(await self._session.call(lambda one: read_messages(one, self.max_messages))))
+
+    def get_all(self) -> list[ChatMessage]:
+        """Return all messages since the last reset, oldest first."""
+        return _items(self._session.wait_for(read_messages))
+
+    async def aget_all(self) -> list[ChatMessage]:
+        """Return all messages since the last reset, oldest first."""
+        return _items(await self._session.call(read_messages))
+
+    def put(self, message: ChatMessage) -> None:
+        """Store a message."""
+        self.put_messages([message])
+
+    async def aput(self, message: ChatMessage) -> None:
+        """Store a message."""
+        await self.aput_messages([message])
+
+    def put_messages(self, messages: list[ChatMessage]) -> None:
+        """Store messages as one turn."""
+        if turn := [_message(message) for message in messages]:
+            self._session.wait_for(lambda session: session.append(turn))
+
+    async def aput_messages(self, messages: list[ChatMessage]) -> None:
+        """Store messages as one turn."""
+        if turn := [_message(message) for message in messages]:
+            await self._session.call(lambda session: session.append(turn))
+
+    def set(self, messages: list[ChatMessage]) -> None:
+        """Reset the session, and store these messages; the earlier ones stay in the transcript."""
+        self.reset()
+        self.put_messages(messages)
+
+    async def aset(self, messages: list[ChatMessage]) -> None:
+        """Reset the session, and store these messages; the earlier ones stay in the transcript."""
+        await self.areset()
+        await self.aput_messages(messages)
+
+    def reset(self) -> None:
+        """Hide the messages so far; they stay in the transcript."""
+        self._session.wait_for(lambda session: session.reset())
+
+    async def areset(self) -> None:
+        """Hide the messages so far; they stay in the transcript."""
+        await self._session.call(lambda session: session.reset())
+
+
+def _message(message: ChatMessage) -> Message:
+    item = cast("Json", message.model_dump(mode="json"))
+    calls = message.additional_kwargs.get("tool_calls") or any(
+        block.block_type == "tool_call" for block in message.blocks
+    )
+    text = message.content or ""
+    role = None if calls else _ROLES.get(message.role)
+    utterance = role is not None and bool(text)
+    return item_message(_NAME, item, role=role, text=text if utterance else f"[{message.role.value}]")
+
+
+def _items(messages: Sequence[Message]) -> list[ChatMessage]:
+    found: list[ChatMessage] = []
+    for message in messages:
+        item = stored_item(_NAME, message)
+        if item is not None:
+            found.append(ChatMessage.model_validate(item))
+        elif message.role != "system":
+            found.append(ChatMessage(role=message.role, content=message.content))
+    return found
+
+
+def _from_a_user(messages: list[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages without those before the first one of a user; without such a one, all of them."""
+    places = [place for place, message in enumerate(messages) if message.role == MessageRole.USER]
+    return messages[places[0] :] if places else messages

@@ -1,0 +1,123 @@
+"""The MCP server, called by the protocol's own client: in process, over stdio and over HTTP."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+import httpx2
+import pytest
+from mcp import Client, StdioServerParameters, stdio_client
+from mcp.client.streamable_http import streamable_http_client
+from mcp_types import CallToolResult, TextContent
+
+from tests.limits import HANG_SECONDS
+from threadkeep import Memory, Message, Scope, open_memory
+from threadkeep.adapters.mcp import McpCaller, memory_server
+from threadkeep.settings import load_settings
+from threadkeep.web.mcp_keys import keyed_server
+
+READING = ["facts", "get_context", "list_sessions", "read_messages", "search_messages"]
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return the text of a result."""
+    [content] = result.content
+    assert isinstance(content, TextContent)
+    return content.text
+
+
+async def fill(memory: Memory) -> None:
+    """Give ann and bob a session each, and ann a fact."""
+    await memory.session("a", user_id="ann").append([Message("user", "My cat is Miso."), Message("assistant", "Nice.")])
+    await memory.session("b", user_id="bob").append([Message("user", "My cat is Tom, a secret.")])
+    await memory.knowledge.remember(Scope("user", "ann"), "pet", "Miso", user_id="ann")
+    await memory.knowledge.remember(Scope("user", "bob"), "pet", "secret Tom", user_id="bob")
+
+
+async def test_a_client_reads_what_is_its_users(memory: Memory) -> None:
+    """Each tool; what is another user's is not there, and no tool takes a user."""
+    await fill(memory)
+    server = memory_server(memory, lambda: McpCaller("ann"))
+    async with Client(server) as client:
+        tools = (await client.list_tools()).tools
+        assert sorted(tool.name for tool in tools) == READING
+        assert not [tool for tool in tools if "user" in str(tool.input_schema)]
+
+        async def call(name: str, **arguments: Any) -> str:
+            return text_of(await client.call_tool(name, arguments))
+
+        found = [
+            await call("search_messages", query="cat"),
+            await call("get_context", session_id="a"),
+            await call("read_messages", session_id="a", from_seq=1, to_seq=9),
+            await call("list_sessions"),
+            await call("facts"),
+        ]
+        assert all("Miso" in text and "secret" not in text for text in found)
+        assert all("no instructions" in text for text in found)
+        assert '"text":"Nice."' in found[2].replace(": ", ":")
+        assert await call("read_messages", session_id="a", from_seq=5, to_seq=9) == "There is nothing."
+        for name, more in (("get_context", {}), ("read_messages", {"from_seq": 1, "to_seq": 9})):
+            result = await client.call_tool(name, {"session_id": "b", **more})
+            assert result.is_error
+            assert "secret" not in text_of(result)
+
+
+async def test_a_client_writes_only_where_that_is_switched_on(memory: Memory) -> None:
+    """The tools are there with the switch; a key that may only read is refused by them."""
+    await fill(memory)
+    said = {"session_id": "a", "messages": [{"role": "user", "content": "And a dog."}]}
+    async with Client(memory_server(memory, lambda: McpCaller("ann", writes=True), writes=True)) as client:
+        assert text_of(await client.call_tool("add_messages", said)) == "Stored as messages 3 to 3."
+        refused = await client.call_tool("add_messages", {**said, "session_id": "b"})
+        assert refused.is_error
+        assert text_of(await client.call_tool("delete_session", {"session_id": "b"})) == "There is no such session."
+    async with Client(memory_server(memory, lambda: McpCaller("ann"), writes=True)) as client:
+        result = await client.call_tool("delete_session", {"session_id": "a"})
+        assert result.is_error
+    assert await memory.session("a").count() == 3
+    assert await memory.session("b").count() == 1
+
+
+@pytest.mark.process
+async def test_the_command_serves_stdio(shared_url: str) -> None:
+    """The user is the one of the command."""
+    async with open_memory(shared_url) as memory:
+        await fill(memory)
+    environment = {**os.environ, "THREADKEEP_DATABASE_URL": shared_url}
+    arguments = ["-m", "threadkeep", "mcp", "--user", "ann"]
+    server = StdioServerParameters(command=sys.executable, args=arguments, env=environment)
+    async with Client(stdio_client(server), read_timeout_seconds=HANG_SECONDS) as client:
+        assert sorted(tool.name for tool in (await client.list_tools()).tools) == READING
+        assert "secret" not in text_of(await client.call_tool("search_messages", {"query": "cat"}))
+
+
+async def test_over_http_the_user_is_that_of_the_key(sqlite_memory: Memory) -> None:
+    """A request without a valid key reaches nothing; a key of a user reads that user's; writing needs its scope."""
+    memory = sqlite_memory
+    await fill(memory)
+    reads = await memory.api_keys.add("ann-reads", scope="read", user_id="ann")
+    writes = await memory.api_keys.add("ann-writes", scope="write", user_id="ann")
+    server = await keyed_server(memory, load_settings(database_url="sqlite://"), "http://127.0.0.1", writes=True)
+    app = server.streamable_http_app(stateless_http=True, json_response=True)
+    async with server.session_manager.run():
+
+        def caller(secret: str) -> httpx2.AsyncClient:
+            headers = {"Authorization": f"Bearer {secret}"}
+            transport = httpx2.ASGITransport(app)
+            return httpx2.AsyncClient(transport=transport, base_url="http://127.0.0.1:8000", headers=headers)
+
+        async with caller("wrong") as http:
+            assert (await http.post("/mcp", json={})).status_code == 401
+
+        async def refused(secret: str) -> bool:
+            said = {"session_id": "a", "messages": [{"role": "user", "content": "hi"}]}
+            url = "http://127.0.0.1:8000/mcp"
+            async with caller(secret) as http, Client(streamable_http_client(url, http_client=http)) as client:
+                assert "secret" not in text_of(await client.call_tool("list_sessions", {}))
+                return (await client.call_tool("add_messages", said)).is_error
+
+        assert await refused(reads.secret)
+        assert not await refused(writes.secret)
