@@ -155,6 +155,7 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         "WRITE_TIMEOUT": ("2", 2.0),
         "LOG_LEVEL": ("debug", "DEBUG"),
         "LOG_JSON": ("1", True),
+        "OTEL": ("1", True),
         "WORKFLOWS": ("flow.yaml, bot=shop:graph", ["flow.yaml", "bot=shop:graph"]),
         "RUN_CONCURRENCY": ("3", 3),
         "DOUBLE_TEXTING": ("Rollback", "rollback"),

@@ -89,7 +89,7 @@ async def open_app(
     workflows.check_room(facts.name, facts.window)
     options = replace(options, compression=_with_summarizer(options, model, settings.summary_model))
     metrics = _metrics(settings, workflows)
-    told = Observers(*([metrics] if metrics is not None else []), *observers)
+    told = Observers(*([metrics] if metrics is not None else []), *_spans(settings), *observers)
     url = settings.database_url.get_secret_value()
     channels = read_bots(settings, workflows) if bots else None
     async with open_memory(url, observers=[FromChannel(channel, told)], options=settings.memory_options()) as memory:
@@ -267,6 +267,22 @@ def _metrics(settings: Settings, workflows: Workflows) -> PrometheusObserver | N
     from threadkeep.observe.prometheus import PrometheusObserver
 
     return PrometheusObserver(settings.database.backend, [workflow.name for workflow in workflows.all()])
+
+
+def _spans(settings: Settings) -> list[Observer]:
+    """Return the observer that makes spans, if the settings ask for it.
+
+    Raises:
+        InvalidSettings: the extra `otel` is not installed.
+    """
+    if not settings.otel:
+        return []
+    if find_spec("opentelemetry") is None:
+        sentence = "THREADKEEP_OTEL needs the extra otel; install it with: pip install 'threadkeep[otel]'"
+        raise InvalidSettings(sentence, variable="THREADKEEP_OTEL")
+    from threadkeep.observe.otel import OtelObserver
+
+    return [OtelObserver()]
 
 
 def create_graph_store(

@@ -173,6 +173,7 @@ class Settings(RunSettings, GraphitiSettings):
     )
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="How much is logged.")
     log_json: bool = Field(False, description="Log lines as JSON.")
+    otel: bool = Field(False, description="Whether OpenTelemetry gets spans, where its SDK is set up.")
 
     @field_validator("database_url")
     @classmethod

@@ -1,0 +1,94 @@
+"""Spans of OpenTelemetry made from events: names, times and counts, never people's words.
+
+The names are those of the conventions for generative AI, which are in development.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from hashlib import sha256
+
+from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider, get_tracer
+
+from threadkeep.observe.events import Event, StoreRead, StoreWrite
+from threadkeep.observe.run_events import RunFinished, TurnFinished
+
+type _Attributes = Mapping[str, str | int | float | bool]
+
+_FAILED = frozenset({"failed", "error", "conflict"})
+
+
+class OtelObserver:
+    """An observer that makes a span when a run, a turn, or a read or write of the memory has ended.
+
+    A span begins when the work began, and belongs to the span that is open in the task that did the work. Without an
+    SDK it does nothing.
+    """
+
+    def __init__(self, provider: TracerProvider | None = None, *, hashes_sessions: bool = False) -> None:
+        """Create an observer; by default it uses the global provider.
+
+        Args:
+            provider: where spans go.
+            hashes_sessions: whether `gen_ai.conversation.id` is a digest of the session id, instead of the id.
+        """
+        self._tracer = get_tracer("threadkeep", tracer_provider=provider)
+        self._hashes_sessions = hashes_sessions
+
+    def notify(self, event: Event) -> None:
+        """Make the span of an event, if it has one."""
+        match event:
+            case RunFinished():
+                self._span(event, "invoke_workflow", event.workflow, {"threadkeep.run.status": event.status})
+            case TurnFinished():
+                self._span(event, "invoke_agent", None, _usage(event))
+            case StoreRead():
+                self._span(event, "search_memory", None, {"threadkeep.outcome": event.outcome})
+            case StoreWrite():
+                self._span(event, "create_memory", None, {"threadkeep.outcome": event.outcome})
+            case _:
+                pass
+
+    def _span(
+        self,
+        event: RunFinished | TurnFinished | StoreRead | StoreWrite,
+        operation: str,
+        name: str | None,
+        own: _Attributes,
+    ) -> None:
+        ended = time.time_ns()
+        span = self._tracer.start_span(
+            operation if name is None else f"{operation} {name}",
+            kind=SpanKind.CLIENT if isinstance(event, StoreRead | StoreWrite) else SpanKind.INTERNAL,
+            attributes={"gen_ai.operation.name": operation, **self._common(event), **own},
+            start_time=ended - round(event.milliseconds * 1_000_000),
+        )
+        outcome = event.outcome if isinstance(event, StoreRead | StoreWrite) else event.status
+        if outcome in _FAILED:
+            span.set_status(Status(StatusCode.ERROR))
+        if isinstance(event, RunFinished) and event.error is not None:
+            span.set_attribute("error.type", event.error)
+        span.end(end_time=ended)
+
+    def _common(self, event: RunFinished | TurnFinished | StoreRead | StoreWrite) -> _Attributes:
+        found: dict[str, str] = {}
+        if event.session_id is not None:
+            hashed = sha256(event.session_id.encode("utf-8", "surrogatepass")).hexdigest()
+            found["gen_ai.conversation.id"] = hashed if self._hashes_sessions else event.session_id
+        if isinstance(event, RunFinished):
+            found["gen_ai.workflow.name"] = event.workflow
+        if isinstance(event, StoreRead | StoreWrite):
+            found["gen_ai.memory.store.id"] = event.backend
+        elif event.run_id is not None:
+            found["threadkeep.run.id"] = event.run_id
+        return found
+
+
+def _usage(event: TurnFinished) -> _Attributes:
+    return {
+        "gen_ai.usage.input_tokens": event.input_tokens,
+        "gen_ai.usage.output_tokens": event.output_tokens,
+        "threadkeep.usage.estimated": event.estimated,
+        "threadkeep.turn.status": event.status,
+    }

@@ -1,0 +1,45 @@
+"""The Grafana dashboard asks for metrics and labels that there are."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from threadkeep.observe.prometheus import METRICS, PrometheusObserver
+
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "grafana.json"
+_NAME = re.compile(r"threadkeep_\w+")
+_BY = re.compile(r"by \(([\w, ]+)\)")
+_SERIES = re.compile(r"(threadkeep_\w+)[\[)]")
+
+
+def queries() -> list[str]:
+    """Return the queries of all panels."""
+    dashboard: dict[str, Any] = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    return [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+
+
+def test_every_metric_of_the_dashboard_is_there() -> None:
+    """Histograms by their buckets, all others by their full names."""
+    asked = {name for query in queries() for name in _NAME.findall(query)}
+    assert asked
+    assert {name.removesuffix("_bucket") for name in asked} <= set(METRICS)
+
+
+def test_every_label_of_the_dashboard_is_there() -> None:
+    """A sum by a label that a metric has not would be empty names."""
+    text = PrometheusObserver().render().decode()
+    for query in queries():
+        wanted = {label.strip() for labels in _BY.findall(query) for label in labels.split(",")}
+        [metric] = _SERIES.findall(query)
+        series = next((line for line in text.splitlines() if line.startswith(f"{metric}{{")), None)
+        assert series is None or wanted <= set(re.findall(r"(\w+)=", series)), query
+
+
+def test_panels_do_not_overlap() -> None:
+    """Each has a place of its own, and an id."""
+    panels = json.loads(DASHBOARD.read_text(encoding="utf-8"))["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels}) == len(panels)

@@ -1,0 +1,65 @@
+"""The files for Docker and systemd: checked by the tools that the machine has, and their settings exist."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.limits import HANG_SECONDS
+from threadkeep.settings import Settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+ROOT = DEPLOY.parent
+FILES = ("Dockerfile", "compose.yaml", "threadkeep.service")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_setting_is_there(name: str) -> None:
+    """A misspelled variable would do nothing."""
+    text = (DEPLOY / name).read_text(encoding="utf-8")
+    there = {f"THREADKEEP_{field.upper()}" for field in Settings.model_fields}
+    named = set(re.findall(r"THREADKEEP_\w+", text))
+    assert named
+    assert named <= there
+
+
+def test_compose_has_all_parts_and_their_volumes() -> None:
+    """The service, two workers, PostgreSQL and Prometheus; each mounted file or volume exists."""
+    compose: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
+    services = compose["services"]
+    assert set(services) == {"service", "worker-1", "worker-2", "database", "prometheus"}
+    mounted = {volume.partition(":")[0] for one in services.values() for volume in one.get("volumes", ())}
+    assert {name for name in mounted if not name.startswith(".")} == set(compose["volumes"])
+    assert (DEPLOY / "prometheus.yml").exists()
+    targets = yaml.safe_load((DEPLOY / "prometheus.yml").read_text(encoding="utf-8"))
+    [scrape] = targets["scrape_configs"]
+    assert scrape["static_configs"][0]["targets"][0].partition(":")[0] in services
+
+
+def test_what_the_image_copies_is_there() -> None:
+    """Each source of a COPY from the repository."""
+    lines = (DEPLOY / "Dockerfile").read_text(encoding="utf-8").splitlines()
+    sources = [
+        word for line in lines if line.startswith("COPY ") and "--from" not in line for word in line.split()[1:-1]
+    ]
+    assert sources
+    assert all((ROOT / source).exists() for source in sources)
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    """With a program that exists here in the place of the installed one."""
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("There is no systemd-analyze here.")
+    unit = (DEPLOY / "threadkeep.service").read_text(encoding="utf-8")
+    here = tmp_path / "threadkeep.service"
+    here.write_text(unit.replace("/opt/threadkeep/bin/threadkeep", sys.executable), encoding="utf-8")
+    command = ["systemd-analyze", "verify", "--man=no", str(here)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=HANG_SECONDS, check=False)
+    assert (run.returncode, [line for line in run.stderr.splitlines() if "threadkeep" in line]) == (0, [])
