@@ -72,6 +72,8 @@ def page_of(response: httpx2.Response) -> Page:
     """The page of a response, checked for what every page promises."""
     assert response.headers["content-type"].startswith("text/html")
     assert "script-src 'self'" in response.headers["content-security-policy"]
+    # Browsers send `Origin: null` with the forms of a page that forbids referrers; then no form works.
+    assert response.headers["referrer-policy"] == "same-origin"
     assert "unsafe" not in response.headers["content-security-policy"]
     reader = _Reader()
     reader.feed(response.text)

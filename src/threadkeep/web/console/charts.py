@@ -63,8 +63,10 @@ def stacked_columns(drawn: Sequence[Column], title: str, unit: str, *, limit: in
     ends = f'<text x="0" y="{_HEIGHT - 4}">{escape(drawn[0].label)}</text>'
     if len(drawn) > 3:
         ends += f'<text class="end" x="{len(drawn) * step:.1f}" y="{_HEIGHT - 4}">{escape(drawn[-1].label)}</text>'
+    # An image hides the links that are in it.
+    role = "group" if any(column.address for column in drawn) else "img"
     return Markup(  # noqa: S704 - every text in it is escaped
-        f'<svg class="chart" role="img" aria-label="{escape(title)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
+        f'<svg class="chart" role="{role}" aria-label="{escape(title)}" viewBox="0 0 {_WIDTH} {_HEIGHT}">'
         f'<line class="floor" x1="0" x2="{_WIDTH}" y1="{_FLOOR}" y2="{_FLOOR}"/>{"".join(shapes)}{top}{ends}</svg>'
     )
 

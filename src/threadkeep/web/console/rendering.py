@@ -27,7 +27,8 @@ CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-_HEADERS = {"Content-Security-Policy": CONTENT_SECURITY_POLICY}
+# With `no-referrer` browsers send forms with `Origin: null`, which `Access` takes for a page of another site.
+_HEADERS = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "same-origin"}
 
 
 class ConsoleRoute(EncodedPathRoute):
