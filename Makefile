@@ -9,7 +9,7 @@ export VENV
 PYTHON_HERE := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign with-server with-dev with-bench
+.PHONY: help setup run test slow chaos fuzz lint type docs bench fmt lock foreign sbom with-server with-dev with-bench
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,6 +68,12 @@ foreign: with-dev ## test beside what needs an environment of its own (deepagent
 	@VENV=.venv-adapters sh scripts/setup.sh adapters
 	@VENV=.venv-graphiti sh scripts/setup.sh graphiti && sh scripts/graphiti_source.sh .venv-graphiti || true
 	$(PYTHON_HERE) -m pytest -m foreign tests/foreign $(ARGS)
+
+sbom: with-dev ## write the list of what the service installs (CycloneDX) into sbom.json
+	@[ -x .venv-sbom/bin/python ] || $(PYTHON_HERE) -m venv .venv-sbom
+	@.venv-sbom/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/sbom.txt
+	@.venv-sbom/bin/cyclonedx-py requirements requirements/server.txt --output-reproducible --output-file sbom.json
+	@echo "sbom.json lists what requirements/server.txt installs."
 
 with-server with-dev with-bench:
 	@sh scripts/setup.sh $(@:with-%=%)

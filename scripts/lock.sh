@@ -28,5 +28,6 @@ compile deepagents "$@" pyproject.toml --group build --group deepagents
 compile adapters "$@" pyproject.toml --extra google-adk --extra llama-index --extra postgres --group build --group adapters
 # It asks for certificates of a day on which some indexes have none yet.
 echo "certifi>=2025.1.31" | compile graphiti "$@" pyproject.toml --group build --group graphiti --override -
+compile sbom "$@" --group sbom
 compile uv "$@" --group installer
 "$environment/bin/python" scripts/check_lock.py --write
