@@ -17,15 +17,27 @@ from schemathesis.core.result import Ok
 from schemathesis.schemas import BaseSchema
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
     response_schema_conformance,
     status_code_conformance,
+    unsupported_method,
 )
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import listening, opened_app, settings_for
 from threadkeep.agent.demo import DemoModel
 
-CHECKS = [not_a_server_error, content_type_conformance, response_schema_conformance, status_code_conformance]
+# Without `positive_data_acceptance`: that an id is printable cannot be said in a pattern that all tools read.
+CHECKS = [
+    not_a_server_error,
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    unsupported_method,
+]
 
 
 class Served(threading.Thread):
