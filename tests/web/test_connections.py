@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 import pytest
+import uvloop
 
 from tests.limits import HANG_SECONDS
 from tests.web.services import opened_app, served, settings_for, streamed
@@ -55,6 +58,35 @@ async def test_a_request_that_does_not_arrive_is_given_up(tmp_path: Path, parts:
     async with limited(tmp_path, ConnectionLimits(10, 0.2, 0.2)) as (_, port):
         got = await answer(port, *parts, pause=0.1)
         assert got == b"" or b"408 Request Timeout" in got
+
+
+def test_a_request_that_arrives_while_the_process_is_stopped_is_answered(tmp_path: Path) -> None:
+    """Its time is over when the process goes on, and it is in the socket all the same."""
+
+    class Stops(asyncio.Protocol):
+        """Stops the event loop, of which the service's timers come before its sockets then."""
+
+        def data_received(self, _: bytes) -> None:
+            late.send(b"TP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
+            time.sleep(1)
+
+    async def got() -> bytes:
+        async with limited(tmp_path, ConnectionLimits(10, 0.5, 0.5)) as (_, port):
+            loop = asyncio.get_running_loop()
+            stops = await loop.create_server(Stops, "127.0.0.1", 0)
+            await asyncio.to_thread(late.connect, ("127.0.0.1", port))
+            late.send(b"GET /healthz HT")
+            await asyncio.sleep(0.1)
+            _, writer = await asyncio.open_connection(*stops.sockets[0].getsockname())
+            writer.write(b"now")
+            async with asyncio.timeout(HANG_SECONDS):
+                received = await asyncio.to_thread(late.recv, 1000)
+            writer.close()
+            stops.close()
+            return received
+
+    with socket.socket() as late, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(got()).startswith(b"HTTP/1.1 200")
 
 
 async def test_single_bytes_do_not_prolong_the_time(tmp_path: Path) -> None:

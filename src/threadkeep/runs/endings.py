@@ -177,7 +177,7 @@ class RunEndings:
             if await self._end_with_answer(carried, outcome):
                 carried.live.came_out(outcome)
                 return outcome
-            if await self._is_lost(carried.run):
+            if carried.hold.lost or await self._is_lost(carried.run):
                 carried.hold.lost = True
                 await self._turns.leave(carried.run)
                 return None

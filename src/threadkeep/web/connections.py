@@ -15,6 +15,9 @@ _TOO_LATE = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-lengt
 _TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
+_GRACE_SECONDS = 0.2
+
+
 @dataclass(frozen=True)
 class ConnectionLimits:
     """The number of open connections, and the seconds for the headers and for the body of a request."""
@@ -77,7 +80,11 @@ class LimitedProtocol(HttpToolsProtocol):
     def _expect(self, seconds: float | None) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
-        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._close_late)
+        self._deadline = None if seconds is None else self.loop.call_later(seconds, self._wait_a_moment)
+
+    def _wait_a_moment(self) -> None:
+        """Read what has arrived first: timers come before sockets if the process was stopped meanwhile."""
+        self._deadline = self.loop.call_later(_GRACE_SECONDS, self._close_late)
 
     def _close_late(self) -> None:
         self._deadline = None
