@@ -1,8 +1,9 @@
 """Fits the weights of recall: `python -m bench.fit_recall --data FILE` prints what they reach, `--write` keeps them.
 
 Each turn that holds an answer is to stand above the turns that do not (a softmax over a question's candidates, with a
-ridge). Four sets are fitted at once, so that the weights suit more than one kind of talk: conversations of
-people; the same as chats of a user with a wordy assistant; the same with remarks in place of questions; made-up chats.
+ridge). Five sets are fitted at once, so that the weights suit more than one kind of talk: conversations of
+people; the same as chats of a user with a wordy assistant; the same with remarks in place of questions; made-up chats,
+and harder ones with long answers.
 What is printed is measured on conversations that were left out of the fit.
 """
 
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from bench import recall_hard
 from bench.recall import BUDGETS, conversations, cost
 from bench.recall_chats import Chat, chats
 from bench.recall_phrases import ENGLISH
@@ -30,7 +32,7 @@ from threadkeep.context.recall.query import Kind
 type Floats = NDArray[np.float64]
 
 _RIDGE = 0.1
-_SHARES = {"people": 1.0, "assistant": 0.4, "remarks": 0.4, "made up": 0.1}
+_SHARES = {"people": 1.0, "assistant": 0.4, "remarks": 0.4, "made up": 0.1, "hard": 0.4}
 _NAMES = [
     *(("PRIOR", name) for name in current.PRIOR),
     *(("ANSWER", name) for name in current.ANSWER),
@@ -181,12 +183,12 @@ def recalls(weights: Floats, found: Sequence[Example]) -> Floats:
 
 def _folds(given: Sequence[Chat]) -> list[dict[str, list[Example]]]:
     """The examples of each conversation in all its shapes, and of a made-up chat of its own."""
-    made_up = list(chats())
+    made_up, hard = list(chats()), list(recall_hard.chats("fitted", (1, 2, 3)))
     folds: list[dict[str, list[Example]]] = []
     for number, chat in enumerate(given):
         shapes = {
             "people": [chat], "assistant": as_assistant(chat), "remarks": as_remarks(chat),
-            "made up": made_up[number :: len(given)],
+            "made up": made_up[number :: len(given)], "hard": hard[number :: len(given)],
         }  # fmt: skip
         folds.append({name: [one for shape in shaped for one in examples(shape)] for name, shaped in shapes.items()})
         print(f"read {number + 1} of {len(given)}", file=sys.stderr)
@@ -227,6 +229,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{100 * a:6.2f} ({100 * b:6.2f})" for a, b in zip(left_out.mean(0), fitted.mean(0), strict=True)
         )
         print(f"{name:<10} {line}   left out (fitted), n={len(fitted)}")
+    held_out = [one for chat in recall_hard.chats("held out", (1, 2, 3)) for one in examples(chat)]
+    line = "  ".join(f"{100 * share:6.2f}" for share in recalls(everything, held_out).mean(0))
+    print(f"{'hard':<10} {line}   the part that no fit sees, n={len(held_out)}")
     if given.write:
         Path(current.__file__).write_text(_text(everything))
     return 0

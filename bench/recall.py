@@ -22,6 +22,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
+from bench import recall_hard
 from bench.recall_chats import Asked, Chat, ChatTurn, chats
 from threadkeep.context.recall import IndexedTurn, RecallIndex, select
 
@@ -93,7 +94,7 @@ class Recall:
 
     def take(self, query: str, token_budget: int, alike: dict[str, float] | None) -> list[str]:
         """The same with the likeness that is known already."""
-        ranked = self._index.rank(query, limit=160, semantic=alike)
+        ranked = self._index.rank(query, limit=400, semantic=alike)
         return [entry.id for entry in select(ranked, self._costs.__getitem__, token_budget)]
 
 
@@ -190,6 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if people:
         report("Conversations between people", people, embed)
     report("Made-up chats with an assistant", list(chats()), embed)
+    for part in ("fitted", "held out"):
+        report(f"Harder made-up chats, the {part} part", list(recall_hard.chats(part)), embed)
     if given.long:
         report_long(people or list(chats()))
     return 0

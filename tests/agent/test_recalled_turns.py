@@ -113,6 +113,26 @@ async def test_the_name_of_a_person_is_stored(memory: Memory) -> None:
         assert question.author == author
 
 
+async def test_of_a_long_answer_the_passage_that_matters_is_quoted(memory: Memory) -> None:
+    """Not all of it; the manifest says which part, and gives the same messages back."""
+    plan = [f"{n}. Water the {n} plants on the terrace and look after their pots." for n in range(60)]
+    plan.insert(40, "The orchid came from a nursery in Ghent.")
+    await memory.session("room").append([Message(role="assistant", content="\n".join(plan))])
+    await small_talk(memory, 40)
+    messages = await ask(memory, "Which nursery did the orchid come from?", RecalledTurns(memory))
+    assert "> The orchid came from a nursery in Ghent." in block(messages)
+    assert "> 3. Water" not in block(messages)
+    manifest = (await memory.manifests.of_session("room"))[0]
+    [quoted] = [
+        turn
+        for entry in ContextManifest.from_dict(manifest.manifest).entries
+        for turn in entry.turns
+        if turn.part is not None
+    ]
+    assert quoted.seq == 1
+    assert [m.content for m in await rebuild(manifest)] == [m.content for m in messages]
+
+
 @pytest.mark.parametrize(("scope", "found"), [("session", False), ("user", True)])
 async def test_other_sessions_only_when_they_may(memory: Memory, scope: RecallScope, found: bool) -> None:
     """Those of the same user, never another's."""
@@ -152,10 +172,10 @@ async def test_quoted_words_cannot_pass_for_the_prompts_own(memory: Memory) -> N
 
 
 async def test_the_block_keeps_to_its_share(memory: Memory) -> None:
-    """Six tenths of the budget, however much would fit the question; and the call to its budget."""
+    """Three quarters of the budget at most, however much would fit the question; and the call to its budget."""
     await remember(memory, *[f"Bees of hive {n} gave {n} jars of honey. " * 6 for n in range(120)])
     messages = await ask(memory, "How many jars did the bees give?", RecalledTurns(memory))
-    assert 2000 < count_tokens(block(messages)) <= 2400
+    assert 2000 < count_tokens(block(messages)) <= 3000
     assert count_tokens(messages) <= 4000
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from bench import recall_hard
 from bench.recall import Recall, cost, main, measure
 from bench.recall_chats import Chat, chats
+from bench.recall_hard_facts import FITTED, HELD_OUT
 
 
 @pytest.mark.parametrize("chat", list(chats(seeds=(7,))), ids=lambda chat: str(chat.id))
@@ -14,6 +16,22 @@ def test_made_up_chats_are_remembered(chat: Chat) -> None:
     recalls, _ = measure(chat, Recall())
     for category, found in recalls.items():
         assert sum(row[1] for row in found) / len(found) >= 0.95, category
+
+
+@pytest.mark.parametrize("part", ["fitted", "held out"])
+def test_facts_between_long_answers_are_remembered(part: recall_hard.Part) -> None:
+    """At 2,000 tokens nearly all that is asked in the words of the fact, also in the part that no fit has seen."""
+    chat = next(recall_hard.chats(part, (7,), sessions=12))
+    recalls, _ = measure(chat, Recall())
+    for category in ("question", "update", "contradiction"):
+        assert sum(row[2] for row in recalls[category]) / len(recalls[category]) >= 0.9, category
+
+
+def test_the_held_out_part_has_nothing_of_the_fitted_one() -> None:
+    """Neither its topics nor its facts."""
+    (topics, facts), (others, held_out) = FITTED, HELD_OUT
+    assert not {word for topic in topics for word in topic.words} & {word for topic in others for word in topic.words}
+    assert not {fact.told for fact in facts} & {fact.told for fact in held_out}
 
 
 def test_the_adapter_keeps_within_its_budget() -> None:

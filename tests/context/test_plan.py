@@ -37,9 +37,16 @@ def test_extras_get_their_shares_where_there_is_room() -> None:
     """Only those that are wanted, each at most its share."""
     plan = ContextPlan()
     assert plan.rooms(4_000, 500, EXTRAS) == {"facts": 400, "snippets": 800, "selected": 1_300}
-    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_400}
+    assert plan.rooms(4_000, 500, ["selected"]) == {"selected": 2_500}
     assert plan.rooms(40_000, 500, ["selected"], shared=16_000) == {"selected": 4_000}
     assert plan.rooms(4_000, 500, []) == {}
+
+
+def test_the_newest_messages_have_room_where_they_are_long() -> None:
+    """The window keeps a half instead of a quarter."""
+    plan = ContextPlan()
+    assert plan.rooms(4_000, 500, ["selected"], newest=1_000) == {"selected": 2_500}
+    assert plan.rooms(4_000, 500, ["selected"], newest=1_001) == {"selected": 1_500}
 
 
 def test_extras_yield_in_their_order() -> None:

@@ -161,6 +161,7 @@ async def test_ids_that_cannot_be_are_a_422(client: httpx2.AsyncClient, path: st
         (bodies.ReportedUsageBody, records.ReportedUsage, set()),
         (bodies.StablePrefixBody, records.StablePrefix, set()),
         (bodies.TurnReferenceBody, records.TurnReference, set()),
+        (bodies.QuotedTurnBody, records.QuoteReference, set()),
     ],
     ids=lambda value: value.__name__ if isinstance(value, type) else "",
 )

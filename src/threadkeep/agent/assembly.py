@@ -31,6 +31,8 @@ from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message, Summary
 
+_NEWEST: Final = 8
+"""The messages that the window has room for, as long as they need no more than half of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
 
 
@@ -68,7 +70,9 @@ class Assembler:
         shown = self._summaries_for(call)
         pieces = tuple(self._pieces(call, repaired.messages, shown))
         fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section not in _YIELDING)
-        rooms = self._layout.rooms(call.budget, fixed, wanted, shared=call.shared)
+        newest = [piece for piece in pieces if piece.section == "window"][-_NEWEST:] if wanted else []
+        newest_tokens = sum(self._size(call, piece).tokens for piece in newest)
+        rooms = self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest_tokens)
         reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
         if (draft := self._whole_talk(call, pieces, rooms, reserved)) is not None:
             return replace(draft, unsendable=repaired.dropped, extras=tuple(extras), summaries=shown)

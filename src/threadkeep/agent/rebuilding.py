@@ -101,7 +101,11 @@ class ContextParts:
                 return section_message("summary", summary_message_text(found))
             case "turns":
                 quoted = [
-                    QuotedTurn(turn.session_id, _there(self.by_place.get(turn), f"message {turn.seq}"))
+                    QuotedTurn(
+                        turn.session_id,
+                        _there(self.by_place.get(TurnReference(turn.session_id, turn.seq)), f"message {turn.seq}"),
+                        turn.part,
+                    )
                     for turn in entry.turns
                 ]
                 return turns_message(quoted, home=self.session_id)

@@ -12,7 +12,7 @@ from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.model_call import Extra
 from threadkeep.agent.model_facts import kept_name
 from threadkeep.agent.quoted_turns import turns_message
-from threadkeep.context.manifest import Entry, TurnReference
+from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
@@ -93,14 +93,14 @@ class _LangChainEmbedder:
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:
     """Return the best turns that fit, as one message in chronological order."""
     home = request.session.session_id
-    turns = [QuotedTurn(turn.session_id, turn.message) for turn in found]
+    turns = [QuotedTurn(turn.session_id, turn.message, turn.part) for turn in found]
 
     def block_of(count: int) -> Extra:
         ordered = sorted(
             turns[:count], key=lambda turn: (turn.session_id == home, turn.session_id, turn.message.seq or 0)
         )
         message = turns_message(ordered, home=home)
-        references = tuple(TurnReference(turn.session_id, turn.message.seq or 0) for turn in ordered)
+        references = tuple(QuoteReference(turn.session_id, turn.message.seq or 0, turn.part) for turn in ordered)
         return Extra(message, Entry("selected", count_message(message, request.counter), "turns", turns=references))
 
     count = least = len(turns)

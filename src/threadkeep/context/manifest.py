@@ -100,6 +100,13 @@ class TurnReference:
 
 
 @dataclass(frozen=True)
+class QuoteReference(TurnReference):
+    """A quoted message; of a long one only the `part`, a range of characters."""
+
+    part: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
 class FactReference:
     """A fact that is quoted in a context: its origin, its first day, and the messages that state it.
 
@@ -163,7 +170,7 @@ class Entry:
     id: str | None = None
     digest: str | None = None
     summaries: tuple[str, ...] = ()
-    turns: tuple[TurnReference, ...] = ()
+    turns: tuple[QuoteReference, ...] = ()
     snippets: tuple[str, ...] = ()
     facts: tuple[FactReference, ...] = ()
     tokens_before: int | None = None

@@ -34,8 +34,9 @@ EXTRAS: Final[tuple[Section, ...]] = ("facts", "snippets", "selected")
 
 _ORDER: Final[tuple[Section, ...]] = ("system", "summary", "facts", "window", "snippets", "selected", "input")
 _SHARES: Final[Mapping[Section, float]] = MappingProxyType(
-    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.6}
+    {"summary": 0.25, "window": 0.25, "earlier_steps": 0.25, "facts": 0.1, "snippets": 0.2, "selected": 0.75}
 )
+_MOST_OF_NEWEST = 0.5
 _QUOTED_OF_SHARED = 0.25
 """The most of a shared amount for older turns: quotes are new in each turn, so no cache has them."""
 
@@ -82,7 +83,7 @@ class ContextPlan:
             raise InvalidInput("step is the part of its room that the window is cut back to, between 0 and 1.")
 
     def rooms(
-        self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None
+        self, budget: int, fixed: int, wanted: Collection[Section], *, shared: int | None = None, newest: int = 0
     ) -> dict[Section, int]:
         """Return the tokens that each wanted extra may use.
 
@@ -91,9 +92,13 @@ class ContextPlan:
             fixed: the tokens of the system message, the summary and the turn.
             wanted: the extras that may be present.
             shared: the tokens to which the shares apply if the budget is all that the model has room for.
+            newest: the tokens of the newest messages; if they exceed the window's share, the window keeps a half.
         """
         whole = min(budget, shared or budget)
-        left = budget - fixed - int(self.shares["window"] * budget)
+        window = self.shares["window"]
+        if newest > window * budget:
+            window = max(window, _MOST_OF_NEWEST)
+        left = budget - fixed - int(window * budget)
         rooms: dict[Section, int] = {}
         for section in reversed(self.yields):
             if section in wanted:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-from threadkeep.context.recall import select
+from threadkeep.context.recall import Passage, passage_of, select
 from threadkeep.errors import SessionDamaged
 from threadkeep.history.embedded_talks import EmbeddedTalks, Embedder
 from threadkeep.history.talk_index import TalkIndex, id_at, place_of
@@ -33,7 +33,13 @@ _MOST_INDEXED = 200_000  # messages of all conversations, about two kilobytes ea
 _MOST_SESSIONS = 100
 _MOST_RANKED = 400
 _FRAME_TOKENS = 8
-"""The least tokens of the line above each quoted turn; the first of a day has more."""
+"""The tokens of the line above each quoted turn."""
+_DAY_TOKENS = 12
+"""The tokens that the first turn of a day has in addition."""
+_MORE = 16
+"""A sixteenth more is found than may fit, since the tokens of a block are only known when it is made."""
+_PASSAGE_TOKENS, _LONG_TOKENS = 160, 240
+"""The tokens that are quoted of a long turn, and of which size a turn is long."""
 
 
 @dataclass(frozen=True)
@@ -58,10 +64,11 @@ class Search:
 
 @dataclass(frozen=True)
 class FoundTurn:
-    """A stored message that may matter, and its session."""
+    """A stored message that may matter, its session, and the passage to quote if it is long."""
 
     session_id: str
     message: Message
+    part: Passage | None = None
 
 
 class OlderTurns:
@@ -74,7 +81,7 @@ class OlderTurns:
         self._tasks: dict[tuple[RecallScope, str], asyncio.Task[None]] = {}
 
     async def find(self, search: Search, budget: int, embedder: Embedder | None = None) -> list[FoundTurn]:
-        """Return the turns that matter most, best first, within the token budget by their stored counts.
+        """Return the turns that matter most, best first, for about this token budget by their stored counts.
 
         Raises:
             StoreError: the database does not answer.
@@ -103,8 +110,16 @@ class OlderTurns:
             )
             if _counts(entry.id, search, infos)
         ]
-        chosen = select(ranked, lambda turn_id: talk.tokens[turn_id] + _FRAME_TOKENS, budget)
-        return await self._read([place_of(entry.id) for entry in chosen])
+        chosen = select(
+            ranked,
+            lambda turn_id: _quoted_tokens(talk.tokens[turn_id]) + _FRAME_TOKENS,
+            budget + budget // _MORE,
+            group_of=talk.days.__getitem__,
+            group_cost=_DAY_TOKENS,
+        )
+        terms = talk.index.weights_of(search.query)
+        found = await self._read([place_of(entry.id) for entry in chosen])
+        return [replace(turn, part=_part_of(turn.message, terms)) for turn in found]
 
     def talk(self, scope: RecallScope, name: str) -> TalkIndex | None:
         """Return the current index of a session or of a user; None if there is none."""
@@ -188,6 +203,18 @@ def _retrieved(task: asyncio.Task[None]) -> None:
     """Retrieve the exception of a task without a waiter; the next query retries."""
     if not task.cancelled():
         task.exception()
+
+
+def _quoted_tokens(tokens: int) -> int:
+    return _PASSAGE_TOKENS if tokens > _LONG_TOKENS else tokens
+
+
+def _part_of(message: Message, terms: Mapping[str, float]) -> Passage | None:
+    """Return the passage of a long message that matters most; None for a message that is quoted whole."""
+    tokens = message.tokens or 0
+    if tokens <= _LONG_TOKENS:
+        return None
+    return passage_of(message.content, terms, len(message.content) * _PASSAGE_TOKENS // tokens)
 
 
 def _counts(turn_id: str, search: Search, infos: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 from array import array
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, date, datetime
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.records import SPEAKERS, Message, SessionInfo
@@ -52,7 +52,7 @@ class Refusals:
 
 @dataclass(eq=False)
 class TalkIndex:
-    """The indexed turns of one session or of all of a user's, with their tokens and vectors.
+    """The indexed turns of one session or of all of a user's, with their tokens, sessions and days, and vectors.
 
     `read` is the last indexed `seq` of each session; `embedded` are the sessions whose stored vectors of a model were
     read.
@@ -60,6 +60,7 @@ class TalkIndex:
 
     index: RecallIndex = field(default_factory=RecallIndex)
     tokens: dict[str, int] = field(default_factory=dict)
+    days: dict[str, tuple[str, date | None]] = field(default_factory=dict)
     read: dict[str, int] = field(default_factory=dict)
     vectors: dict[str, Vectors] = field(default_factory=dict)
     embedded: set[tuple[str, str]] = field(default_factory=set)
@@ -106,6 +107,7 @@ class TalkIndex:
         speaker = message.author or message.role
         self.index.add(IndexedTurn(turn_id, message.content, speaker, time, session_id, message.role))
         self.tokens[turn_id] = message.tokens or 0
+        self.days[turn_id] = (session_id, time and time.astimezone(UTC).date())
 
 
 def id_at(session_id: str, seq: int) -> str:

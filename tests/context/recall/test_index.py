@@ -80,6 +80,15 @@ def test_i_and_you_mean_the_user_and_the_assistant() -> None:
     assert best(index.rank("Which hotel did you recommend in Porto?")) == "0.1"
 
 
+def test_the_first_turn_of_a_day_costs_more() -> None:
+    """So of turns that are worth the same, those of days that are quoted already come first."""
+    index = index_of(chatter(("Ann", "A harp."), ("Ben", "A harp.")), chatter(("Ann", "A harp."), ("Ben", "A harp.")))
+    ranked = index.rank("harp", limit=4)
+    chosen = select(ranked, lambda _: 10, 40, group_of=lambda turn: turn[0], group_cost=10)
+    assert [entry.id[0] for entry in chosen] in (["0", "0"], ["1", "1"], ["0", "0", "0"], ["1", "1", "1"])
+    assert len(select(ranked, lambda _: 10, 40)) == 4
+
+
 def test_a_name_that_is_a_common_word_is_written_as_a_name() -> None:
     """Will is a person and "will" is not; `researcher` is what a program calls its agent, and stays a word."""
     index = RecallIndex()

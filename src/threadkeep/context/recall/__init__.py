@@ -9,5 +9,6 @@ related words (`topics`), looked up (`postings`, `hits`), and scored with neighb
 from __future__ import annotations
 
 from threadkeep.context.recall.index import IndexedTurn, Ranked, RecallIndex, select
+from threadkeep.context.recall.passages import Passage, passage_of
 
-__all__ = ["IndexedTurn", "Ranked", "RecallIndex", "select"]
+__all__ = ["IndexedTurn", "Passage", "Ranked", "RecallIndex", "passage_of", "select"]

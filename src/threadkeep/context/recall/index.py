@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from heapq import heapify, heappop, heappush
 from operator import itemgetter
 from typing import Final, NamedTuple
 
 from threadkeep.context.recall.hits import Match, Place, Places
 from threadkeep.context.recall.matching import Likeness, Matching
 from threadkeep.context.recall.postings import Postings
-from threadkeep.context.recall.priors import Priors, answer_signals, prior_signals, priors_of, signs_of
+from threadkeep.context.recall.priors import Priors, Surroundings, answer_signals, prior_signals, priors_of, signs_of
 from threadkeep.context.recall.query import ROLES, Kind, Participants, read
 from threadkeep.context.recall.spans import Span, spans_of
 from threadkeep.context.recall.words import terms_of, words_of
@@ -102,7 +103,8 @@ class RecallIndex:
         signs = signs_of(turn.text, words)
         rarity, topics = self._postings.add(place, terms)
         before = self._places.last
-        signals = prior_signals(signs, len(set(terms)), len(words), rarity, episode.turns, before.asks if before else 0)
+        told = Surroundings(episode.turns, before.asks if before else 0, _is_agent(turn))
+        signals = prior_signals(signs, len(set(terms)), len(words), rarity, told)
         priors = priors_of(signals, signs)
         self._places.append(Place(turn.id, turn.speaker, number, signs.first_person, signs.asks, topics, priors))
         if self._notice is not None:
@@ -149,6 +151,11 @@ class RecallIndex:
                 if len(ranked) >= limit:
                     break
         return ranked
+
+    def weights_of(self, query: str) -> dict[str, float]:
+        """Return the terms of an input with their rarity, to choose passages by."""
+        terms = dict.fromkeys(terms_of(words_of(query[:_READ_CHARACTERS])))
+        return {term: self._postings.rarity(len(self._postings.of_term(term)[0])) for term in terms}
 
     def candidates(self, query: str) -> Iterator[tuple[Place, Kind, dict[str, float]]]:
         """Yield every candidate for this input with its signals, for fitting the weights."""
@@ -221,12 +228,12 @@ class RecallIndex:
 
     def _know_speaker(self, turn: IndexedTurn, priors: Priors, place: int) -> None:
         speaker = turn.speaker
-        role = turn.role or (speaker if speaker in ROLES else "")
+        role = _role_of(turn)
         self._of_role.setdefault(role, set()).add(speaker)
         if speaker not in self._speakers:
             self._speakers[speaker] = []
             # The name of an agent in a program, such as `researcher`, is an ordinary word in questions.
-            if role != "assistant" or not speaker[:1].islower():
+            if not _is_agent(turn):
                 for word in words_of(speaker):
                     self._names.setdefault(word, speaker)
         best = self._speakers[speaker]
@@ -249,26 +256,54 @@ class RecallIndex:
         return len(self._episodes) - 1
 
 
-COST_SHARE: Final = 0.6
+def _role_of(turn: IndexedTurn) -> str:
+    return turn.role or (turn.speaker if turn.speaker in ROLES else "")
+
+
+def _is_agent(turn: IndexedTurn) -> bool:
+    """Return whether a program speaks: an assistant without a name, or with one such as `researcher`."""
+    return _role_of(turn) == "assistant" and not turn.speaker[:1].isupper()
+
+
+COST_SHARE: Final = 1.0
 """A turn that costs e times as much needs a score that is higher by this."""
 
 
-def select(ranked: Sequence[Ranked], cost_of: Callable[[str], int], budget: int) -> list[Ranked]:
+def select(
+    ranked: Sequence[Ranked],
+    cost_of: Callable[[str], int],
+    budget: int,
+    *,
+    group_of: Callable[[str], Hashable] | None = None,
+    group_cost: int = 0,
+) -> list[Ranked]:
     """Return the turns to quote, in order of value; skip a turn that does not fit into the rest of the budget.
 
     Args:
         ranked: Turns with their scores, from `RecallIndex.rank`.
         cost_of: The tokens of the turn with this id, with its frame.
         budget: The most tokens of all turns together.
+        group_of: The group of a turn, such as its day; its first turn costs more.
+        group_cost: The tokens that the first turn of a group costs in addition.
     """
     costs = [max(1, cost_of(entry.id)) for entry in ranked]
-    worth = [entry.score - COST_SHARE * math.log(cost) for entry, cost in zip(ranked, costs, strict=True)]
+    groups: list[Hashable] = [group_of(entry.id) for entry in ranked] if group_of else [None] * len(ranked)
+    opened: set[Hashable] = set() if group_of else {None}
+
+    def entry_of(number: int) -> tuple[float, int, int]:
+        cost = costs[number] + (0 if groups[number] in opened else group_cost)
+        return COST_SHARE * math.log(cost) - ranked[number].score, number, cost
+
+    waiting = [entry_of(number) for number in range(len(ranked))]
+    heapify(waiting)
     taken: list[Ranked] = []
     left, least = budget, min(costs, default=0)
-    for number in sorted(range(len(costs)), key=worth.__getitem__, reverse=True):
-        if left < least:
-            break
-        if costs[number] <= left:
+    while waiting and left >= least:
+        _, number, cost = heappop(waiting)
+        if groups[number] in opened and cost > costs[number]:
+            heappush(waiting, entry_of(number))
+        elif cost <= left:
             taken.append(ranked[number])
-            left -= costs[number]
+            opened.add(groups[number])
+            left -= cost
     return taken

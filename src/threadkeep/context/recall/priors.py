@@ -87,9 +87,16 @@ type Priors = tuple[float, ...]
 """A prior for each kind of answer, in the order of `KINDS`."""
 
 
-def prior_signals(
-    signs: Signs, terms: int, words: int, rarity: float, turns_before: int, after_question: int
-) -> dict[str, float]:
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The number of earlier turns in the episode; whether the previous turn asks; whether a program speaks."""
+
+    turns_before: int
+    after_question: int
+    by_agent: bool
+
+
+def prior_signals(signs: Signs, terms: int, words: int, rarity: float, surroundings: Surroundings) -> dict[str, float]:
     """Return the signals of a turn, by the names that `PRIOR` weighs.
 
     Args:
@@ -97,22 +104,22 @@ def prior_signals(
         terms: The number of distinct meaningful terms.
         words: The number of words.
         rarity: The rarity of its terms before it, about 0 to 1.
-        turns_before: The number of earlier turns in its episode.
-        after_question: 1 if the previous turn asks a question.
+        surroundings: Facts about its speaker and the turns before it.
     """
     return {
         "terms": math.log1p(terms),
         "density": terms / (words + 1),
         "rarity": rarity,
-        "opening": math.exp(-turns_before / 2),
+        "opening": math.exp(-surroundings.turns_before / 2),
         "asks": signs.asks,
         "ends_asking": signs.ends_asking,
-        "after_question": after_question,
+        "after_question": surroundings.after_question,
         "names": signs.names,
         "time": signs.time,
         "second_person": signs.second_person,
         "greeting": signs.greeting,
         "past": signs.past,
+        "by_agent": float(surroundings.by_agent),
     }
 
 

@@ -18,6 +18,7 @@ PRIOR: Final[dict[str, float]] = {
     "second_person": -0.336,
     "greeting": -0.160,
     "past": 0.073,
+    "by_agent": -0.500,
 }
 # Signals of a turn for a kind of answer.
 ANSWER: Final[dict[str, float]] = {

@@ -26,6 +26,12 @@ class TurnReferenceBody(BaseModel):
     seq: int
 
 
+class QuotedTurnBody(TurnReferenceBody):
+    """A message of a transcript that is quoted, whole or in part."""
+
+    part: tuple[int, int] | None = Field(None, description="The range of characters that is quoted of a long message.")
+
+
 class FactReferenceBody(BaseModel):
     """A quoted fact with its origin."""
 
@@ -75,7 +81,7 @@ class EntryBody(BaseModel):
     id: str | None = Field(None, description="The message's id.")
     digest: str | None = Field(None, description="SHA-256 of the text that is kept for it.")
     summaries: list[str] = Field([], description="Ids of the summaries that it holds.")
-    turns: list[TurnReferenceBody] = Field([], description="The messages that it quotes.")
+    turns: list[QuotedTurnBody] = Field([], description="The messages that it quotes.")
     snippets: list[str] = Field([], description="Ids of the passages that it holds.")
     facts: list[FactReferenceBody] = Field([], description="The facts that it quotes.")
     tokens_before: int | None = Field(None, description="What it had before it was cut; absent if it is whole.")
