@@ -25,7 +25,11 @@ _PAGE = 500
 _PENDING, _CONVERSATIONS, _ITEMS = "pending turns", "conversations of agents", "graph store items"
 _ROUNDS = 3
 _SCOPE = "erase"
-_ALWAYS = ("backups", "logs of model providers")
+_ALWAYS = (
+    "backups",
+    "logs of model providers",
+    "the memory of other processes, which show nothing of it and drop it with their next call in the session",
+)
 _DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"
 _LOG = "the WAL of PostgreSQL until it is recycled"
 
