@@ -9,6 +9,7 @@ from langchain_core.messages import AIMessage, BaseMessage, ToolCall, ToolMessag
 from threadkeep.agent.content_blocks import as_json, call_id_of, is_call, is_text, media_mark, media_places
 from threadkeep.agent.conversion import role_of, text_of
 from threadkeep.agent.counting import count_message
+from threadkeep.agent.sent_messages import is_plain
 from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, keep_ends, middle_mark
 from threadkeep.context.steps import Size
 from threadkeep.context.tokens import TokenCounter
@@ -26,6 +27,9 @@ _ARGUMENTS = ("args", "input", "arguments")  # where a block that repeats a call
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
     """The tokens of a message, and of what it can be cut to."""
+    if is_plain(message):
+        tokens = counter(str(message.content))
+        return Size(tokens, min(tokens, counter(CUT_MARK)))
     tokens = count_message(message, counter)
     if role_of(message) == "system":
         return Size(tokens, tokens)
