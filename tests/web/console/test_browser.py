@@ -1,0 +1,108 @@
+"""The console in a real browser: live answers, keys, and nothing that hinders people (axe)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.web.console.test_sessions import said
+from tests.web.services import listening, opened_app, settings_for
+from threadkeep.testing import Gate, ScriptedModel
+
+playwright = pytest.importorskip("playwright.async_api", reason="no browser is driven: pip install --group browser")
+axe = pytest.importorskip("axe_playwright_python.async_playwright", reason="no axe: pip install --group browser")
+CHROMIUM = shutil.which("chromium")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt-get install chromium"),
+]
+
+PAGES = [
+    "/",
+    "/console/sessions/s",
+    "/console/sessions/s/calls",
+    "/console/known?q=one&session=s",
+    "/console/runs",
+    "/console/knowledge",
+    "/console/channels",
+    "/console/health",
+    "/console/sign-in",
+    "/console/sessions/nothing",
+]
+
+
+@asynccontextmanager
+async def tab(base_url: str, **options: object) -> AsyncIterator[Any]:
+    """A page of a new browser, which must report no error: the policy of the pages forbids nothing that they do."""
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        page = await browser.new_page(base_url=base_url, **options)
+        errors: list[str] = []
+        page.on("console", lambda told: errors.append(told.text) if "Content Security Policy" in told.text else None)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        yield page
+        assert errors == []
+        await browser.close()
+
+
+async def test_an_answer_appears_while_it_is_written(tmp_path: Path) -> None:
+    """Ctrl+Enter sends; pieces come into the page; at the end it is the transcript, without a click."""
+    gate = Gate()
+    model = ScriptedModel([["Well, ", gate, "yes."]])
+    async with (
+        opened_app(model, settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await page.goto("/")
+        await page.fill("form[action='/console/say'] textarea", "Is it so?")
+        await page.keyboard.press("Control+Enter")
+        live = page.locator("[data-live] .text")
+        await live.filter(has_text="Well,").wait_for()
+        assert (await live.inner_text()).strip() == "Well,"
+        gate.open()
+        await page.locator(".message.assistant:not(.live) .text").filter(has_text="Well, yes.").wait_for()
+
+
+async def test_the_pages_are_used_with_the_keyboard(tmp_path: Path) -> None:
+    """The first key leads past the header, and a slash to the search."""
+    model = ScriptedModel(["Two."])
+    async with (
+        opened_app(model, settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url)) as page,
+    ):
+        await said(client, "s", "One.")
+        await page.goto("/")
+        await page.keyboard.press("Tab")
+        assert await page.evaluate("document.activeElement.className") == "skip"
+        await page.keyboard.press("/")
+        await page.keyboard.type("one")
+        await page.keyboard.press("Enter")
+        await page.get_by_text("with “one”").wait_for()
+        assert "q=one" in page.url
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+async def test_nothing_on_any_page_hinders_people(tmp_path: Path, theme: str) -> None:
+    """Axe finds nothing, in both themes."""
+    model = ScriptedModel(["Two.", "Three."])
+    async with (
+        opened_app(model, settings_for(tmp_path)) as app,
+        listening(app) as client,
+        tab(str(client.base_url), color_scheme=theme) as page,
+    ):
+        await said(client, "s", "One.", "And one more?")
+        runs = (await client.get("/api/v1/runs")).json()["runs"]
+        run = f"/console/runs/{runs[0]['run_id']}"
+        for address in [*PAGES, run, f"{run}/calls/1"]:
+            await page.goto(address)
+            found = await axe.Axe().run(page)
+            broken = {one["id"]: [node["html"][:200] for node in one["nodes"]] for one in found.response["violations"]}
+            assert broken == {}, address
