@@ -36,6 +36,7 @@ from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
 from threadkeep.web.key_ring import KeyRing
+from threadkeep.web.langgraph import assistants, commands, threads
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.rate_limits import Buckets, RateLimits
@@ -109,6 +110,8 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     for subject in (*subjects, users, knowledge, channels, chatkit, health):
         service.router.routes.extend(subject.router.routes)
     service.router.routes.extend(sessions.search_router.routes)
+    for part in (assistants, threads, commands):
+        service.router.routes.extend(part.router.routes)
     describe(service)
     mount_console(service)
     answer_errors_with_problems(service)

@@ -54,6 +54,13 @@ class Again:
             WorkflowNotFound: no workflow of that name is registered.
             StoreUnavailable: the database did not take it; a repeat is safe.
         """
+        return self._chat.begin(await self.release(session, request), stream=stream)
+
+    async def release(self, session: Session, request: AgainRequest) -> ChatRequest:
+        """Supersede everything after a question and return the request that has it answered by a new run.
+
+        Raises: as for `begin`.
+        """
         question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
         question_id = str(question.id)
         if question.superseded_at is not None:
@@ -63,7 +70,7 @@ class Again:
         info = await session.info()
         if await self._memory.runs.order.release(session.session_id, question_id):
             await session.regenerate(question_id, upto=info.last_seq)
-        asked = ChatRequest(
+        return ChatRequest(
             question.content,
             session_id=session.session_id,
             user_id=info.user_id,  # for any caller: the owner's repeat of the message joins this run
@@ -72,7 +79,6 @@ class Again:
             workflow=workflow.name,
             trigger=request.trigger,
         )
-        return self._chat.begin(asked, stream=stream)
 
     async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
         """Return the id of the message that a run answers; the run's own id if the run is no longer stored."""

@@ -1,0 +1,90 @@
+"""Assistants, which are workflows, and what the server is."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.version import __version__
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import PUBLIC
+from threadkeep.web.problems import documented
+from threadkeep.web.schemas import Metadata
+from threadkeep.workflows.definition import Workflow
+
+router = APIRouter(tags=["langgraph"])
+
+_LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+class ServerInfo(BaseModel):
+    """The server."""
+
+    version: str
+    flags: dict[str, bool]
+
+
+class AssistantBody(BaseModel):
+    """A workflow as an assistant."""
+
+    assistant_id: str
+    graph_id: str
+    name: str
+    description: str
+    version: int = 1
+    config: dict[str, JsonValue] = {}
+    context: dict[str, JsonValue] = {}
+    metadata: dict[str, JsonValue] = Field({}, description="`version`: that of the workflow.")
+    created_at: datetime = _LONG_AGO
+    updated_at: datetime = _LONG_AGO
+
+    @classmethod
+    def of(cls, workflow: Workflow) -> AssistantBody:
+        """Return a workflow as an assistant of the same name."""
+        name = workflow.name
+        metadata: dict[str, JsonValue] = {"version": workflow.version}
+        return cls(
+            assistant_id=name, graph_id=name, name=name, description=workflow.description or "", metadata=metadata
+        )
+
+
+class AssistantSearchBody(BaseModel):
+    """A search for assistants."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"limit": 10}]})
+
+    graph_id: str | None = Field(None, description="Only the workflow of this name.")
+    name: str | None = Field(None, description="Only names with this text.")
+    metadata: Metadata | None = Field(None, description="Only those that have all of these.")
+    limit: int = Field(10, ge=1, le=1000, description="How many at most.")
+    offset: int = Field(0, ge=0, description="How many of the first to leave out.")
+
+
+@router.get("/info", summary="What server this is", openapi_extra=PUBLIC)
+async def get_info() -> ServerInfo:
+    """Return the version. Chat pages ask for it to see whether there is a server."""
+    return ServerInfo(version=__version__, flags={"assistants": True, "crons": False, "langsmith": False})
+
+
+@router.post(
+    "/assistants/search",
+    summary="List assistants",
+    responses=documented(400, 413, 422),
+    openapi_extra=PUBLIC,
+)
+async def search_assistants(app: AppInUse, body: AssistantSearchBody | None = None) -> list[AssistantBody]:
+    """List the workflows, the built-in first."""
+    asked = body or AssistantSearchBody()
+    listed = [AssistantBody.of(one) for one in app.workflows.all()]
+    found = [one for one in listed if _matches(one, asked)]
+    return found[asked.offset : asked.offset + asked.limit]
+
+
+def _matches(assistant: AssistantBody, asked: AssistantSearchBody) -> bool:
+    if asked.graph_id not in (None, assistant.graph_id):
+        return False
+    if asked.name is not None and asked.name.lower() not in assistant.name.lower():
+        return False
+    return all(assistant.metadata.get(name) == value for name, value in (asked.metadata or {}).items())

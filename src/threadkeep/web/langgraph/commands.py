@@ -1,0 +1,168 @@
+"""The streaming protocol: commands to a thread, and its events."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.sse import format_sse_event
+
+from threadkeep.app import App
+from threadkeep.errors import InvalidInput, StoreClosed, ThreadkeepError
+from threadkeep.records import Json
+from threadkeep.store.codec import clean_text
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import READS, Caller, CallerInUse
+from threadkeep.web.langgraph.run_events import ProtocolEvent
+from threadkeep.web.langgraph.schemas import CommandBody, CommandResponseBody, EventStreamBody
+from threadkeep.web.langgraph.starting import Start, start_run
+from threadkeep.web.langgraph.states import find_thread, history_of, questions, state_of
+from threadkeep.web.langgraph.thread_events import EventChoice, ThreadEvents, thread_events_of
+from threadkeep.web.langgraph.threads import ThreadId
+from threadkeep.web.problems import documented, log_failure, problem_of
+from threadkeep.web.routing import EncodedPathRoute
+from threadkeep.web.streams import EventStream, with_silences
+
+router = APIRouter(prefix="/threads/{thread_id}", tags=["langgraph"], route_class=EncodedPathRoute)
+
+_FAILURES = documented(400, 404, 413, 422, 503)
+_EXAMPLE = (
+    'event: message\nid: 1\ndata: {"type": "event", "event_id": "…-0", "seq": 16777217, "method": "lifecycle", '
+    '"params": {"namespace": [], "timestamp": 1767225600000, "data": {"event": "running"}}}\n\n'
+)
+_STREAM: dict[str, Any] = {
+    "description": "The events of the thread's runs, until the client or the service closes the stream.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+}
+_HEARTBEAT = format_sse_event(comment="still here")
+
+
+class Commands:
+    """The commands of one request."""
+
+    def __init__(self, app: App, events: ThreadEvents, caller: Caller, thread_id: str) -> None:
+        self._app = app
+        self._events = events
+        self._caller = caller
+        self._thread_id = thread_id
+        self._user_id = caller.user(None)
+
+    async def result(self, method: str, params: Mapping[str, Json]) -> dict[str, Any] | None:
+        """Carry out a command and return its result; None for a command that is not known here."""
+        match method:
+            case "run.start":
+                return await self._start(Start.of(params))
+            case "input.respond":
+                return await self._respond(params)
+            case "input.inject":
+                message = params.get("message")
+                return await self._start(Start.of({**params, "input": {"messages": [message]}}))
+            case "state.get":
+                state = await state_of(await self._thread())
+                checkpoint = {"id": state.checkpoint.checkpoint_id}
+                return {"values": state.values, "checkpoint": checkpoint}
+            case "state.listCheckpoints":
+                limit = params.get("limit")
+                states = await history_of(await self._thread(), limit=limit if isinstance(limit, int) else 10)
+                return {
+                    "checkpoints": [
+                        {
+                            "id": one.checkpoint.checkpoint_id,
+                            "timestamp": "" if one.created_at is None else one.created_at.isoformat(),
+                            "step": one.metadata["step"],
+                        }
+                        for one in states
+                    ]
+                }
+        return None
+
+    async def _start(self, start: Start) -> dict[str, Any]:
+        start = replace(start, user_id=self._caller.user(start.user_id))
+        submitted = await start_run(self._app, self._thread_id, start)
+        runs = await self._app.runs.service()
+        self._events.follow_run(runs, await runs.run(submitted.run_id))
+        return {"run_id": submitted.run_id}
+
+    async def _respond(self, params: Mapping[str, Json]) -> dict[str, Any]:
+        waiting = (await self._thread()).waiting
+        if waiting is None:
+            raise InvalidInput("No run of this thread waits for a person.")
+        given = params.get("responses")
+        answers = given if isinstance(given, list) else [params]
+        values = {str(one.get("interrupt_id")): one.get("response") for one in answers if isinstance(one, Mapping)}
+        asked = [one.id for one in questions(waiting)]
+        if not values or not set(values) <= set(asked):
+            raise InvalidInput(f"interrupt_id names a question of run {waiting.run_id!r}: {', '.join(asked)}.")
+        value: Json = dict(values) if len(asked) > 1 else values[asked[0]]
+        runs = await self._app.runs.service()
+        await runs.resume(waiting.run_id, value, user_id=self._user_id)
+        self._events.follow_run(runs, await runs.run(waiting.run_id))
+        return {"run_id": waiting.run_id}
+
+    async def _thread(self) -> Any:
+        return await find_thread(self._app, self._thread_id, user_id=self._user_id)
+
+
+@router.post("/commands", summary="Send a command to a thread", responses=_FAILURES, response_model_exclude_none=True)
+async def send_command(
+    thread_id: ThreadId, body: CommandBody, app: AppInUse, caller: CallerInUse, request: Request
+) -> CommandResponseBody:
+    """Start a run, answer its question, or read the state. A command that fails is a 200 with `type: error`."""
+    app.memory.session(thread_id)  # validates the id
+    commands = Commands(app, thread_events_of(request.app), caller, thread_id)
+    try:
+        result = await commands.result(body.method, body.params)
+    except StoreClosed:
+        raise
+    except ThreadkeepError as error:
+        problem = problem_of(error)
+        if problem.status >= 500:
+            raise
+        return CommandResponseBody(type="error", id=body.id, error="invalid_argument", message=problem.detail)
+    if result is None:
+        message = "There is no such command here: send run.start, input.respond, input.inject, state.get."
+        return CommandResponseBody(type="error", id=body.id, error="unknown_command", message=message)
+    return CommandResponseBody(type="success", id=body.id, result=result)
+
+
+@router.post(
+    "/stream/events",
+    summary="Read the events of a thread as they happen",
+    response_class=Response,
+    responses={200: _STREAM, **_FAILURES},
+    openapi_extra=READS,
+)
+async def stream_events(
+    thread_id: ThreadId, body: EventStreamBody, app: AppInUse, caller: CallerInUse, request: Request
+) -> EventStream:
+    """Stream the events of the run that goes on and of the runs after it, in the chosen channels.
+
+    With `since` a client that comes back goes on after that `seq`. A thread without a run is 404.
+    """
+    await find_thread(app, thread_id, user_id=caller.user(None))
+    events = thread_events_of(request.app).of_thread(thread_id, EventChoice.of(body), user_id=caller.user(None))
+    return EventStream(_encoded(with_silences(events, request.app.state.heartbeat_seconds)))
+
+
+async def _encoded(events: AsyncGenerator[ProtocolEvent | None]) -> AsyncGenerator[bytes]:
+    async with aclosing(events):
+        try:
+            # Sent at once, so that the client knows that its request was accepted.
+            yield _HEARTBEAT
+            async for event in events:
+                yield _HEARTBEAT if event is None else _bytes_of(event)
+        except Exception as error:  # noqa: BLE001 - a stream that breaks off says why
+            if not isinstance(error, ThreadkeepError):
+                log_failure("a stream of a thread failed", error)
+            problem = problem_of(error)
+            yield _bytes_of({"type": "error", "id": None, "error": "unknown_error", "message": problem.detail})
+
+
+def _bytes_of(event: ProtocolEvent) -> bytes:
+    seq = event.get("seq")
+    text = clean_text(json.dumps(event, ensure_ascii=False))
+    return format_sse_event(event="message", id=None if seq is None else str(seq), data_str=text)

@@ -1,0 +1,219 @@
+"""The events of one run in LangGraph's streaming protocol.
+
+They are made of the run's trace and of the pieces of its answer, since a run may be executed by another process, or by
+the built-in chat, which has no graph that `astream_events` could stream. Types are those of `langchain_protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+from uuid import uuid4
+
+from threadkeep.errors import ThreadkeepError
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, RunEvent
+from threadkeep.runs.live import RunPiece
+from threadkeep.runs.service import RunService
+from threadkeep.web.langgraph.schemas import ThreadStateBody
+from threadkeep.web.langgraph.states import questions
+from threadkeep.web.problems import log_failure
+
+type ProtocolEvent = dict[str, Any]
+type ReadState = Callable[[], Awaitable[ThreadStateBody | None]]
+
+_SEQ_BITS = 24
+"""The room for the events of one run in `seq`; the bits above it are the run's place in the order of its session."""
+
+
+def first_seq(run: Run) -> int:
+    """Return the number below all events of a run."""
+    return (run.arrival or 0) << _SEQ_BITS
+
+
+class RunEvents:
+    """The events of a run, which a task of this process appends while the run goes on.
+
+    `ended` is true if the run is over. A run that waits for a person is `paused` until `go_on`. `failed` is true if
+    the run could not be read to its end. `delivered` are the choices of channels that a reader has had to the end.
+    """
+
+    def __init__(self, runs: RunService, run: Run, read_state: ReadState) -> None:
+        self.run = run
+        self.events: list[ProtocolEvent] = []
+        self.ended = self.paused = self.failed = False
+        self.ended_at = 0.0
+        self.delivered: set[frozenset[str]] = set()
+        self._runs = runs
+        self._read_state = read_state
+        self._seq = first_seq(run)
+        self._stream_id = uuid4().hex
+        self._after = 0
+        self._message: _OpenMessage | None = None
+        self._spoken: set[str] = set()
+        self._changed = asyncio.Event()
+        self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{run.run_id}")
+
+    async def events_from(self, position: int) -> AsyncIterator[ProtocolEvent]:
+        """Yield the events from a position on, until the run is over, waits for a person, or cannot be read."""
+        while True:
+            change = self._changed
+            while position < len(self.events):
+                position += 1
+                yield self.events[position - 1]
+            if self.ended or self.paused or self.failed:
+                return
+            await change.wait()
+
+    def go_on(self) -> None:
+        """Follow a run that waited for a person, and has its answer."""
+        if self.paused:
+            self.paused = False
+            self._task = asyncio.create_task(self._follow(), name=f"threadkeep-events-{self.run.run_id}")
+
+    def number_after(self, seq: int) -> None:
+        """Number later events above a `seq` that another process has given for this run."""
+        self._seq = max(self._seq, seq)
+
+    async def _follow(self) -> None:
+        try:
+            self._add("lifecycle", {"event": "running", "graph_name": self.run.workflow})
+            await self._add_values()
+            async for told in self._runs.follow(self.run.run_id, after=self._after):
+                match told:
+                    case RunPiece():
+                        self._add_piece(told)
+                    case RunEvent():
+                        self._after = told.number
+                        self._add_traced(told)
+                    case Run():
+                        await self._add_end(told)
+        except Exception as error:  # noqa: BLE001 - readers wait for the end, which never comes then
+            if not isinstance(error, ThreadkeepError):
+                log_failure("the events of a run failed", error)
+            self.failed = True
+        self._signal()
+
+    def _add_piece(self, piece: RunPiece) -> None:
+        message_id = piece.message_id or piece.run_id
+        if self._message is None or self._message.message_id != message_id:
+            self._finish_message()
+            self._message = _OpenMessage(message_id)
+            self._add_message_start(message_id, piece.node)
+        self._message.text += piece.text
+        delta = {"type": "text-delta", "text": piece.text}
+        self._add("messages", {"event": "content-block-delta", "index": 0, "delta": delta})
+
+    def _add_message_start(self, message_id: str, node: str | None) -> None:
+        metadata: dict[str, Json] = {"run_id": self.run.run_id}
+        if node is not None:
+            metadata["langgraph_node"] = node
+        self._add("messages", {"event": "message-start", "role": "ai", "id": message_id, "metadata": metadata})
+        self._add("messages", {"event": "content-block-start", "index": 0, "content": {"type": "text", "text": ""}})
+
+    def _finish_message(self) -> None:
+        if self._message is None:
+            return
+        content = {"type": "text", "text": self._message.text}
+        self._add("messages", {"event": "content-block-finish", "index": 0, "content": content})
+        self._add("messages", {"event": "message-finish"})
+        self._spoken.add(self._message.message_id)
+        self._message = None
+
+    def _add_traced(self, event: RunEvent) -> None:
+        data, node = event.data, event.node
+        match event.kind:
+            case "tool_called":
+                told = {"tool_call_id": data.get("call"), "tool_name": data.get("tool"), "input": data.get("args")}
+                self._add("tools", {"event": "tool-started", **told}, node)
+            case "tool_finished" if "error" in data:
+                told = {"tool_call_id": data.get("call"), "message": data.get("error")}
+                self._add("tools", {"event": "tool-error", **told}, node)
+            case "tool_finished":
+                told = {"tool_call_id": data.get("call"), "output": data.get("result")}
+                self._add("tools", {"event": "tool-finished", **told}, node)
+            case "agent_messages":
+                self._add("updates", {"node": node, "values": {"messages": _flat(data.get("messages"))}}, node)
+            case "custom":
+                self._add("custom", {"payload": data.get("value")}, node)
+            case "message":
+                self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
+
+    def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
+        """Add the answer that was said: as one piece if its pieces did not come through this process."""
+        self._finish_message()
+        if message_id not in self._spoken and text:
+            self._add_piece(RunPiece(self.run.run_id, node, message_id, text))
+            self._finish_message()
+
+    async def _add_end(self, run: Run) -> None:
+        self._finish_message()
+        self.run = run
+        asked = questions(run) if run.status == "waiting" else []
+        for one in asked:
+            # The protocol says `payload`, and the Python SDK reads `value`.
+            self._add("input.requested", {"interrupt_id": one.id, "payload": one.value, "value": one.value})
+        await self._add_values(checkpoint=True)
+        name: dict[str, Json] = {"graph_name": run.workflow}
+        if run.status == "waiting":
+            self._add("lifecycle", {"event": "interrupted", **name})
+            self.paused = True
+            return
+        if run.status == "done":
+            self._add("lifecycle", {"event": "completed", **name})
+        elif run.cancel_reason in (None, "requested"):
+            # A run that a newer message has ended is followed by the run of that message, whose end is the end.
+            self._add("lifecycle", {"event": "failed", "error": run.error or run.status, **name})
+        self.ended, self.ended_at = True, time.monotonic()
+
+    async def _add_values(self, *, checkpoint: bool = False) -> None:
+        state = await self._read_state()
+        if state is None:
+            return
+        if checkpoint:
+            parent = state.parent_checkpoint
+            told: dict[str, Json] = {"id": state.checkpoint.checkpoint_id, "step": state.metadata["step"]}
+            if parent is not None:
+                told["parent_id"] = parent.checkpoint_id
+            self._add("checkpoints", {**told, "source": "loop"})
+        self._add("values", state.values)
+
+    def _add(self, method: str, data: Mapping[str, Any], node: str | None = None) -> None:
+        self._seq += 1
+        params: dict[str, Any] = {"namespace": [], "timestamp": int(time.time() * 1000), "data": dict(data)}
+        if node is not None:
+            params["node"] = node
+        event_id = f"{self._stream_id}-{len(self.events)}"
+        self.events.append(
+            {"type": "event", "event_id": event_id, "seq": self._seq, "method": method, "params": params}
+        )
+        self._signal()
+
+    def _signal(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+class _OpenMessage:
+    """The message that is being said."""
+
+    def __init__(self, message_id: str) -> None:
+        self.message_id = message_id
+        self.text = ""
+
+
+def channel_of(event: ProtocolEvent) -> str:
+    """Return the channel of an event."""
+    method: str = event["method"]
+    return "input" if method == "input.requested" else method
+
+
+def _flat(messages: Json) -> list[Json]:
+    """Return traced messages without the envelope that LangChain stores them in."""
+    found: list[Json] = []
+    for one in messages if isinstance(messages, list) else []:
+        data = one.get("data") if isinstance(one, Mapping) else None
+        found.append({**data, "type": one["type"]} if isinstance(one, Mapping) and isinstance(data, Mapping) else one)
+    return found

@@ -1,0 +1,185 @@
+"""Threads and their states, made of sessions and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from threadkeep.app import App
+from threadkeep.errors import SessionNotFound
+from threadkeep.history.all_sessions import AllSessions
+from threadkeep.history.session import Session
+from threadkeep.records import Json, Message, SessionInfo
+from threadkeep.records.runs import OWN_NAMES, Run, RunQuery, interrupts_of
+from threadkeep.runs.service import RunService
+from threadkeep.web.langgraph.messages import MESSAGES, message_json
+from threadkeep.web.langgraph.schemas import (
+    CheckpointBody,
+    InterruptBody,
+    TaskBody,
+    ThreadBody,
+    ThreadStateBody,
+    ThreadStatus,
+)
+
+MOST_MESSAGES = 1000
+"""The number of messages in the values of a thread, the newest."""
+
+BEGINNING = 0
+"""The checkpoint before the first message."""
+
+_RUNS = 20
+
+
+@dataclass(frozen=True)
+class Thread:
+    """A thread: its session, None before the first message is stored, and its newest runs, the newest first."""
+
+    thread_id: str
+    session: Session
+    info: SessionInfo | None
+    runs: Sequence[Run]
+
+    @property
+    def newest(self) -> Run | None:
+        """The run that was requested last."""
+        return self.runs[0] if self.runs else None
+
+    @property
+    def waiting(self) -> Run | None:
+        """The run that waits for a person."""
+        return next((run for run in self.runs if run.status == "waiting"), None)
+
+    @property
+    def status(self) -> ThreadStatus:
+        """The status of the thread, as its newest run says."""
+        if any(run.status in ("queued", "running") for run in self.runs):
+            return "busy"
+        if self.waiting is not None:
+            return "interrupted"
+        return "error" if self.newest is not None and self.newest.status == "failed" else "idle"
+
+
+async def find_thread(app: App, thread_id: str, *, user_id: str | None = None) -> Thread:
+    """Return a thread.
+
+    Raises:
+        SessionNotFound: there is no such session and no run in it, or not for this user.
+        InvalidKey: the id can be no session's.
+    """
+    runs = await newest_runs(await app.runs.service(), thread_id, user_id=user_id)
+    try:
+        session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    except SessionNotFound:
+        if not runs:
+            raise
+        return Thread(thread_id, app.memory.session(thread_id, user_id=user_id), None, runs)
+    return Thread(thread_id, session, info, runs)
+
+
+async def newest_runs(runs: RunService, thread_id: str, *, user_id: str | None = None) -> list[Run]:
+    """Return the newest runs of a thread, the newest first, without children."""
+    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=_RUNS))
+    return [run for run in found if run.parent_run_id is None and run.workflow not in OWN_NAMES]
+
+
+async def values_of(session: Session) -> dict[str, Json]:
+    """Return the values of a thread: its newest messages."""
+    return _values(await session.tail(MOST_MESSAGES))
+
+
+async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
+    """Return the state of a thread at its end, or at a checkpoint."""
+    messages = await thread.session.tail(MOST_MESSAGES)
+    if at is not None:
+        messages = [one for one in messages if (one.seq or 0) <= at]
+    ends = _turn_ends(messages)
+    last, before = ends[-1] if ends else BEGINNING, ends[-2] if len(ends) > 1 else BEGINNING
+    return _state(thread, messages, last, before if ends else None, step=len(ends), newest=at is None)
+
+
+async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:
+    """Return the states of a thread at the ends of its turns, the newest first; the last one has no messages."""
+    messages = await thread.session.tail(MOST_MESSAGES)
+    ends = [BEGINNING, *_turn_ends(messages)]
+    states: list[ThreadStateBody] = []
+    for step in range(len(ends) - 1, -1, -1):
+        end = ends[step]
+        if (before is None or end < before) and len(states) < limit:
+            upto = [one for one in messages if (one.seq or 0) <= end]
+            parent = ends[step - 1] if step else None
+            states.append(_state(thread, upto, end, parent, step=step, newest=step == len(ends) - 1))
+    return states
+
+
+def thread_body(thread: Thread, values: dict[str, Json] | None = None) -> ThreadBody:
+    """Return a thread as LangGraph's server describes it."""
+    info, newest = thread.info, thread.newest
+    moments: list[datetime] = [info.updated_at] if info is not None else [run.created_at for run in thread.runs]
+    metadata: dict[str, Json] = dict(info.metadata) if info is not None else {}
+    if info is not None:
+        metadata |= {"title": info.title, "tags": list(info.tags), "user_id": info.user_id}
+    if newest is not None:
+        metadata |= {"graph_id": newest.workflow, "assistant_id": newest.workflow}
+    waiting = thread.waiting
+    return ThreadBody(
+        thread_id=thread.thread_id,
+        created_at=info.created_at if info is not None else min(moments),
+        updated_at=max(moments),
+        metadata=metadata,
+        status=thread.status,
+        values=values,
+        interrupts={} if waiting is None else {waiting.run_id: questions(waiting)},
+    )
+
+
+def questions(run: Run) -> list[InterruptBody]:
+    """Return the questions of a run that waits."""
+    return [InterruptBody(id=str(one.get("id")), value=one.get("value")) for one in interrupts_of(run)]
+
+
+def checkpoint(thread_id: str, seq: int) -> CheckpointBody:
+    """Return the checkpoint of a thread at the end of a turn."""
+    return CheckpointBody(thread_id=thread_id, checkpoint_id=str(seq))
+
+
+def seq_of(named: object) -> int | None:
+    """Return the `seq` that a checkpoint names, by its id, its object or a config; None if it names none."""
+    if isinstance(named, Mapping):
+        inner = named.get("configurable")
+        return seq_of(inner if isinstance(inner, Mapping) else named.get("checkpoint_id"))
+    text = str(named) if isinstance(named, str | int) and not isinstance(named, bool) else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _state(
+    thread: Thread, messages: Sequence[Message], seq: int, parent: int | None, *, step: int, newest: bool
+) -> ThreadStateBody:
+    waiting = thread.waiting if newest else None
+    asked = questions(waiting) if waiting is not None else []
+    tasks = [] if waiting is None else [TaskBody(id=waiting.run_id, name=waiting.workflow, interrupts=asked)]
+    return ThreadStateBody(
+        values=_values(messages),
+        next=[] if waiting is None else [waiting.workflow],
+        tasks=tasks,
+        interrupts=asked,
+        checkpoint=checkpoint(thread.thread_id, seq),
+        parent_checkpoint=None if parent is None else checkpoint(thread.thread_id, parent),
+        metadata={"source": "loop" if seq else "input", "step": step, "thread_id": thread.thread_id},
+        created_at=messages[-1].created_at if messages else None,
+    )
+
+
+def _values(messages: Sequence[Message]) -> dict[str, Json]:
+    return {MESSAGES: [message_json(one) for one in messages]}
+
+
+def _turn_ends(messages: Sequence[Message]) -> list[int]:
+    """Return the `seq` of the last message of each turn; a turn begins with what a user says."""
+    ends: list[int] = []
+    for position, message in enumerate(messages):
+        following = messages[position + 1] if position + 1 < len(messages) else None
+        if following is None or (following.role == "user" and message.role != "user"):
+            ends.append(message.seq or 0)
+    return ends

@@ -1,0 +1,154 @@
+"""The events of threads: of the runs in a session, one after the other, for any number of readers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncGenerator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import cast
+
+from fastapi import FastAPI
+
+from threadkeep.app import App
+from threadkeep.errors import SessionNotFound
+from threadkeep.records.runs import Run
+from threadkeep.runs.live import changed
+from threadkeep.runs.service import RunService
+from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq
+from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
+from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of
+
+_MOST_ENDED = 64
+"""The number of ended runs whose events are kept for readers that come a moment later."""
+
+_REPLAY_SECONDS = 30.0
+_FIRST_POLL_SECONDS = 0.1
+_LONGEST_POLL_SECONDS = 2.0
+_FAILED: ProtocolEvent = {
+    "type": "error",
+    "id": None,
+    "error": "unknown_error",
+    "message": "The events of a run could not be read to their end; read the state of the thread, and try again.",
+}
+
+
+@dataclass(frozen=True)
+class EventChoice:
+    """The events that a reader wants: their channels, and the `seq` after which they begin."""
+
+    channels: frozenset[str]
+    since: int | None = None
+    at_root: bool = True
+
+    @classmethod
+    def of(cls, body: EventStreamBody) -> EventChoice:
+        """Return the choice in a request."""
+        at_root = not body.namespaces or [] in body.namespaces
+        return cls(frozenset(body.channels), body.since, at_root)
+
+    def takes(self, event: ProtocolEvent) -> bool:
+        """Return whether an event is wanted."""
+        return self.at_root and channel_of(event) in self.channels and event["seq"] > (self.since or 0)
+
+
+class ThreadEvents:
+    """The events of all threads, as this process knows them."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._runs: OrderedDict[str, RunEvents] = OrderedDict()
+        self._started = asyncio.Event()
+
+    def follow_run(self, runs: RunService, run: Run) -> RunEvents:
+        """Return the events of a run; they are collected from now on, whether somebody reads them or not."""
+        found = self._runs.get(run.run_id)
+        if found is None or found.failed:
+            found = self._runs[run.run_id] = RunEvents(runs, run, lambda: self._state(str(run.session_id), run))
+            self._forget_ended()
+        elif run.status != "waiting":
+            found.go_on()
+        started, self._started = self._started, asyncio.Event()
+        started.set()
+        return found
+
+    async def of_thread(
+        self, thread_id: str, choice: EventChoice, *, user_id: str | None
+    ) -> AsyncGenerator[ProtocolEvent]:
+        """Yield the events of a thread's runs, until the service stops.
+
+        Without `since` they begin with the run that goes on. A run that ended within the last seconds counts as going
+        on for a reader who may have asked for it: none with the same channels had its end. An older run's end, told
+        again, would end the next run for its reader.
+        """
+        read: RunEvents | None = None
+        position, pause = 0, _FIRST_POLL_SECONDS
+        while True:
+            started, service = self._started, await self._app.runs.service()
+            found = await newest_runs(service, thread_id, user_id=user_id)
+            following = self._next(service, found, read, choice)
+            if following is not None:
+                read, position, pause = following, 0, _FIRST_POLL_SECONDS
+            if read is not None:
+                async for event in read.events_from(position):
+                    position += 1
+                    if choice.takes(event):
+                        yield event
+                if read.failed:
+                    yield _FAILED
+                    return
+            if read is not None and read.ended:
+                read.delivered.add(choice.channels)
+                if following is not None:
+                    continue  # the next run may be there by now
+            await changed(started, pause)
+            pause = min(pause * 2, _LONGEST_POLL_SECONDS)
+
+    def _next(
+        self, service: RunService, newest_first: list[Run], read: RunEvents | None, choice: EventChoice
+    ) -> RunEvents | None:
+        """Return the events that come after those of the run that was read last; None if there are none yet."""
+        if read is not None and not read.ended:
+            again = next((run for run in newest_first if run.run_id == read.run.run_id), None)
+            if again is not None and again.status != "waiting":
+                self.follow_run(service, again)
+            return None
+        for run in reversed(newest_first):
+            if read is not None:
+                wanted = first_seq(run) > first_seq(read.run)
+            elif choice.since:
+                wanted = first_seq(run) >= (choice.since >> 24) << 24
+            else:
+                wanted = not run.over or self._is_fresh(run, choice)
+            if wanted:
+                found = self.follow_run(service, run)
+                if choice.since and first_seq(run) <= choice.since and not found.ended:
+                    found.number_after(choice.since)
+                return found
+        return None
+
+    def _is_fresh(self, run: Run, choice: EventChoice) -> bool:
+        known = self._runs.get(run.run_id)
+        if known is not None:
+            recent = not known.ended or time.monotonic() - known.ended_at < _REPLAY_SECONDS
+            return recent and choice.channels not in known.delivered
+        return False
+
+    async def _state(self, thread_id: str, run: Run) -> ThreadStateBody | None:
+        with suppress(SessionNotFound):
+            return await state_of(await find_thread(self._app, thread_id, user_id=run.user_id))
+        return None
+
+    def _forget_ended(self) -> None:
+        ended = [run_id for run_id, one in self._runs.items() if one.ended or one.failed]
+        for run_id in ended[: max(len(ended) - _MOST_ENDED, 0)]:
+            del self._runs[run_id]
+
+
+def thread_events_of(service: FastAPI) -> ThreadEvents:
+    """Return the events of all threads of a service."""
+    if not hasattr(service.state, "thread_events"):
+        service.state.thread_events = ThreadEvents(service.state.app)
+    return cast("ThreadEvents", service.state.thread_events)

@@ -1,0 +1,148 @@
+"""Threads, their states and checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Response
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.errors import SessionNotFound
+from threadkeep.history.all_sessions import AllSessions
+from threadkeep.records import Json, SessionInfo
+from threadkeep.store.transcripts import SessionQuery
+from threadkeep.web.api.parameters import AppInUse, UserId
+from threadkeep.web.callers import READS
+from threadkeep.web.langgraph.messages import MESSAGES, message_json
+from threadkeep.web.langgraph.schemas import (
+    HistoryBody,
+    ThreadBody,
+    ThreadCreateBody,
+    ThreadPatchBody,
+    ThreadSearchBody,
+    ThreadStateBody,
+)
+from threadkeep.web.langgraph.states import Thread, find_thread, history_of, newest_runs, seq_of, state_of, thread_body
+from threadkeep.web.langgraph.states import values_of as values_of_session
+from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.routing import EncodedPathRoute
+
+type ThreadId = Annotated[str, Path(description="The thread, which is a session; a slash is %2F.")]
+
+router = APIRouter(prefix="/threads", tags=["langgraph"], route_class=EncodedPathRoute)
+
+_FAILURES = documented(404, 409, 422, 503)
+_WRITING = {**_FAILURES, **documented(400, 413)}
+_WORKFLOW_NAMES = ("graph_id", "assistant_id")
+_PAGE, _SEARCHED = 200, 1000
+
+
+@router.post("", summary="Create a thread", responses=_WRITING)
+async def create_thread(
+    body: ThreadCreateBody, app: AppInUse, response: Response, user_id: UserId = None
+) -> ThreadBody:
+    """Return a new thread, or the existing one. A thread is stored by its first run, so this stores nothing."""
+    thread_id = body.thread_id or str(uuid7())
+    session = app.memory.session(thread_id, user_id=user_id)  # validates the id
+    try:
+        thread = await find_thread(app, thread_id, user_id=user_id)
+    except SessionNotFound:
+        now = app.memory.clock()
+        return ThreadBody(
+            thread_id=session.session_id, created_at=now, updated_at=now, metadata=body.metadata or {}, status="idle"
+        )
+    if body.if_exists != "do_nothing":
+        sentence = "There is such a thread; send if_exists: do_nothing to get it, or another thread_id."
+        raise ProblemRaised(make_problem(409, "thread-exists", sentence))
+    return thread_body(thread)
+
+
+@router.post("/search", summary="Find threads", responses=_WRITING, openapi_extra=READS)
+async def search_threads(body: ThreadSearchBody, app: AppInUse, user_id: UserId = None) -> list[ThreadBody]:
+    """List threads, newest activity first, each with its first and its newest message."""
+    runs = await app.runs.service()
+    everything = AllSessions(app.memory)
+    found: list[ThreadBody] = []
+    cursor, skipped, examined = None, 0, 0
+    while len(found) < body.limit and examined < _SEARCHED:
+        page, cursor = await everything.page(SessionQuery(user_id, None, None, _PAGE, cursor))
+        for info in page:
+            examined += 1
+            if info.namespace or (body.ids is not None and info.session_id not in body.ids):
+                continue
+            session = app.memory.session(info.session_id, user_id=user_id)
+            recent = await newest_runs(runs, info.session_id, user_id=user_id)
+            thread = Thread(info.session_id, session, info, recent)
+            listed = thread_body(thread)
+            if _matches(listed, body):
+                skipped += 1
+                if skipped > body.offset and len(found) < body.limit:
+                    listed.values = await _ends_of(thread, info)
+                    found.append(listed)
+        if cursor is None:
+            break
+    return found
+
+
+@router.get("/{thread_id}", summary="See a thread", responses=_FAILURES)
+async def get_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
+    """Return a thread with its values."""
+    thread = await find_thread(app, thread_id, user_id=user_id)
+    return thread_body(thread, await values_of_session(thread.session))
+
+
+@router.patch("/{thread_id}", summary="Change the metadata of a thread", responses=_WRITING)
+async def change_thread(
+    thread_id: ThreadId, body: ThreadPatchBody, app: AppInUse, user_id: UserId = None
+) -> ThreadBody:
+    """Add to the metadata of a session."""
+    session, info = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    if body.metadata:
+        await session.update(metadata={**info.metadata, **body.metadata})
+    return thread_body(await find_thread(app, thread_id, user_id=user_id))
+
+
+@router.delete("/{thread_id}", summary="Delete a thread", status_code=204, responses=_FAILURES)
+async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> None:
+    """Delete a session with all its messages, permanently."""
+    everything = AllSessions(app.memory)
+    if await everything.where(thread_id, user_id=user_id) is None:
+        await app.chat.delete(thread_id)
+    await everything.erase_beside(thread_id, user_id=user_id)
+
+
+@router.get("/{thread_id}/state", summary="See the state of a thread", responses=_FAILURES)
+async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
+    """Return the messages of a thread, and what its run asks a person. 404 is a thread that has not begun."""
+    return await state_of(await find_thread(app, thread_id, user_id=user_id))
+
+
+@router.post("/{thread_id}/history", summary="See the checkpoints of a thread", responses=_WRITING, openapi_extra=READS)
+async def get_history(
+    thread_id: ThreadId, app: AppInUse, body: HistoryBody | None = None, user_id: UserId = None
+) -> list[ThreadStateBody]:
+    """Return the state at the end of each turn, newest first; empty for a thread that has not begun."""
+    asked = body or HistoryBody()
+    try:
+        thread = await find_thread(app, thread_id, user_id=user_id)
+    except SessionNotFound:
+        return []
+    return await history_of(thread, limit=asked.limit, before=seq_of(asked.before))
+
+
+def _matches(thread: ThreadBody, body: ThreadSearchBody) -> bool:
+    if body.status is not None and thread.status != body.status:
+        return False
+    for name, value in (body.metadata or {}).items():
+        if name in _WORKFLOW_NAMES and name not in thread.metadata:
+            continue  # its runs are gone, and with them the name of the workflow
+        if thread.metadata.get(name) != value:
+            return False
+    return True
+
+
+async def _ends_of(thread: Thread, info: SessionInfo) -> dict[str, Json]:
+    """Return the first and the newest message of a thread, for a list."""
+    first, newest = await thread.session.at([info.deleted_seq + 1]), await thread.session.tail(1)
+    shown = {one.seq: one for one in (*first, *newest) if one.superseded_at is None}
+    return {MESSAGES: [message_json(one) for one in shown.values()]}

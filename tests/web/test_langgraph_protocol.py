@@ -1,0 +1,193 @@
+"""The streaming protocol of LangGraph's server, as its Python SDK speaks it, against a service that listens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from langchain_core.language_models.chat_model_stream import AsyncChatModelStream
+from langgraph_sdk import get_client
+from langgraph_sdk._async.stream import AsyncThreadStream
+from langgraph_sdk.client import LangGraphClient
+
+from tests.limits import HANG_SECONDS
+from tests.web.services import history, listening, opened_app, said, settings_for
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@asynccontextmanager
+async def sdk(
+    folder: Path, model: ScriptedModel, **settings: object
+) -> AsyncIterator[tuple[LangGraphClient, httpx2.AsyncClient]]:
+    """A client of LangGraph's SDK, and one of our own API, of the same service."""
+    async with opened_app(model, settings_for(folder, **settings)) as app, listening(app) as client:
+        langgraph = get_client(url=str(client.base_url), timeout=HANG_SECONDS)
+        try:
+            yield langgraph, client
+        finally:
+            await langgraph.aclose()
+
+
+def asks(text: str, **more: str) -> dict[str, Any]:
+    """The input of a run that asks something."""
+    return {"messages": [{"role": "user", "content": text, **more}]}
+
+
+def texts(values: Any) -> list[tuple[str, str]]:
+    """Type and text of each message."""
+    return [(one["type"], one["content"]) for one in values["messages"]]
+
+
+async def test_turns_of_a_thread_are_turns_of_a_session(tmp_path: Path) -> None:
+    """Each output is the transcript so far, also for a second client of the same thread, whose run is a new one."""
+    async with sdk(tmp_path, ScriptedModel(["Noted.", "It is teal."])) as (langgraph, client):
+        async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
+            await stream.run.start(input=asks("I like teal.", id="m1"))
+            first = await stream.output
+        async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
+            await stream.run.start(input=asks("Which colour?"))
+            second = await stream.output
+        state = await langgraph.threads.get_state("t1")
+        stored = await history(client, "t1")
+    assert texts(first) == [("human", "I like teal."), ("ai", "Noted.")]
+    assert texts(second) == [*texts(first), ("human", "Which colour?"), ("ai", "It is teal.")]
+    assert state["values"] == second
+    assert (state["next"], state["tasks"]) == ([], [])
+    assert stored[0]["id"] == "m1"
+    assert [text for _, text, _ in said(stored)] == [text for _, text in texts(second)]
+
+
+async def test_messages_come_in_pieces_and_are_assembled(tmp_path: Path) -> None:
+    """The first piece is there before the last is thought of, and the SDK makes a message of them."""
+    gate = Gate()
+    async with sdk(tmp_path, ScriptedModel([["It", gate, " is teal."]])) as (langgraph, _):
+        thread = langgraph.threads.stream(assistant_id="chat")
+        async with asyncio.timeout(HANG_SECONDS), thread as stream:
+            await stream.run.start(input=asks("Which colour?"))
+            spoken = asyncio.create_task(_spoken(stream))
+            async for event in stream.events:
+                if "delta" in event["params"]["data"]:
+                    gate.open()
+                    break
+            (message,) = await spoken
+            assert "".join([piece async for piece in message.text]) == "It is teal."
+            assert (await message.output).text == "It is teal."
+            assert texts(await stream.output)[-1] == ("ai", "It is teal.")
+
+
+async def test_events_are_numbered_and_go_on_after_a_number(tmp_path: Path) -> None:
+    """A client that comes back with `since` has what follows, each event once, in order."""
+    async with sdk(tmp_path, ScriptedModel(["one two three"])) as (_, client):
+        body = {"channels": ["lifecycle", "messages", "values"]}
+        command = {"id": 7, "method": "run.start", "params": {"assistant_id": "chat", "input": asks("hi")}}
+        started = await client.post("/threads/t1/commands", json=command)
+        assert started.json()["type"] == "success"
+        assert started.json()["id"] == 7
+        everything = await _events(client, body)
+        rest = await _events(client, {**body, "since": everything[3]["seq"]})
+
+    numbers = [event["seq"] for event in everything]
+    assert numbers == sorted(set(numbers))
+    assert len({event["event_id"] for event in everything}) == len(everything)
+    assert rest == everything[4:]
+    assert everything[-1]["params"]["data"] == {"event": "completed", "graph_name": "chat"}
+
+
+async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
+    """The error names a kind, and nothing that the provider said."""
+    async with sdk(tmp_path, ScriptedModel([ValueError("secret of the provider")])) as (langgraph, _):
+        thread = langgraph.threads.stream(assistant_id="chat")
+        async with asyncio.timeout(HANG_SECONDS), thread as stream:
+            await stream.run.start(input=asks("hi"))
+            with pytest.raises(RuntimeError, match="Run errored") as failed:
+                await stream.output
+    assert "secret" not in str(failed.value)
+
+
+async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:
+    """Without input the question is answered again; with a message it is another one. What followed is superseded."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b", "c", "d"])) as (langgraph, client):
+        for text in ("first", "second"):
+            await _turn(langgraph, input=asks(text))
+        states = await langgraph.threads.get_history("t1")
+        assert states[0]["parent_checkpoint"] is not None
+        before = {"configurable": {"checkpoint_id": states[0]["parent_checkpoint"]["checkpoint_id"]}}
+        again = await _turn(langgraph, config=before)
+        edited = await _turn(langgraph, input=asks("other"), config=before)
+        everything = await history(client, "t1", view="history")
+    assert [texts(state["values"])[-1:] for state in states] == [[("ai", "b")], [("ai", "a")], []]
+    assert [state["parent_checkpoint"] for state in states][1:] == [states[2]["checkpoint"], None]
+    assert texts(again) == [("human", "first"), ("ai", "a"), ("human", "second"), ("ai", "c")]
+    assert texts(edited) == [("human", "first"), ("ai", "a"), ("human", "other"), ("ai", "d")]
+    assert [one["content"] for one in everything] == ["first", "a", "second", "b", "c", "other", "d"]
+
+
+async def test_threads_are_listed_with_their_first_and_newest_message(tmp_path: Path) -> None:
+    """By workflow too; an id that is new names no state, and a deleted thread is gone."""
+    async with sdk(tmp_path, ScriptedModel(["a", "b"])) as (langgraph, _):
+        created = await langgraph.threads.create(metadata={"page": "/"})
+        await _turn(langgraph, input=asks("first"))
+        await _turn(langgraph, input=asks("second"))
+        found = await langgraph.threads.search(metadata={"graph_id": "chat"}, limit=100)
+        others = await langgraph.threads.search(metadata={"graph_id": "research"})
+        assistants = await langgraph.assistants.search()
+        await langgraph.threads.delete("t1")
+        left = await langgraph.threads.search()
+        assert (await langgraph.threads.get_history(created["thread_id"])) == []
+    assert [one["thread_id"] for one in found] == ["t1"]
+    assert found[0]["metadata"] is not None
+    assert texts(found[0]["values"]) == [("human", "first"), ("ai", "b")]
+    assert (found[0]["status"], found[0]["metadata"]["title"]) == ("idle", "first")
+    assert (others, left) == ([], [])
+    assert [one["assistant_id"] for one in assistants] == ["chat"]
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "says"),
+    [
+        ("run.start", {"input": asks("hi")}, "assistant_id"),
+        ("run.start", {"assistant_id": "nope", "input": asks("hi")}, "available"),
+        ("run.start", {"assistant_id": "chat", "input": {"messages": [{"colour": "teal"}]}}, "role"),
+        ("run.start", {"assistant_id": "chat"}, "give it one"),
+        ("input.respond", {"interrupt_id": "i", "response": 1}, "no such session"),
+        ("state.fork", {}, "run.start"),
+    ],
+)
+async def test_a_bad_command_is_an_error_with_a_cure(
+    client: httpx2.AsyncClient, method: str, params: dict[str, Any], says: str
+) -> None:
+    """The response keeps the protocol's envelope."""
+    response = await client.post("/threads/t1/commands", json={"id": 1, "method": method, "params": params})
+    told = response.json()
+    assert response.status_code == 200
+    assert (told["type"], told["id"]) == ("error", 1)
+    assert says in told["message"]
+    assert "teal" not in told["message"]
+
+
+async def _spoken(stream: AsyncThreadStream) -> list[AsyncChatModelStream]:
+    return [message async for message in stream.messages]
+
+
+async def _turn(langgraph: LangGraphClient, **given: Any) -> Any:
+    async with asyncio.timeout(HANG_SECONDS), langgraph.threads.stream("t1", assistant_id="chat") as stream:
+        await stream.run.start(**given)
+        return await stream.output
+
+
+async def _events(client: httpx2.AsyncClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """The events of a thread up to the end of a run."""
+    found: list[dict[str, Any]] = []
+    async with client.stream("POST", "/threads/t1/stream/events", json=body) as response:
+        async for line in response.aiter_lines():
+            if line.startswith("data: "):
+                found.append(json.loads(line.removeprefix("data: ")))
+                if found[-1]["method"] == "lifecycle" and found[-1]["params"]["data"]["event"] != "running":
+                    break
+    return found
