@@ -1,0 +1,117 @@
+"""The size of the code, and the way of a message through it: the figures may only fall.
+
+A feature that needs more pays for it elsewhere, or raises a figure in a commit that says why. The ways have some
+functions of room, because work in the background may fall into a turn.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import threadkeep
+from tests.agent.talking import make_agent
+from tests.web.services import client_of, opened_app, say, settings_for
+from threadkeep import MemoryOptions, SessionMemory, open_memory
+from threadkeep.testing import ScriptedModel
+
+SOURCE = Path(threadkeep.__file__).parent
+MOST_FILES = 541
+MOST_LINES = 77_400
+MOST_BROAD_EXCEPTS = 77
+MOST_LATE_IMPORTS = 76
+CHAT_FILES, CHAT_FUNCTIONS = 124, 680
+AGENT_FILES, AGENT_FUNCTIONS = 67, 485
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    """Every module of the package, by its path inside it."""
+    for path in SOURCE.rglob("*.py"):
+        yield path.relative_to(SOURCE), ast.parse(path.read_text())
+
+
+def test_the_package_does_not_grow() -> None:
+    """By files and by lines."""
+    files = list(SOURCE.rglob("*.py"))
+    lines = sum(len(path.read_text().splitlines()) for path in files)
+    assert len(files) <= MOST_FILES
+    assert lines <= MOST_LINES
+
+
+def test_broad_excepts_do_not_grow() -> None:
+    """Handlers of every error; each names its reason beside `noqa`."""
+    handlers = [
+        node
+        for _, module in modules()
+        for node in ast.walk(module)
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or (isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")))
+    ]
+    assert len(handlers) <= MOST_BROAD_EXCEPTS
+
+
+def test_late_imports_do_not_grow() -> None:
+    """Imports in functions, outside of the command line, which starts light by them."""
+    late = [
+        (path, node.lineno)
+        for path, module in modules()
+        if path.parts[0] != "cli"
+        for function in ast.walk(module)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert len(set(late)) <= MOST_LATE_IMPORTS
+
+
+@contextmanager
+def walked(entered: set[tuple[str, str]]) -> Iterator[None]:
+    """Note the functions of the package that are entered, as (file, qualified name)."""
+    ours = str(SOURCE)
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(ours):
+            entered.add((frame.f_code.co_filename, frame.f_code.co_qualname))
+
+    before = sys.getprofile()
+    threading.setprofile_all_threads(note)
+    sys.setprofile(note)
+    try:
+        yield
+    finally:
+        threading.setprofile_all_threads(None)
+        sys.setprofile(before)
+
+
+async def test_the_way_of_a_chat_message_does_not_grow(tmp_path: Path) -> None:
+    """A warm message to the demo model on SQLite, from the request to the answer."""
+    entered: set[tuple[str, str]] = set()
+    async with (
+        opened_app(ScriptedModel(["one", "two", "three", "four"]), settings_for(tmp_path)) as app,
+        client_of(app) as client,
+    ):
+        for text in ("one", "two", "three"):
+            await say(client, text, session_id="room")
+        with walked(entered):
+            await say(client, "four", session_id="room")
+    assert len({file for file, _ in entered}) <= CHAT_FILES
+    assert len(entered) <= CHAT_FUNCTIONS
+
+
+async def test_the_way_of_an_agents_turn_does_not_grow(sqlite_url: str, memory_options: MemoryOptions) -> None:
+    """A warm turn of `create_agent` with `SessionMemory`, on SQLite."""
+    entered: set[tuple[str, str]] = set()
+    async with open_memory(sqlite_url, options=memory_options) as memory:
+        agent = make_agent(ScriptedModel(["one", "two", "three", "four"]), [SessionMemory(memory)])
+        config = {"configurable": {"thread_id": "room"}}
+        for text in ("one", "two", "three"):
+            await agent.ainvoke({"messages": text}, config)
+        with walked(entered):
+            await agent.ainvoke({"messages": "four"}, config)
+    assert len({file for file, _ in entered}) <= AGENT_FILES
+    assert len(entered) <= AGENT_FUNCTIONS
