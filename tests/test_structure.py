@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 
 import threadkeep
-from tests.agent.talking import make_agent
+from tests.agent.talking import ask, make_agent
 from tests.web.services import client_of, opened_app, say, settings_for
 from threadkeep import MemoryOptions, SessionMemory, open_memory
 from threadkeep.testing import ScriptedModel
@@ -108,10 +108,9 @@ async def test_the_way_of_an_agents_turn_does_not_grow(sqlite_url: str, memory_o
     entered: set[tuple[str, str]] = set()
     async with open_memory(sqlite_url, options=memory_options) as memory:
         agent = make_agent(ScriptedModel(["one", "two", "three", "four"]), [SessionMemory(memory)])
-        config = {"configurable": {"thread_id": "room"}}
         for text in ("one", "two", "three"):
-            await agent.ainvoke({"messages": text}, config)
+            await ask(agent, text)
         with walked(entered):
-            await agent.ainvoke({"messages": "four"}, config)
+            await ask(agent, "four")
     assert len({file for file, _ in entered}) <= AGENT_FILES
     assert len(entered) <= AGENT_FUNCTIONS
