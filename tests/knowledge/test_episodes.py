@@ -61,8 +61,9 @@ async def test_an_open_question_is_no_episode_and_a_failed_one_says_how_it_ended
     assert (newest.asked, newest.answered, newest.feedback) == ("Hello?", "Yes.", "bad")
 
 
-async def test_an_episode_names_the_tools_that_were_called(memory: Memory) -> None:
-    """From the steps that are kept of the newest turns."""
+@pytest.mark.parametrize("name", [None, "finder"])
+async def test_an_episode_names_the_tools_that_were_called(memory: Memory, name: str | None) -> None:
+    """From the steps that are kept of the newest turns, of an agent with a name too."""
 
     @tool
     def find_order(number: str) -> str:
@@ -70,7 +71,7 @@ async def test_an_episode_names_the_tools_that_were_called(memory: Memory) -> No
         return f"Order {number} is on its way."
 
     call = AIMessage("", tool_calls=[{"name": "find_order", "args": {"number": "7"}, "id": "c1"}])
-    agent = create_agent(ScriptedModel([call, "Soon."]), [find_order], middleware=[SessionMemory(memory)])
+    agent = create_agent(ScriptedModel([call, "Soon."]), [find_order], name=name, middleware=[SessionMemory(memory)])
     config = {"configurable": {"thread_id": "room:1", "user_id": "ada"}}
     await agent.ainvoke({"messages": [{"role": "user", "content": "Where is 7?"}]}, config)  # type: ignore[call-overload]
     [episode] = await memory.episodes.latest(ADA)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime
+from itertools import groupby
 from typing import NamedTuple
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
@@ -25,7 +26,7 @@ _MESSAGES_EACH = 8
 
 
 class _Said(NamedTuple):
-    """A message, with the run that it belongs to and the steps after it."""
+    """A message, with the run that it belongs to and the steps of its agents after it."""
 
     session_id: str
     seq: int
@@ -38,7 +39,7 @@ class _Said(NamedTuple):
     workflow: str | None
     run_status: str | None
     error: str | None
-    steps: bytes | None
+    steps: Sequence[bytes]
 
 
 class Episodes:
@@ -91,7 +92,7 @@ class Episodes:
         asked = {"scope": scope.kind, "owner": scope.owner, "sessions": sessions, "reach": reach}
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["newest_messages"], asked)
-        return sorted(_episodes(map(_said, rows)), key=lambda one: (one.at, one.seq), reverse=True)
+        return sorted(_episodes(_messages(rows)), key=lambda one: (one.at, one.seq), reverse=True)
 
 
 def _episodes(messages: Iterable[_Said]) -> Iterator[Episode]:
@@ -125,7 +126,7 @@ def _episode(questions: Sequence[_Said], answer: _Said | None) -> Iterator[Episo
         asked="\n".join(one.content for one in questions),
         answered=None if answer is None else answer.content,
         ended=last.run_status if last.run_status in RUN_ENDS else last.status,
-        tools=tuple(dict.fromkeys(name for one in questions for name in _tools_in(one.steps))),
+        tools=tuple(dict.fromkeys(name for one in questions for body in one.steps for name in _tools_in(body))),
         workflow=last.workflow,
         error=last.error,
         run_id=last.run_id,
@@ -138,9 +139,12 @@ def _is_over(message: _Said) -> bool:
     return message.run_status in RUN_ENDS
 
 
-def _said(row: Row) -> _Said:
-    said = _Said(*row)
-    return said._replace(created_at=time_of(said.created_at))
+def _messages(rows: Iterable[Row]) -> Iterator[_Said]:
+    """Return the messages of rows, of which those with the same `seq` differ in their last column, the steps."""
+    for _, group in groupby(rows, key=lambda row: row[:2]):
+        same = list(group)
+        said = _Said(*same[0][:-1], steps=[row[-1] for row in same if row[-1] is not None])
+        yield said._replace(created_at=time_of(said.created_at))
 
 
 def _feedback(metadata: str) -> Json:
@@ -148,8 +152,7 @@ def _feedback(metadata: str) -> Json:
     return told
 
 
-def _tools_in(body: bytes | None) -> list[str]:
-    """Return the names of the tools that a question's steps called."""
-    steps = [] if body is None else json.loads(expanded(body))
-    calls = [call for step in steps for call in step.get("data", {}).get("tool_calls") or ()]
+def _tools_in(body: bytes) -> list[str]:
+    """Return the names of the tools that an agent's steps called."""
+    calls = [call for step in json.loads(expanded(body)) for call in step.get("data", {}).get("tool_calls") or ()]
     return [str(call["name"]) for call in calls if isinstance(call.get("name"), str)]

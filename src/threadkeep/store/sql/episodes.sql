@@ -2,7 +2,7 @@
 
 -- name: newest_messages
 -- The last :reach active messages of people and agents of the newest sessions: one session, or those of a person under
--- any id. What was said before a reset is left out.
+-- any id. What was said before a reset is left out. A question has a row for the steps of each agent that answered it.
 SELECT
     m.session_id, m.seq, m.role, m.content, m.status, m.metadata, m.run_id, m.created_at, r.workflow, r.status, r.error,
     k.body
@@ -27,6 +27,6 @@ FROM (
 ) AS newest
     JOIN chat_messages m ON m.session_id = newest.session_id AND m.seq > newest.after_seq
     LEFT JOIN chat_runs r ON r.run_id = m.run_id
-    LEFT JOIN chat_steps k ON k.session_id = m.session_id AND k.seq = m.seq AND k.ordinal = 1 AND k.author = ''
+    LEFT JOIN chat_steps k ON k.session_id = m.session_id AND k.seq = m.seq
 WHERE m.role <> 'system' AND m.superseded_at IS NULL
-ORDER BY m.session_id, m.seq
+ORDER BY m.session_id, m.seq, k.ordinal, k.author
