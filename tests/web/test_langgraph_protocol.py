@@ -17,8 +17,18 @@ from langgraph_sdk._async.stream import AsyncThreadStream
 from langgraph_sdk.client import LangGraphClient
 
 from tests.limits import HANG_SECONDS
-from tests.web.services import history, listening, opened_app, said, settings_for
+from tests.web.services import history, listening, opened_app, said, settings_for, until
 from threadkeep.testing import Gate, ScriptedModel
+
+ASKING = """
+from langchain_core.messages import AIMessage
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
+
+graph = StateGraph(MessagesState)
+graph.add_node("ask", lambda state: {"messages": [AIMessage(f"You said {interrupt('Ship it?')}.")]})
+graph.add_edge(START, "ask")
+"""
 
 
 @asynccontextmanager
@@ -108,6 +118,23 @@ async def test_a_run_that_fails_fails_the_output(tmp_path: Path) -> None:
             with pytest.raises(RuntimeError, match="Run errored") as failed:
                 await stream.output
     assert "secret" not in str(failed.value)
+
+
+async def test_a_question_of_a_run_is_answered_by_the_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run waits in the state of its thread, and goes on with the answer."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
+        thread = langgraph.threads.stream("t1", assistant_id="asking")
+        async with asyncio.timeout(HANG_SECONDS), thread as stream:
+            await stream.run.start(input=asks("go"))
+            await until(lambda: stream.interrupted)
+            state = await langgraph.threads.get_state("t1")
+            await stream.run.respond("yes")
+            values = await stream.output
+    assert state["next"] == ["asking"]
+    assert [one["value"] for one in state["tasks"][0]["interrupts"]] == ["Ship it?"]
+    assert texts(values) == [("human", "go"), ("ai", "You said yes.")]
 
 
 async def test_a_turn_is_answered_again_from_the_checkpoint_before_it(tmp_path: Path) -> None:

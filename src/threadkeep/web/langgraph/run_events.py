@@ -98,6 +98,8 @@ class RunEvents:
 
     def _add_piece(self, piece: RunPiece) -> None:
         message_id = piece.message_id or piece.run_id
+        if message_id in self._spoken:
+            return  # the trace, which is read between two pieces, had the whole message before
         if self._message is None or self._message.message_id != message_id:
             self._finish_message()
             self._message = _OpenMessage(message_id)
@@ -142,11 +144,11 @@ class RunEvents:
                 self._add_whole(str(data.get("message_id") or self.run.run_id), str(data.get("text") or ""), node)
 
     def _add_whole(self, message_id: str, text: str, node: str | None) -> None:
-        """Add the answer that was said: as one piece if its pieces did not come through this process."""
+        """Add what is missing of the answer that was said: all of it if no piece came through this process."""
+        said = self._message.text if self._message is not None and self._message.message_id == message_id else ""
+        if text.startswith(said) and text != said:
+            self._add_piece(RunPiece(self.run.run_id, node, message_id, text.removeprefix(said)))
         self._finish_message()
-        if message_id not in self._spoken and text:
-            self._add_piece(RunPiece(self.run.run_id, node, message_id, text))
-            self._finish_message()
 
     async def _add_end(self, run: Run) -> None:
         self._finish_message()
