@@ -143,8 +143,8 @@ def _messages(rows: Iterable[Row]) -> Iterator[_Said]:
     """Return the messages of rows, of which those with the same `seq` differ in their last column, the steps."""
     for _, group in groupby(rows, key=lambda row: row[:2]):
         same = list(group)
-        said = _Said(*same[0][:-1], steps=[row[-1] for row in same if row[-1] is not None])
-        yield said._replace(created_at=time_of(said.created_at))
+        said, steps = _Said(*same[0]), [row[-1] for row in same if row[-1] is not None]
+        yield said._replace(created_at=time_of(said.created_at), steps=steps)
 
 
 def _feedback(metadata: str) -> Json:
