@@ -27,7 +27,7 @@ from threadkeep.runs.service import RunService, open_runs
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graphs import open_checkpointer
+from threadkeep.store.opening import open_checkpointer
 from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.compiling import CompiledWorkflow, Compiler
 from threadkeep.workflows.definition import Workflow, python_workflow

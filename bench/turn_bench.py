@@ -32,12 +32,12 @@ from bench.turn_check import Fault, by_kind, check
 from bench.turn_faults import FaultName, TurnPlan
 from bench.turn_history import TurnHistory
 from bench.turn_services import PRELOADED, Kind
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.address import TranscriptLocation
 
 _TURNS_OF_PART = 500
 _SHOWN = 20
 _PAUSES: Mapping[Kind, tuple[float, float]] = {"service": (8.2, 12.0), "agent": (10.0, 20.0)}
-SHAPES: Mapping[str, tuple[Kind, Keeping]] = {
+SHAPES: Mapping[str, tuple[Kind, TranscriptLocation]] = {
     "service-tables": ("service", "tables"),
     "agent-tables": ("agent", "tables"),
     "service-graph_store": ("service", "graph_store"),

@@ -17,8 +17,7 @@ import psycopg
 
 from bench.contenders import Engine
 from bench.turn_services import DatabaseProxy, Kind, Outages, Service
-from threadkeep.store.address import parse_address
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.address import TranscriptLocation, parse_address
 
 type FaultName = Literal["kill", "pause", "stall", "cut", "slow", "full"]
 
@@ -52,7 +51,7 @@ class TurnPlan:
     failing_calls: float = 0.01
     one_pending_folder: bool = True
     kind: Kind = "service"
-    transcripts: Keeping = "tables"
+    transcripts: TranscriptLocation = "tables"
 
 
 class Faults:

@@ -13,15 +13,14 @@ from psycopg.rows import dict_row
 
 from bench.turn_history import RunRow, Stored
 from threadkeep import MemoryOptions, Message, open_memory
-from threadkeep.store.address import parse_address
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.address import TranscriptLocation, parse_address
 
 _RUNS: LiteralString = "SELECT run_id FROM chat_runs ORDER BY created_at"
 _PAGE = 500
 _OPEN: LiteralString = "SELECT run_id FROM chat_runs WHERE status IN ('queued', 'running', 'waiting')"
 
 
-async def stored_rows(url: str, transcripts: Keeping) -> list[Stored]:
+async def stored_rows(url: str, transcripts: TranscriptLocation) -> list[Stored]:
     """Return all messages of all sessions, superseded ones too."""
     found = []
     async with open_memory(url, options=MemoryOptions(background=False, transcripts=transcripts)) as memory:

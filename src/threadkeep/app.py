@@ -12,9 +12,10 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from threadkeep.errors import InvalidInput, InvalidSettings, WorkflowNotFound
+from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.memory import open_memory
 from threadkeep.observe import Channel, FromChannel, Observer, Observers
-from threadkeep.store.graphs import open_checkpointer, open_graph_store
+from threadkeep.store.opening import open_checkpointer
 
 if TYPE_CHECKING:
     from langchain_core.language_models import BaseChatModel

@@ -18,7 +18,7 @@ from threadkeep.environment import PREFIX, default_database
 from threadkeep.errors import InvalidInput, InvalidSettings
 from threadkeep.knowledge.graphiti.settings import GraphitiSettings
 from threadkeep.runs.settings import RunSettings, split_list
-from threadkeep.store.address import DatabaseAddress, Keeping, parse_address
+from threadkeep.store.address import DatabaseAddress, TranscriptLocation, parse_address
 from threadkeep.store.driver import Backend, StoreOptions
 
 # Imported on use: a command that only reads the database needs none of these packages.
@@ -60,7 +60,7 @@ class Settings(RunSettings, GraphitiSettings):
     graph_store_backend: Backend | None = Field(None, description="Where the graph store is; else with DATABASE_URL.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
     postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, for its backend postgres.")
-    transcripts: Keeping = Field("tables", description="Where messages are kept: tables or graph_store.")
+    transcripts: TranscriptLocation = Field("tables", description="Where messages are kept: tables or graph_store.")
 
     host: str = Field("127.0.0.1", description="Address to listen on; other than loopback needs API_KEYS.")
     port: int = Field(8700, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")

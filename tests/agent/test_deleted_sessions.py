@@ -16,8 +16,8 @@ from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, open_memory
 from threadkeep.errors import QuestionGone
 from threadkeep.observe import AnswerDiscarded
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.keeping import Keeping
 from threadkeep.testing import ScriptedModel
 
 
@@ -37,7 +37,7 @@ async def test_an_answer_does_not_bring_its_session_back(memory: Memory, events:
 
 @pytest.mark.parametrize("transcripts", ["tables", "graph_store"])
 async def test_another_process_may_have_deleted_it(
-    shared_url: str, memory_options: MemoryOptions, transcripts: Keeping
+    shared_url: str, memory_options: MemoryOptions, transcripts: TranscriptLocation
 ) -> None:
     """Nothing in this process knows of that: the question is looked for where the answer is stored."""
     options = replace(memory_options, transcripts=transcripts)

@@ -20,7 +20,7 @@ from threadkeep.cli import main
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.memory import Memory, open_memory
 from threadkeep.records import Message, SessionInfo
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.address import TranscriptLocation
 
 type Work[T] = Callable[[Memory], Awaitable[T]]
 
@@ -105,11 +105,11 @@ class CommandLine:
 
         self.remember(storing)
 
-    def remember[T](self, work: Work[T], *, transcripts: Keeping = "tables") -> T:
+    def remember[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
         """Do something with the memory of this database."""
         return asyncio.run(self.remembering(work, transcripts=transcripts))
 
-    async def remembering[T](self, work: Work[T], *, transcripts: Keeping = "tables") -> T:
+    async def remembering[T](self, work: Work[T], *, transcripts: TranscriptLocation = "tables") -> T:
         """Do something with the memory of this database, inside an event loop."""
         options = MemoryOptions(background=False, transcripts=transcripts)
         async with open_memory(self.url, options=options) as memory:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tests.cli.running import CommandLine
-from tests.store.graph_transcripts.damaging import DAMAGES, SESSIONS, rewrite
+from tests.graph_store.damaging import DAMAGES, SESSIONS, rewrite
 from threadkeep import Memory, Message
 
 WELL = "well"

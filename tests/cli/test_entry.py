@@ -133,7 +133,7 @@ def test_short_commands_import_little(cli: CommandLine) -> None:
         return done.stdout.splitlines()[-1].split()
 
     listing = imported("sessions", "list", "--json")
-    assert "threadkeep.store.session_list" in listing
+    assert "threadkeep.store.transcripts" in listing
     packages = ("history", "context", "agent", "observe")
     heavy = (*[f"threadkeep.{name}" for name in packages], "langgraph", "pydantic")
     assert not [name for name in listing if name.startswith(heavy)]

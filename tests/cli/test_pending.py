@@ -8,7 +8,7 @@ from tests.cli.running import CommandLine
 from threadkeep.history.pending import folder_of
 from threadkeep.records import Message, Turn
 from threadkeep.store.address import parse_address
-from threadkeep.store.spool import KeptTurn, SpoolFile
+from threadkeep.store.spool import PendingTurn, SpoolFile
 
 KEPT_AT = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -17,7 +17,7 @@ def keep(cli: CommandLine, entry_id: str = "entry-1", *, error: str | None = Non
     """A turn in a spool of the command line's database, of a process that lives until the file is closed."""
     file = SpoolFile.create(folder_of(parse_address(url or cli.url), cli.folder / "pending"))
     message = Message(role="user", content="canary words", id=f"id-{entry_id}")
-    entry = KeptTurn(entry_id, Turn("telegram:1", (message,), "u1"), KEPT_AT, error=error)
+    entry = PendingTurn(entry_id, Turn("telegram:1", (message,), "u1"), KEPT_AT, error=error)
     file.keep(entry)
     if error is not None:
         file.failed(entry)

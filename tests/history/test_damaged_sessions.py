@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from langgraph.store.memory import InMemoryStore
 
+from tests.graph_store.damaging import DAMAGES, SAMPLE, rewrite
 from tests.recorded_events import RecordedEvents
-from tests.store.graph_transcripts.damaging import DAMAGES, SAMPLE, rewrite
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import SessionDamaged
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.observe import PendingWrites
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 
 ROOM, WELL = "room", "well"
 LAYOUT = GraphLayout()

@@ -23,8 +23,8 @@ from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graphs import open_checkpointer
-from threadkeep.store.spool import KeptTurn, SpoolFile
+from threadkeep.store.opening import open_checkpointer
+from threadkeep.store.spool import PendingTurn, SpoolFile
 
 CANARY = "zanzibarquokka"
 ANN, BOB = "telegram:ann", "telegram:bob"
@@ -215,7 +215,7 @@ async def test_pending_turns_of_dead_processes_are_erased(tmp_path: Path, memory
         spool = SpoolFile.create(folder)
         for name, user in (("one", ANN), ("two", BOB)):
             message = Message(role="user", content=f"{CANARY} {name}" if user == ANN else name, id=name)
-            spool.keep(KeptTurn(name, Turn(f"room:{name}", (message,), user), datetime.now(UTC)))
+            spool.keep(PendingTurn(name, Turn(f"room:{name}", (message,), user), datetime.now(UTC)))
         spool.close()
         receipt = await memory.erase(user_id=ANN)
         assert {store.name: store.before for store in receipt.stores}["pending turns"] == 1

@@ -22,7 +22,7 @@ from threadkeep.errors import TurnInMemoryOnly
 from threadkeep.observe import PendingWrites, WriteDeferred, WriteDropped, WriteFailed, WriteRecovered
 from threadkeep.records import Receipt, Turn
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, spool_files
+from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries, spool_files
 
 _LOCK_SECONDS = 0.05
 
@@ -438,7 +438,7 @@ async def test_a_turn_written_on_its_way_to_the_disk_does_not_stay_there(
     at_the_disk, disk_is_ready = threading.Event(), threading.Event()
     keep = SpoolFile.keep
 
-    def keep_slowly(file: SpoolFile, entry: KeptTurn) -> None:
+    def keep_slowly(file: SpoolFile, entry: PendingTurn) -> None:
         at_the_disk.set()
         assert disk_is_ready.wait(HANG_SECONDS)
         keep(file, entry)

@@ -20,7 +20,7 @@ from threadkeep.history.waiting import unreadable_turns
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, spool_files
+from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries, spool_files
 
 _LOCK_SECONDS = 0.05
 _POISON = "<|poison|>"
@@ -191,7 +191,7 @@ async def test_damaged_lines_are_kept_until_a_person_drops_them(outage: Outage, 
     spool = SpoolFile.create(folder)
     for number in range(10):
         message = Message(role="user", content=str(number), id=f"m{number}")
-        spool.keep(KeptTurn(f"entry-{number}", Turn("room", (message,)), datetime.now(UTC)))
+        spool.keep(PendingTurn(f"entry-{number}", Turn("room", (message,)), datetime.now(UTC)))
     spool.close()
     lines = spool.path.read_bytes().splitlines(keepends=True)
     lines[2], lines[5] = b"\x00\xff" + lines[2][2:], lines[5][: len(lines[5]) // 2] + b"\n"
@@ -216,7 +216,7 @@ async def test_a_repaired_line_is_delivered_by_the_next_start(outage: Outage, op
     assert options.pending.folder is not None
     folder = folder_of(parse_address(outage.url), options.pending.folder)
     spool = SpoolFile.create(folder)
-    spool.keep(KeptTurn("entry", Turn("room", (Message(role="user", content="hi", id="m1"),)), datetime.now(UTC)))
+    spool.keep(PendingTurn("entry", Turn("room", (Message(role="user", content="hi", id="m1"),)), datetime.now(UTC)))
     spool.close()
     spool.path.write_bytes(b"#" + spool.path.read_bytes())
     async with open_memory(outage.url, options=options) as memory:

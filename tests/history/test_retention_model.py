@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tests.history.retaining import DAY
 from threadkeep import Memory, Message
 from threadkeep.context.window import Extent, Limits, choose
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.pruning import Amount
 from threadkeep.records import Retention, RetentionLimits, Role
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import SettableClock
 
 _DAYS = st.sampled_from([0.0, 0.5, 1.0, 3.0])

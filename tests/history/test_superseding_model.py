@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from threadkeep import Memory, MemoryOptions, Message, MessageNotFound, open_memory
 from threadkeep.context.manifest import Exclusion
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.session import Session
 from threadkeep.records import Role, Summary
 from threadkeep.store.codec import shorten
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import SettableClock
 
 type Kind = Literal["say", "take back", "edit", "regenerate", "reset", "summarise", "branch"]

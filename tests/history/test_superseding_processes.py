@@ -11,7 +11,7 @@ import pytest
 
 from tests.children import Child, run_together
 from threadkeep import MemoryOptions, Message, open_memory
-from threadkeep.store.graph_transcripts import table
+from threadkeep.graph_store import items as table
 from threadkeep.store.superseding import SupersedingWriter
 
 type Keeping = Literal["tables", "graph_store"]

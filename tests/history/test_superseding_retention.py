@@ -6,9 +6,9 @@ import pytest
 
 from tests.history.retaining import DAY, deleting, places, planned, window_places
 from threadkeep import Memory, Message
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import SettableClock
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from threadkeep.history.waiting import EntryInUse, drop_waiting, waiting_files
 from threadkeep.records import Message, Turn
-from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries
+from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def _entry(name: str) -> KeptTurn:
-    return KeptTurn(name, Turn("telegram:1", (Message(role="user", content="hi", id=f"m-{name}"),), "u1"), _NOW)
+def _entry(name: str) -> PendingTurn:
+    return PendingTurn(name, Turn("telegram:1", (Message(role="user", content="hi", id=f"m-{name}"),), "u1"), _NOW)
 
 
 @pytest.fixture

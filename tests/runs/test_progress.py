@@ -22,7 +22,7 @@ from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
 from threadkeep.runs.progress.saver import ProgressSaver
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graphs import open_checkpointer
+from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.compiling import Compiler
 from threadkeep.workflows.loading import read_workflow

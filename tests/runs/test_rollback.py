@@ -14,10 +14,10 @@ from tests.runs.desk import RunDesk, carried_out
 from tests.runs.test_own_orders import bot, callback, finding_workflow, spoken
 from tests.runs.test_upkeep import BUSY
 from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.records import Json, Turn
 from threadkeep.records.runs import ROLLED_BACK, NewRun
 from threadkeep.runs.requests import RunRequest
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.nodes.places import order_of
 from threadkeep.workflows.options import RunOptions

@@ -21,7 +21,7 @@ from threadkeep.runs.service import RunService
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graphs import open_checkpointer
+from threadkeep.store.opening import open_checkpointer
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 

@@ -11,7 +11,7 @@ import pytest
 from threadkeep.cli.entry import main
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graphs import open_checkpointer
+from threadkeep.store.opening import open_checkpointer
 
 _CONSTRUCTOR = 0
 

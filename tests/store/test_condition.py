@@ -17,9 +17,8 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.memory import open_memory
 from threadkeep.records import Message
 from threadkeep.store.address import parse_address
-from threadkeep.store.condition import can_write, read_condition
+from threadkeep.store.condition import can_write, lock_holders, read_condition
 from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.file_locks import lock_holders
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
 

@@ -6,8 +6,15 @@ import re
 import sqlite3
 from contextlib import closing
 
-from threadkeep.store.relevance import rarity, relevance, relevance_words
-from threadkeep.store.search_terms import fingerprints, search_terms, term_pattern, trigram_expression
+from threadkeep.store.search_terms import (
+    fingerprints,
+    rarity,
+    relevance,
+    relevance_words,
+    search_terms,
+    term_pattern,
+    trigram_expression,
+)
 
 _CASED = [char for char in map(chr, range(0x20000)) if char.lower() != char or char.upper() != char]
 

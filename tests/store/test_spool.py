@@ -19,15 +19,15 @@ from threadkeep import InvalidMessage, Message
 from threadkeep.records import Turn
 from threadkeep.store import spool
 from threadkeep.store.damaged_turns import damaged_turns
-from threadkeep.store.spool import KeptTurn, SpoolFile, in_use, read_entries, spool_files
+from threadkeep.store.spool import PendingTurn, SpoolFile, in_use, read_entries, spool_files
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def entry(name: str, content: str = "hi") -> KeptTurn:
+def entry(name: str, content: str = "hi") -> PendingTurn:
     """A turn to keep."""
     messages = (Message(role="user", content=content, id=f"{name}:1"), Message(role="assistant", content="ok", id=name))
-    return KeptTurn(name, Turn("room", messages, "u1"), _NOW)
+    return PendingTurn(name, Turn("room", messages, "u1"), _NOW)
 
 
 def names(path: Path) -> list[str]:
@@ -45,7 +45,7 @@ def test_a_kept_turn_comes_back_as_it_was(
         role="user", content=content, id="m", sent_at=_NOW, tokens=3, metadata={metadata: [metadata]}, original=content
     )
     given_turn = Turn("room", (message,), "u1")
-    file.keep(KeptTurn("first", given_turn, _NOW))
+    file.keep(PendingTurn("first", given_turn, _NOW))
     file.keep(entry("second"))
     assert [(kept.entry_id, kept.kept_at) for kept in read_entries(file.path)] == [("first", _NOW), ("second", _NOW)]
     assert read_entries(file.path)[0].turn == given_turn
@@ -250,7 +250,7 @@ def test_what_is_no_json_is_refused(tmp_path: Path) -> None:
     bad = Message(role="user", content="hi", id="m", metadata={"score": 1.0})
     object.__setattr__(bad, "metadata", {"score": float("nan")})  # as if somebody had got at it since
     with pytest.raises(InvalidMessage):
-        file.keep(KeptTurn("first", Turn("room", (bad,)), _NOW))
+        file.keep(PendingTurn("first", Turn("room", (bad,)), _NOW))
     assert file.path.read_bytes() == b""
     file.close()
 

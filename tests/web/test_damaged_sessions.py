@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 
 from tests.databases import query
-from tests.store.graph_transcripts.damaging import DAMAGES, SAMPLE, SESSIONS
+from tests.graph_store.damaging import DAMAGES, SAMPLE, SESSIONS
 from tests.web.services import check_problem, client_of, history, opened_app, say, settings_for, until
 from threadkeep.app import App
 from threadkeep.testing import ScriptedModel

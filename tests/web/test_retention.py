@@ -9,9 +9,9 @@ import pytest
 
 from tests.web.services import check_problem, client_of, opened_app, say, settings_for, until
 from threadkeep.app import App
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.run_retention import RunRetention
 from threadkeep.records import Message, Retention, RetentionLimits
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import ScriptedModel
 
 PATH = "/api/v1/sessions/s1/retention"

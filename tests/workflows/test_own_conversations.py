@@ -22,7 +22,7 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.observe import MessagesPruned, PendingWrites, WriteDeferred, WriteFailed
 from threadkeep.records import Json, Retention, RetentionLimits
 from threadkeep.runs.requests import RunRequest
-from threadkeep.store.keeping import Keeping
+from threadkeep.store.address import TranscriptLocation
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
@@ -193,7 +193,7 @@ async def test_what_is_erased_is_gone_from_every_table(
 
 @pytest.mark.parametrize("keeping", ["tables", "graph_store"])
 async def test_runs_in_no_session_go_with_the_session_that_they_spoke_in(
-    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, keeping: Keeping
+    shared_url: str, memory_options: MemoryOptions, events: RecordedEvents, keeping: TranscriptLocation
 ) -> None:
     """A conversation that is a session where all are in the store; a bot's news in a session of the tables."""
     news = "schema: 1\nname: bot\nnodes:\n  tell: {kind: append_message, text: '{{text}}', session: room, next: end}"

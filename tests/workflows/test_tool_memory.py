@@ -13,9 +13,9 @@ from tests.recorded_events import RecordedEvents
 from tests.workflows.desk import Desk
 from tests.workflows.test_agent_history import HISTORY, telegram
 from threadkeep import InvalidWorkflow, Memory
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.session import Session
 from threadkeep.records import Message
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflows.loading import read_workflow
 
@@ -92,7 +92,7 @@ async def test_steps_go_with_the_messages_that_they_belong_to(own_desk: Desk) ->
     await talk(own_desk, 3)
     session = await own_session(own_desk)
     writer = session._transcripts.writer  # type: ignore[attr-defined]  # noqa: SLF001 - what retention does
-    from threadkeep.store.graph_transcripts.writing import Beginning
+    from threadkeep.graph_store.writing import Beginning
 
     assert await writer.take_away(KEY, Beginning(0, 2), title=(None, None))
     [item] = await steps_in(own_desk.store)

@@ -20,7 +20,7 @@ from threadkeep.channels.wecom_cs import WeComServiceChannel
 from threadkeep.errors import StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ChannelTrouble
-from threadkeep.store.times import time_of
+from threadkeep.store.codec import time_of
 
 _CLAIM_SECONDS = 60.0
 _LOOK_SECONDS = 5.0

@@ -12,23 +12,28 @@ from threadkeep.cli.machine_checks import Finding
 from threadkeep.cli.terminal import counted, duration, file_size
 from threadkeep.context.tokens import GREATEST_FACTOR, LEAST_FACTOR
 from threadkeep.errors import SchemaTooNew, SessionDamaged, StoreError
+from threadkeep.graph_store.items import TableItems
+from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
+from threadkeep.graph_store.reading import ConversationReader
 from threadkeep.history.memory_options import utc_now
 from threadkeep.settings import Settings
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.store.condition import Condition, LockHolder, can_write, read_condition
-from threadkeep.store.conversation_layouts import ConversationLayouts
+from threadkeep.store.condition import (
+    Condition,
+    Integrity,
+    LockHolder,
+    can_write,
+    check_integrity,
+    lock_holders,
+    read_condition,
+)
+from threadkeep.store.context_tables import TokenFactors
 from threadkeep.store.driver import Driver, StoreOptions
-from threadkeep.store.file_locks import lock_holders
-from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.graph_transcripts.reading import ConversationReader
-from threadkeep.store.graph_transcripts.table import TableItems
-from threadkeep.store.integrity import Integrity, check_integrity
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.opening import open_database
 from threadkeep.store.runs.order import RunOrder
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.store.search import MUCH_UNINDEXED
-from threadkeep.store.token_factors import TokenFactors
 
 _DATABASE_SECONDS = 5.0
 _INTEGRITY_SECONDS = 60.0

@@ -16,8 +16,8 @@ from threadkeep.cli.problems import WrongUse
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import Message
 from threadkeep.store.address import DatabaseAddress, parse_address
+from threadkeep.store.codec import time_of
 from threadkeep.store.foreign import ForeignDatabase, open_foreign
-from threadkeep.store.times import time_of
 
 type Kind = Literal["langgraph", "openai-agents", "graph-store", "chatgpt", "jsonl", "threadkeep"]
 type LeftOut = Literal["tool_call", "tool_result", "system", "summary", "reasoning", "hidden", "empty", "other"]

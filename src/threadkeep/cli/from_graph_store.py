@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 
 from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, open_source_database, utc_time
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.archive_lines import SessionLine
 from threadkeep.records import SPEAKERS, Message
 from threadkeep.store.driver import Row
 from threadkeep.store.foreign import ForeignDatabase
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 
 
 @asynccontextmanager

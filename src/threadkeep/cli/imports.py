@@ -100,7 +100,7 @@ async def import_graph_store(
 ) -> None:
     """Store histories that a LangGraph store keeps as one item each: {"version", "messages"}."""
     from threadkeep.cli.from_graph_store import open_histories
-    from threadkeep.store.graph_transcripts.layout import GraphLayout
+    from threadkeep.graph_store.layout import GraphLayout
 
     layout = GraphLayout(tuple(namespace.split(".")), value_field=value_field)
     await _import_source(open_histories(source, layout, as_sessions=as_sessions))

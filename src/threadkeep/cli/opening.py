@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from threadkeep.records import SessionInfo
     from threadkeep.runs.service import RunService
     from threadkeep.settings import Settings
-    from threadkeep.store.session_list import TableSessions
+    from threadkeep.store.transcripts import TableSessions
 
 chosen_database: ContextVar[str | None] = ContextVar("chosen_database", default=None)
 """The URL of `--database`; it takes precedence over THREADKEEP_DATABASE_URL."""
@@ -122,7 +122,7 @@ async def opened_tables() -> AsyncIterator[TableSessions | None]:
     from threadkeep.store.driver import StoreOptions
     from threadkeep.store.migrations import known_migrations, schema_version
     from threadkeep.store.opening import open_database
-    from threadkeep.store.session_list import TableSessions
+    from threadkeep.store.transcripts import TableSessions
 
     options, transcripts = StoreOptions(), "tables"
     if (address := plain_database(chosen_database.get())) is None:

@@ -43,7 +43,7 @@ async def list_sessions(
     cursor: CursorOption = None,
 ) -> None:
     """List sessions, newest activity first."""
-    from threadkeep.store.session_list import SessionQuery, sessions_page
+    from threadkeep.store.transcripts import SessionQuery, sessions_page
 
     wanted = SessionQuery(user, query, active, limit, read_cursor(cursor))
     damaged: Sequence[str] = ()

@@ -9,12 +9,12 @@ from datetime import datetime
 from itertools import chain, zip_longest
 
 from threadkeep.errors import InvalidInput, SessionDamaged, SessionNotFound
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.conversation_calls import calls_in, runs_in
 from threadkeep.history.graph_conversations import order_name, place_in
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import SearchResult, SessionInfo
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.manifests import Cursor, StoredManifest
 from threadkeep.store.transcripts import SessionQuery
 

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from threadkeep.errors import InvalidInput, InvalidMessage
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.keys import check_session_id
 from threadkeep.records import Json, Message, Retention, SessionInfo, Summary, dump_json
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.summaries import ArchivedSummary
 
 _MOST_TOKENS = 2**31 - 1

@@ -13,7 +13,7 @@ from typing import Protocol
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.history.talk_index import TalkIndex, Vectors, id_at, place_of
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
-from threadkeep.store.embeddings import EmbeddingRows
+from threadkeep.store.context_tables import EmbeddingRows
 from threadkeep.store.transcripts import Transcripts
 
 _BATCH = 64

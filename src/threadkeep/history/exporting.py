@@ -10,12 +10,12 @@ from itertools import accumulate
 from typing import BinaryIO, NamedTuple
 
 from threadkeep.errors import SessionDamaged, SessionNotFound
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.archive_lines import message_line, session_line, summary_line
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, SessionInfo, View
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.summaries import ArchivedSummary
 
 PAGE_MESSAGES = 500

@@ -12,24 +12,22 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.graph_store.archive import ConversationArchive
+from threadkeep.graph_store.items import ConversationChanged, TabledStore
+from threadkeep.graph_store.layout import ConversationLayouts, GraphLayout
+from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.retention import ConversationRetention
+from threadkeep.graph_store.search import TextSearch
+from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Observer
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import Restoring
 from threadkeep.store.codec import Counter
 from threadkeep.store.contexts import Contexts
-from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import StoreOptions
-from threadkeep.store.graph_transcripts.archive import ConversationArchive
-from threadkeep.store.graph_transcripts.items import ConversationChanged
-from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.graph_transcripts.retention import ConversationRetention
-from threadkeep.store.graph_transcripts.search import TextSearch
-from threadkeep.store.graph_transcripts.table import TabledStore
-from threadkeep.store.graph_transcripts.transcripts import GraphTranscripts
-from threadkeep.store.graphs import open_graph_store
 from threadkeep.store.opening import open_database
-from threadkeep.store.retaining import Retaining
+from threadkeep.store.retention import Retaining
 from threadkeep.store.search import Search
 from threadkeep.store.statements import load_statements
 
@@ -136,7 +134,7 @@ class GraphConversations:
     def transcripts(self, store: BaseStore, layout: GraphLayout) -> GraphTranscripts:
         """Return the conversations of a layout in a store."""
         # Imports LangGraph, which a memory on tables alone does not need.
-        from threadkeep.store.graph_transcripts.opening import items_of
+        from threadkeep.graph_store.foreign import items_of
 
         items = items_of(store)
 
@@ -148,7 +146,7 @@ class GraphConversations:
 
     def contexts(self, transcripts: GraphTranscripts) -> Contexts:
         """Return the contexts of conversations in a store."""
-        from threadkeep.store.graph_transcripts.contexts import ConversationContexts
+        from threadkeep.graph_store.transcripts import ConversationContexts
 
         return ConversationContexts(transcripts.items, transcripts.writer)
 

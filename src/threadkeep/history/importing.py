@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from threadkeep.errors import InvalidInput, WrongUser
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.archive_lines import BadLine, MessageLine, SessionLine, SummaryLine, parse_line
 from threadkeep.history.memory import Memory
 from threadkeep.records import Message
 from threadkeep.store.archive import ArchivedPart, Restored
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.store.summaries import ArchivedSummary
 
 type Position = int | str

@@ -7,7 +7,7 @@ import contextlib
 
 from threadkeep.context.tokens import TokenFactor
 from threadkeep.errors import StoreError
-from threadkeep.store.token_factors import TokenFactors
+from threadkeep.store.context_tables import TokenFactors
 
 _PATIENCE_SECONDS = 1.0
 _PAUSE_SECONDS = 15.0

@@ -15,6 +15,8 @@ from weakref import WeakSet
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.tokens import RememberedCounts
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
+from threadkeep.graph_store.indexed import IndexedTranscripts
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
@@ -29,13 +31,11 @@ from threadkeep.history.text_digests import TextDigests
 from threadkeep.records import SearchHit, SearchResult, SessionInfo
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.store.backend import DamageRegister
 from threadkeep.store.contexts import Contexts
-from threadkeep.store.graph_transcripts.damage import DamageRegister
-from threadkeep.store.graph_transcripts.indexed import IndexedTranscripts
-from threadkeep.store.graph_transcripts.layout import GraphLayout
-from threadkeep.store.session_list import SessionQuery, sessions_page
+from threadkeep.store.null_stores import NullContexts, NullSearch, NullTranscripts
 from threadkeep.store.spool import spool_files
-from threadkeep.store.unkept import UnkeptContexts, UnkeptSearch, UnkeptTranscripts
+from threadkeep.store.transcripts import SessionQuery, sessions_page
 
 if TYPE_CHECKING:
     from langgraph.store.base import BaseStore
@@ -216,14 +216,14 @@ class Memory:
     def forgetting(self) -> Self:
         """Return a memory that stores nothing, for runs that belong to no session."""
         if self._nowhere is None:
-            nothing = UnkeptTranscripts()
+            nothing = NullTranscripts()
             self._nowhere = self._at(
                 replace(
                     self._backend,
                     transcripts=nothing,
-                    index=Searching(UnkeptSearch(), self.observers),
+                    index=Searching(NullSearch(), self.observers),
                     damages=DamageRegister(),
-                    contexts=UnkeptContexts(),
+                    contexts=NullContexts(),
                     older_turns=OlderTurns(nothing, self.embeddings, self.observers),
                     pending=PendingTurns(nothing, PendingOptions(), observer=self.observers, clock=self.clock),
                 )

@@ -13,7 +13,7 @@ from threadkeep.history.pending import PendingOptions
 from threadkeep.history.retention import RetentionOptions
 from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.graphiti import GraphitiOptions
-from threadkeep.store.address import DatabaseAddress, Keeping
+from threadkeep.store.address import DatabaseAddress, TranscriptLocation
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
 
@@ -50,7 +50,7 @@ class MemoryOptions:
     run_trace_limits: TraceLimits = TraceLimits()
     context_cache_bytes: int = 64 * 2**20
     background: bool = True
-    transcripts: Keeping = "tables"
+    transcripts: TranscriptLocation = "tables"
     graph_store: DatabaseAddress | BaseStore | None = None
     graphiti: GraphitiOptions | None = None
 
@@ -66,5 +66,5 @@ class MemoryOptions:
         cache = self.context_cache_bytes
         if isinstance(cache, bool) or not isinstance(cache, int) or cache < 0:
             raise InvalidInput("context_cache_bytes of MemoryOptions is a whole number from 0; 0 turns the cache off.")
-        if self.transcripts not in get_args(Keeping.__value__):
-            raise InvalidInput(f"transcripts is one of {', '.join(get_args(Keeping.__value__))}.")
+        if self.transcripts not in get_args(TranscriptLocation.__value__):
+            raise InvalidInput(f"transcripts is one of {', '.join(get_args(TranscriptLocation.__value__))}.")

@@ -22,7 +22,7 @@ from threadkeep.history.embedded_talks import EmbeddedTalks, Embedder
 from threadkeep.history.talk_index import TalkIndex, id_at, place_of
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo
-from threadkeep.store.embeddings import EmbeddingRows
+from threadkeep.store.context_tables import EmbeddingRows
 from threadkeep.store.transcripts import SessionQuery, Transcripts
 
 type RecallScope = Literal["session", "user"]

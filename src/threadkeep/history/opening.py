@@ -11,6 +11,10 @@ from typing import Any
 from uuid import uuid4
 
 from threadkeep.errors import InvalidInput, StoreError
+from threadkeep.graph_store.indexed import NOT_AVAILABLE
+from threadkeep.graph_store.items import ConversationChanged
+from threadkeep.graph_store.layout import ConversationLayouts
+from threadkeep.graph_store.opening import open_graph_backend
 from threadkeep.history.all_retention import AllRetention
 from threadkeep.history.compressor import Compressor
 from threadkeep.history.graph_conversations import GraphConversations, Opening
@@ -29,17 +33,14 @@ from threadkeep.history.session_events import SessionEvents
 from threadkeep.observe import Backend as BackendLabel
 from threadkeep.observe import Observer, Observers, Outcome
 from threadkeep.store.address import DatabaseAddress
+from threadkeep.store.backend import BackendDependencies, TranscriptBackend, open_table_backend
 from threadkeep.store.channel_tables import ChannelTables
 from threadkeep.store.context_tables import ContextTables
-from threadkeep.store.conversation_layouts import ConversationLayouts
 from threadkeep.store.driver import Driver
 from threadkeep.store.duties import Duties
-from threadkeep.store.graph_transcripts.items import ConversationChanged
-from threadkeep.store.graph_transcripts.unretained import NOT_AVAILABLE
-from threadkeep.store.graph_turns import GraphTurns
-from threadkeep.store.keeping import Kept, Means, keep_in_graph_store, keep_in_tables
 from threadkeep.store.migrations import migrate
 from threadkeep.store.opening import open_database
+from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.runs import Runs
 
 
@@ -73,8 +74,8 @@ async def open_sessions[M: Memory](
             clock=options.clock,
             observer=everyone,
         )
-        kept = await stack.enter_async_context(await _keeping(address, driver, options, everyone, conversations))
-        memory = make(_parts(stack, address, driver, kept, options, everyone, conversations=conversations))
+        backend = await stack.enter_async_context(await _backend(address, driver, options, everyone, conversations))
+        memory = make(_parts(stack, address, driver, backend, options, everyone, conversations=conversations))
         if options.background:
             await _begin_background(stack, memory, driver, options)
         stack.push_async_callback(memory.older_turns.close)
@@ -86,14 +87,14 @@ def _parts(
     stack: AsyncExitStack,
     address: DatabaseAddress,
     driver: Driver,
-    kept: Kept,
+    backend: TranscriptBackend,
     options: MemoryOptions,
     observers: Observers,
     *,
     conversations: GraphConversations,
 ) -> MemoryParts:
     """Return the parts of a memory over an open database; they close with the stack."""
-    transcripts, clock = kept.transcripts, options.clock
+    transcripts, clock = backend.transcripts, options.clock
     tables = ContextTables.over(driver, clock=clock)
     manifests = Manifests(
         tables.manifests, observer=observers, clock=clock, retention_days=options.manifest_retention_days
@@ -110,13 +111,15 @@ def _parts(
         driver=driver,
         backend=Backend(
             transcripts=transcripts,
-            index=Searching(kept.search, observers),
-            archive=kept.archive,
-            damages=kept.damages,
+            index=Searching(backend.search, observers),
+            archive=backend.archive,
+            damages=backend.damages,
             contexts=tables.contexts,
             older_turns=OlderTurns(transcripts, tables.embeddings, observers),
             pending=pending,
-            retention=Pruner(kept.retention, options.retention.rules, pending=pending, observer=observers, clock=clock),
+            retention=Pruner(
+                backend.retention, options.retention.rules, pending=pending, observer=observers, clock=clock
+            ),
         ),
         runs=runs,
         tables=tables,
@@ -164,13 +167,13 @@ def _waiting(address: DatabaseAddress, options: PendingOptions) -> PendingOption
     return replace(options, folder=folder_of(address, options.folder))
 
 
-async def _keeping(
+async def _backend(
     address: DatabaseAddress,
     driver: Driver,
     options: MemoryOptions,
     observer: Observer,
     conversations: GraphConversations,
-) -> AbstractAsyncContextManager[Kept]:
+) -> AbstractAsyncContextManager[TranscriptBackend]:
     """Return the transcripts backend that the options select.
 
     Raises:
@@ -183,9 +186,9 @@ async def _keeping(
 
     graphiti = options.graphiti if options.graphiti and options.graphiti.enabled else None
     graph_turns = GraphTurns(graphiti.endpoint, graphiti.workspace) if graphiti else None
-    means = Means(driver, options.counter, options.clock, troubled, graph_turns)
+    dependencies = BackendDependencies(driver, options.counter, options.clock, troubled, graph_turns)
     if options.transcripts == "tables":
-        return keep_in_tables(means)
+        return open_table_backend(dependencies)
     if graph_turns is not None:
         raise InvalidInput("Only turns in tables go to Graphiti: set THREADKEEP_TRANSCRIPTS=tables, or turn it off.")
     if not options.retention.rules.nothing:
@@ -193,7 +196,7 @@ async def _keeping(
     store = conversations.given
     if isinstance(store, DatabaseAddress) and store.in_memory:
         store = await conversations.store()
-    return keep_in_graph_store(means, store, own=address, options=options.store)
+    return open_graph_backend(dependencies, store, own=address, options=options.store)
 
 
 @asynccontextmanager

@@ -37,7 +37,7 @@ from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.damaged_turns import DamagedTurn
 from threadkeep.store.driver import Joined, Row, RowLocked, TurnRefused
-from threadkeep.store.spool import KeptTurn
+from threadkeep.store.spool import PendingTurn
 from threadkeep.store.tables import TableTranscripts
 from threadkeep.store.transcripts import Transcripts
 
@@ -81,7 +81,7 @@ class PendingTurns:
         self._clock = clock
         self.database_fails = False
         """True if the newest call found no database; other calls then wait only briefly."""
-        self._kept: list[KeptTurn] = []
+        self._kept: list[PendingTurn] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._withheld: set[str] = set()
         self._delivering = asyncio.Lock()
@@ -113,12 +113,12 @@ class PendingTurns:
         return self._options
 
     @property
-    def entries(self) -> tuple[KeptTurn, ...]:
+    def entries(self) -> tuple[PendingTurn, ...]:
         """The pending turns, oldest first, including those of conversations that agents keep."""
         return tuple(sorted((entry for each in self._listed for entry in each.own), key=lambda entry: entry.kept_at))
 
     @property
-    def own(self) -> tuple[KeptTurn, ...]:
+    def own(self) -> tuple[PendingTurn, ...]:
         """The pending turns of these transcripts alone, in their order."""
         return tuple(self._kept)
 
@@ -310,7 +310,7 @@ class PendingTurns:
             self.database_fails = False
         return not any(session_id in (None, entry.turn.session_id) for entry in self._kept)
 
-    def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> KeptTurn | None:
+    def _next(self, session_id: str | None, blocked: set[str], tried: set[str]) -> PendingTurn | None:
         """Return the oldest turn that a pass has not tried, and that is not behind a failed one."""
         for entry in self._kept:
             wanted = session_id in (None, entry.turn.session_id)
@@ -318,7 +318,7 @@ class PendingTurns:
                 return entry
         return None
 
-    async def _deliver(self, entry: KeptTurn) -> bool:
+    async def _deliver(self, entry: PendingTurn) -> bool:
         """Write one pending turn; return False if it no longer waits or must not be written now."""
         async with self._delivering:
             if entry not in self._kept or entry.turn.session_id in self._withheld:
@@ -373,7 +373,7 @@ class PendingTurns:
 
     async def _keep(self, turn: Turn) -> None:
         _check_turn(turn)
-        entry = KeptTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
+        entry = PendingTurn(str(uuid7()), turn, self._clock(), namespace=self._namespace)
         self._kept.append(entry)
         await self._spool_the_rest()
         self._events(turn).deferred(len(turn.messages))
@@ -386,7 +386,7 @@ class PendingTurns:
         """Write pending turns to disk. If that fails too, they wait in memory, and the failure is reported."""
         await self._files.keep(self._kept, self._tell_failure)
 
-    async def _note_failure(self, entry: KeptTurn, error: Exception) -> None:
+    async def _note_failure(self, entry: PendingTurn, error: Exception) -> None:
         """Report that a turn still waits; record each kind of error on disk once."""
         self._tell_failure(entry.turn, error)
         kind = type(error).__name__
@@ -394,7 +394,7 @@ class PendingTurns:
             entry.error = kind
             await self._files.note(entry)
 
-    async def _forget(self, entry: KeptTurn) -> None:
+    async def _forget(self, entry: PendingTurn) -> None:
         if entry not in self._kept:
             return  # it was dropped during its delivery
         self._kept.remove(entry)

@@ -13,7 +13,7 @@ from threadkeep.errors import PendingFolderUnusable
 from threadkeep.records import Turn
 from threadkeep.store.damaged_turns import DamagedTurn, damaged_files, damaged_turns, drop_damaged
 from threadkeep.store.private_files import make_private_folder
-from threadkeep.store.spool import KeptTurn, SpoolFile, read_entries, read_turn, spool_files
+from threadkeep.store.spool import PendingTurn, SpoolFile, read_entries, read_turn, spool_files
 
 _NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 
@@ -50,7 +50,7 @@ class PendingFiles:
         """True if pending turns are written to disk; False for a database in memory."""
         return self._folder is not None
 
-    async def take_over(self) -> list[KeptTurn]:
+    async def take_over(self) -> list[PendingTurn]:
         """Return the pending turns of dead processes; this process owns them from now on.
 
         Raises:
@@ -65,9 +65,9 @@ class PendingFiles:
         except OSError as error:
             raise PendingFolderUnusable(self._folder, error) from error
 
-    def _take_over(self, folder: Path) -> list[KeptTurn]:
+    def _take_over(self, folder: Path) -> list[PendingTurn]:
         check_folder(folder)
-        kept: list[KeptTurn] = []
+        kept: list[PendingTurn] = []
         for path in spool_files(folder):
             if file := SpoolFile.take_over(path):
                 self._adopted.append(file)
@@ -100,7 +100,7 @@ class PendingFiles:
                 found += [entry.turn for entry in await asyncio.to_thread(read_entries, path)]
         return [turn for turn in found if turn.session_id == session_id]
 
-    async def keep(self, waiting: Sequence[KeptTurn], failed: Callable[[Turn, OSError], None]) -> None:
+    async def keep(self, waiting: Sequence[PendingTurn], failed: Callable[[Turn, OSError], None]) -> None:
         """Write pending turns to disk that are not there yet; a failure of the disk is reported once."""
         if self._folder is None:
             return
@@ -114,27 +114,27 @@ class PendingFiles:
                     failed(entry.turn, error)
                     return
 
-    async def note(self, entry: KeptTurn) -> None:
+    async def note(self, entry: PendingTurn) -> None:
         """Record the tries of a turn and the error, for inspection."""
         if entry.file is not None:
             with contextlib.suppress(OSError):  # the turn itself is safe
                 async with self.writing:
                     await asyncio.to_thread(entry.file.failed, entry)
 
-    async def renew(self, entry: KeptTurn) -> None:
+    async def renew(self, entry: PendingTurn) -> None:
         """Write a turn again, since it changed."""
         async with self.writing:
             if entry.file is not None:
                 with contextlib.suppress(OSError):  # it is on disk as it was
                     await asyncio.to_thread(entry.file.renew, entry)
 
-    async def done(self, entry: KeptTurn) -> None:
+    async def done(self, entry: PendingTurn) -> None:
         """Mark a turn as no longer pending; it may be written to disk at this moment."""
         async with self.writing:
             if entry.file is not None:
                 await asyncio.to_thread(entry.file.done, entry)
 
-    async def compact(self, waiting: Sequence[KeptTurn]) -> None:
+    async def compact(self, waiting: Sequence[PendingTurn]) -> None:
         """Move the waiting turns to a new file, so that the texts of others leave the disk."""
         async with self.writing:
             old = [*self._adopted, *([self._own] if self._own else [])]

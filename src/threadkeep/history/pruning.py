@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from threadkeep.errors import SessionDamaged
 from threadkeep.records import Json
 from threadkeep.store.driver import RowLocked
-from threadkeep.store.retaining import Retaining
-from threadkeep.store.retention import STEP_MESSAGES, Action, Removal
+from threadkeep.store.retention import STEP_MESSAGES, Action, Removal, Retaining
 
 _LONGEST_PAUSE_SECONDS = 0.25
 # A slow or busy database gets shorter steps, because appends wait for them.

@@ -16,8 +16,7 @@ from threadkeep.history.keys import check_session_id
 from threadkeep.history.pruning import Amount, PlannedRemoval, Pruned, PruningRound
 from threadkeep.observe import MessagesPruned, Observer
 from threadkeep.records import Retention, RetentionLimits
-from threadkeep.store.retaining import Retaining
-from threadkeep.store.retention import Action, Prunable, Removal
+from threadkeep.store.retention import Action, Prunable, Removal, Retaining
 
 if TYPE_CHECKING:
     from threadkeep.history.pending import PendingTurns

@@ -12,7 +12,7 @@ from pathlib import Path
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Turn
 from threadkeep.store.damaged_turns import DamagedTurn, damaged_lines, damaged_turns, drop_damaged
-from threadkeep.store.spool import KeptTurn, SpoolContent, SpoolFile, in_use, read_spool, spool_files
+from threadkeep.store.spool import PendingTurn, SpoolContent, SpoolFile, in_use, read_spool, spool_files
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class WaitingFile:
 
     path: Path
     live: bool
-    entries: tuple[KeptTurn, ...]
+    entries: tuple[PendingTurn, ...]
 
 
 class EntryInUse(ThreadkeepError):
@@ -61,7 +61,7 @@ def _content(path: Path) -> tuple[bool, SpoolContent]:
     return live, read_spool(path, cut_off=not live)
 
 
-def drop_waiting(folder: Path, entry_id: str) -> KeptTurn | None:
+def drop_waiting(folder: Path, entry_id: str) -> PendingTurn | None:
     """Drop a pending turn; return None if no file of the folder has it. Blocking I/O.
 
     Raises:

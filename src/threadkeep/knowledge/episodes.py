@@ -14,10 +14,10 @@ from threadkeep.knowledge.owners import MAX_PAGE
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS
+from threadkeep.store.codec import time_of
 from threadkeep.store.compact_json import expanded
 from threadkeep.store.driver import Driver, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of
 
 _MOST_SESSIONS = 50
 _REACH = 40

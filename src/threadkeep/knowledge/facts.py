@@ -23,11 +23,10 @@ from threadkeep.knowledge.recall import FactRecall, without_shadowed
 from threadkeep.knowledge.rows import canonical, fact_of, fact_row
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, Fact, FactKind, FactQuery, NewFact, Scope
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_text, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import for_rows, row_parameters
 from threadkeep.store.tables import like_pattern
-from threadkeep.store.times import time_text
 
 MAX_EVIDENCE = 20
 """Origins that are kept of a fact."""

@@ -23,8 +23,8 @@ from threadkeep.knowledge.secrets import looks_like_secret
 from threadkeep.observe import FactsProposed, LearningFailed, Observer
 from threadkeep.records import Message
 from threadkeep.records.knowledge import Scope, ScopeKind
+from threadkeep.store.codec import time_of
 from threadkeep.store.driver import Driver
-from threadkeep.store.times import time_of
 
 _MOST_SESSIONS = 1_000
 _REACH = 40

@@ -7,9 +7,9 @@ from datetime import datetime
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound, SessionNotFound
 from threadkeep.records.knowledge import Scope
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 MAX_PAGE = 1000
 

@@ -16,10 +16,9 @@ from threadkeep.records.knowledge import (
     PersonQuery,
     check_name,
 )
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.tables import like_pattern
-from threadkeep.store.times import time_of, time_text
 
 SEEN_INTERVAL = timedelta(hours=1)
 """`last_seen_at` is exact to this: more would be a write for each message."""

@@ -18,10 +18,9 @@ from threadkeep.knowledge.owners import (
 )
 from threadkeep.knowledge.rows import procedure_of, procedure_row
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.tables import like_pattern
-from threadkeep.store.times import time_of, time_text
 
 
 class Procedures:

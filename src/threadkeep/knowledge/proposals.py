@@ -28,8 +28,8 @@ from threadkeep.records.knowledge import (
     Scope,
     check_name,
 )
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
-from threadkeep.store.times import time_of, time_text
 
 type LearnerKind = Literal["model", "directives"]
 

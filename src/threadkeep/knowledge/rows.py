@@ -9,9 +9,8 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.records import dump_json
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Fact, Procedure, Scope
-from threadkeep.store.codec import clean_json, clean_text
+from threadkeep.store.codec import clean_json, clean_text, time_of, time_text
 from threadkeep.store.driver import Row
-from threadkeep.store.times import time_of, time_text
 
 # In the order of every statement for procedures.
 _COLUMNS = (

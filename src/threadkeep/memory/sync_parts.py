@@ -16,7 +16,7 @@ from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
 from threadkeep.knowledge.proposals import Proposals
 from threadkeep.records import Retention
-from threadkeep.store.spool import KeptTurn
+from threadkeep.store.spool import PendingTurn
 from threadkeep.store.summaries import Summaries
 
 
@@ -28,7 +28,7 @@ class SyncPending(Wrapper[PendingTurns]):
     damaged = Blocking(PendingTurns.damaged)
 
     @property
-    def entries(self) -> tuple[KeptTurn, ...]:
+    def entries(self) -> tuple[PendingTurn, ...]:
         """The pending turns, oldest first."""
         return self.asynchronous.entries
 

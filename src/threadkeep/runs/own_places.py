@@ -8,13 +8,13 @@ from typing import NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langgraph.store.base import BaseStore
 
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.graph_conversations import of_order_name
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode
 from threadkeep.workflows.nodes.history_fields import ConversationFields, key_scope

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from threadkeep.errors import InvalidSettings
 from threadkeep.store.driver import Backend
 
-type Keeping = Literal["tables", "graph_store"]
+type TranscriptLocation = Literal["tables", "graph_store"]
 """The kind of store for transcripts: the tables, or a LangGraph store."""
 
 _FORMS = "Write sqlite:////absolute/path.db, sqlite:// (in memory), or postgresql://user@host/database."

@@ -12,9 +12,9 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import ApiKeyNotFound, InvalidInput
 from threadkeep.records.api_keys import KEY_SCOPES, ApiKey, KeyScope, NewKey
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Connection, Driver
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of, time_text
 
 _PREFIX: Final = "tk_"
 _SECRET_BYTES: Final = 32

@@ -11,7 +11,7 @@ from pathlib import Path
 from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
-from threadkeep.store.file_locks import lock_holders
+from threadkeep.store.condition import lock_holders
 from threadkeep.store.private_files import make_private_database
 
 type Report = Callable[[int, int], object]

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Self
 
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver, Parameters
 from threadkeep.store.duties import Duties
 from threadkeep.store.outbox import Outbox
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 
 class ChannelState:

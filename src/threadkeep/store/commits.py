@@ -12,7 +12,7 @@ from threadkeep.errors import QuestionGone, StoreClosed, StoreError, StoreUnavai
 from threadkeep.records import Receipt
 from threadkeep.store.codec import session_parameters
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Driver, DuplicateRow, RowLocked, TurnRefused
-from threadkeep.store.graph_turns import GraphTurns
+from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.turn_writer import PreparedTurn, TurnWriter, receipt_of
 
 type _Outcome = Receipt | StoreError | WrongUser | QuestionGone

@@ -1,10 +1,14 @@
-"""Condition of a database: the engine's own values, the amount of data, and the holders of locks."""
+"""The condition of a database: its schema, locks and sizes, and damage in it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
 
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.store.driver import Driver
 from threadkeep.store.migrations import known_migrations, schema_version
 from threadkeep.store.statements import load_statements
@@ -78,3 +82,117 @@ async def can_write(driver: Driver) -> None:
     """
     async with driver.writing():
         pass
+
+
+# Bytes of the -shm file that SQLite locks in WAL mode (wal.c), and of the database file otherwise (os_unix.c).
+_WAL_WRITE = 120
+_RESERVED = 0x40000001
+
+
+class _Lock(NamedTuple):
+    exclusive: bool
+    pid: int
+    inode: int
+    first: int
+    last: int | None
+
+
+def lock_holders(path: Path, *, locks: Path = Path("/proc/locks")) -> tuple[LockHolder, ...]:
+    """Return the other processes that use a SQLite file, writers first."""
+    inodes = {_inode(path): _RESERVED, _inode(path.with_name(path.name + "-shm")): _WAL_WRITE}
+    writes: dict[int, bool] = {}
+    for lock in _locks(locks):
+        if lock.inode in inodes and lock.pid != os.getpid():
+            byte = inodes[lock.inode]
+            held = lock.exclusive and lock.first <= byte and (lock.last is None or byte <= lock.last)
+            writes[lock.pid] = writes.get(lock.pid, False) or held
+    ordered = sorted(writes.items(), key=lambda item: (not item[1], item[0]))
+    return tuple(
+        LockHolder(pid if pid > 0 else None, _name(pid), "writing" if writing else "open") for pid, writing in ordered
+    )
+
+
+def _locks(locks: Path) -> Iterator[_Lock]:
+    try:
+        lines = locks.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        # Format: "12: POSIX ADVISORY WRITE 4711 fd:01:1835023 120 120", and "->" before the kind of waiting locks.
+        words = line.split()
+        if len(words) != 8 or words[1] not in ("POSIX", "OFDLCK"):
+            continue
+        _, _, _, mode, pid, place, first, last = words
+        inode = int(place.rpartition(":")[2])
+        yield _Lock(mode == "WRITE", int(pid), inode, int(first), None if last == "EOF" else int(last))
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+_SOUND = "ok"
+
+
+@dataclass(frozen=True)
+class SessionGap:
+    """A session that lacks messages, or has unexpected ones."""
+
+    session_id: str
+    expected: int
+    found: int
+
+
+@dataclass(frozen=True)
+class Integrity:
+    """The result of a check.
+
+    `damage` has the engine's messages, which quote no rows; at most 20 of each kind. `indexes` is the number of
+    PostgreSQL's indexes that amcheck has checked; None if it is not installed, or not for this user.
+    """
+
+    damage: tuple[str, ...] = ()
+    gaps: tuple[SessionGap, ...] = ()
+    indexes: int | None = None
+
+
+async def check_integrity(driver: Driver, *, transcripts: bool) -> Integrity:
+    """Check a database for damage; with `transcripts` also the sessions in its tables.
+
+    SQLite reads the whole file. PostgreSQL reports known errors, and checks its indexes if it has the extension
+    amcheck.
+
+    Raises:
+        StoreUnavailable: the database does not answer.
+    """
+    sql = load_statements("integrity.sql", f"{driver.backend}/integrity.sql")
+    async with driver.reading() as connection:
+        damage = [str(said) for (said,) in await connection.fetch(sql["damage"], {}) if said != _SOUND]
+        rows = await connection.fetch(sql["gaps"], {}) if transcripts and not damage else []
+        amcheck = "amcheck" in sql and bool(await connection.fetch(sql["amcheck"], {}))
+        indexes = await connection.fetch(sql["indexes"], {}) if amcheck else []
+    for index, name in indexes:
+        damage += await _damage_of(driver, sql["check_index"], int(index), str(name))
+    gaps = tuple(SessionGap(str(session_id), int(expected), int(found)) for session_id, expected, found in rows)
+    return Integrity(tuple(damage), gaps, len(indexes) if amcheck else None)
+
+
+async def _damage_of(driver: Driver, sql: str, index: int, name: str) -> list[str]:
+    try:
+        async with driver.reading() as connection:
+            await connection.fetch(sql, {"index": index})
+    except StoreUnavailable:
+        raise
+    except StoreError as error:
+        return [f"the index {name} is damaged: {error}"]
+    return []

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from threadkeep.errors import StoreError
-from threadkeep.store.codec import ERASED
+from threadkeep.store.codec import ERASED, time_text
 from threadkeep.store.driver import Backend, Connection, Driver, Row
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
-from threadkeep.store.times import time_text
 
 # LangGraph's tables on the two engines; each names the run, or the caller's own thread, in `thread_id`.
 _CHECKPOINTS = ("checkpoints", "writes", "checkpoint_writes", "checkpoint_blobs")

@@ -10,7 +10,7 @@ from itertools import batched
 from typing import Literal
 
 from threadkeep.records import Json, dump_json
-from threadkeep.store.codec import clean_json
+from threadkeep.store.codec import clean_json, short_time, time_of, time_text
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import (
     GROUP_LOCK_SECONDS,
@@ -24,7 +24,6 @@ from threadkeep.store.driver import (
 )
 from threadkeep.store.manifest_packing import ids_in, packed, places_of_ids, unpacked, with_ids, without_ids
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
-from threadkeep.store.times import short_time, time_of, time_text
 
 type Cursor = tuple[datetime, str, int]
 type _Noted = tuple[NotedManifest, dict[str, Json]]

@@ -1,14 +1,29 @@
-"""Opening of a database by its address; an engine's library is imported only when it is used."""
+"""Opening of databases and checkpointers by address; an engine's library is imported only when it is used."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import fcntl
+import os
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
+from threadkeep.errors import StoreUnavailable
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import Driver, StoreOptions
 from threadkeep.store.private_files import make_private_folder
+
+if TYPE_CHECKING:
+    from langgraph.checkpoint.base import BaseCheckpointSaver
+
+SETUP_SECONDS: Final = 60.0
+"""Seconds that a process waits while another one creates LangGraph's tables."""
+
+_POLL_SECONDS = 0.05
 
 
 @asynccontextmanager
@@ -36,7 +51,69 @@ async def _open_driver(address: DatabaseAddress, options: StoreOptions, *, read_
         return await PostgresDriver.open(address.dsn, options, read_only=read_only)
     from threadkeep.store.sqlite import SqliteDriver
 
-    if address.path is not None and not read_only:
-        with contextlib.suppress(OSError):  # opening the file reports the error, with the cure
-            make_private_folder(address.path.parent)
+    if not read_only:
+        make_folder(address.path)
     return SqliteDriver(address.path, options, read_only=read_only, memory_name=address.memory_name)
+
+
+@asynccontextmanager
+async def open_checkpointer(address: DatabaseAddress, options: StoreOptions) -> AsyncIterator[BaseCheckpointSaver[str]]:
+    """Open a LangGraph checkpointer for `graph.compile(checkpointer=…)`. Open one per application.
+
+    While graphs run it raises the store's errors: `StoreUnavailable` if the database does not answer.
+    """
+    if address.dsn is not None:
+        from threadkeep.store.postgres import exclusive, open_dict_pool
+        from threadkeep.store.postgres_checkpointer import PostgresCheckpointer
+
+        async with open_dict_pool(address.dsn, options) as pool:
+            postgres = PostgresCheckpointer(conn=pool)
+            async with exclusive(address.dsn, seconds=SETUP_SECONDS):
+                with PostgresCheckpointer.translated():
+                    await postgres.setup()
+            yield postgres
+        return
+    from threadkeep.store.sqlite import open_sqlite
+    from threadkeep.store.sqlite_checkpointer import SqliteCheckpointer
+
+    make_folder(address.path)
+    # The saver commits by itself and relies on implicit transactions.
+    async with open_sqlite(address.path, options, autocommit=False) as raw:
+        saver = SqliteCheckpointer(raw)
+        async with one_at_a_time(address.path):
+            with SqliteCheckpointer.translated():
+                await saver.setup()
+        yield saver
+
+
+def make_folder(path: Path | None) -> None:
+    """Create the folder of a SQLite file, for this user only."""
+    if path is not None:
+        with contextlib.suppress(OSError):  # opening the file reports the error, with the cure
+            make_private_folder(path.parent)
+
+
+@asynccontextmanager
+async def one_at_a_time(path: Path | None) -> AsyncIterator[None]:
+    """Let one process at a time set up a SQLite file. The lock is a separate file, because SQLite locks its own."""
+    if path is None:
+        yield
+        return
+    descriptor = os.open(path.with_name(path.name + ".setup-lock"), os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        deadline = time.monotonic() + SETUP_SECONDS
+        while not _locked(descriptor):
+            if time.monotonic() > deadline:
+                raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
+            await asyncio.sleep(_POLL_SECONDS)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Preparation of messages for storage: ids, cleaning, and columns."""
+"""Preparation of turns for storage: ids, cleaning, columns, and rows for Graphiti."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message, Turn
-from threadkeep.store.codec import Counter, clean_message, identified, message_parameters
-from threadkeep.store.times import time_text
+from threadkeep.records.graphiti import CONSENT_VERSION
+from threadkeep.store.codec import Counter, clean_message, identified, message_parameters, time_text
 
 
 @dataclass(frozen=True)
@@ -52,3 +52,26 @@ def prepare(messages: Sequence[Message], *, count: Counter, stored_at: Callable[
         kept.append(message)
     columns = [message_parameters(message, count=count, now=stored_at(message)) for message in kept]
     return Prepared(kept, columns, tuple(cleaned))
+
+
+@dataclass(frozen=True)
+class GraphTurns:
+    """The selection of turns for Graphiti: turns with a complete answer, if they may be sent to the endpoint.
+
+    The statement that stores the row checks the permission. `workspace` applies to turns that name none.
+    """
+
+    endpoint: str
+    workspace: str | None = None
+
+    def row(self, turn: Turn, messages: Sequence[Message], *, now: str) -> dict[str, object] | None:
+        """Return the columns of a turn's row without the `seq` values; None if the turn has no answer."""
+        if not any(message.role == "assistant" and message.status == "complete" for message in messages):
+            return None
+        return {
+            "session_id": turn.session_id,
+            "workspace": turn.workspace or self.workspace,
+            "endpoint": self.endpoint,
+            "version": CONSENT_VERSION,
+            "now": now,
+        }

@@ -17,8 +17,15 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
 from threadkeep.store.codec import clean_text, message_of
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row, RowLocked
-from threadkeep.store.relevance import rarity, relevance_words
-from threadkeep.store.search_terms import TRIGRAM, fingerprints, search_terms, term_pattern, trigram_expression
+from threadkeep.store.search_terms import (
+    TRIGRAM,
+    fingerprints,
+    rarity,
+    relevance_words,
+    search_terms,
+    term_pattern,
+    trigram_expression,
+)
 from threadkeep.store.statements import load_statements
 from threadkeep.store.tables import like_pattern
 

@@ -28,7 +28,7 @@ _LOOK_SECONDS = 0.005
 
 
 @dataclass(eq=False)
-class KeptTurn:
+class PendingTurn:
     """A pending turn. `error` is the class name of the last error; `tries` counts the attempts of this process.
 
     `namespace` is the graph store namespace of its conversation, if an agent keeps it.
@@ -86,7 +86,7 @@ class SpoolFile:
             os.write(descriptor, b"\n")
         return cls(path, descriptor)
 
-    def entries(self) -> list[KeptTurn]:
+    def entries(self) -> list[PendingTurn]:
         """Return the turns that the file still keeps, oldest first; lines that cannot be read get their own files."""
         content = read_spool(self.path)
         for entry in content.turns:
@@ -101,7 +101,7 @@ class SpoolFile:
         self._has_unreadable = False
         return content.turns
 
-    def keep(self, entry: KeptTurn) -> None:
+    def keep(self, entry: PendingTurn) -> None:
         """Write a turn to disk; it is durable when this returns."""
         self._append(
             {
@@ -118,16 +118,16 @@ class SpoolFile:
         self._open_entries.add(entry.entry_id)
         entry.file = self
 
-    def renew(self, entry: KeptTurn) -> None:
+    def renew(self, entry: PendingTurn) -> None:
         """Write a pending turn again, since it changed; one that is done stays done."""
         if entry.entry_id in self._open_entries:
             self.keep(entry)
 
-    def failed(self, entry: KeptTurn) -> None:
+    def failed(self, entry: PendingTurn) -> None:
         """Record the error of a pending turn, for inspection from outside."""
         self._append({"failed": entry.entry_id, "error": entry.error})
 
-    def done(self, entry: KeptTurn) -> None:
+    def done(self, entry: PendingTurn) -> None:
         """Forget a turn that was written or dropped. If no turn is left, the file is emptied."""
         self._open_entries.discard(entry.entry_id)
         if self._open_entries or self._has_unreadable:
@@ -208,7 +208,7 @@ def _locked(descriptor: int, kind: int) -> bool:
 class SpoolContent:
     """The turns in a file, oldest first, and its lines that cannot be read: damaged, or of a newer version."""
 
-    turns: list[KeptTurn]
+    turns: list[PendingTurn]
     unreadable: list[bytes]
 
     @property
@@ -217,7 +217,7 @@ class SpoolContent:
         return not self.turns and not self.unreadable
 
 
-def read_entries(path: Path) -> list[KeptTurn]:
+def read_entries(path: Path) -> list[PendingTurn]:
     """Return the turns in a file, oldest first, without locking it."""
     return read_spool(path).turns
 
@@ -231,7 +231,7 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
         *lines, rest = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         return SpoolContent([], [])
-    kept: dict[str, KeptTurn] = {}
+    kept: dict[str, PendingTurn] = {}
     unreadable: dict[str, bytes] = {}
     for line in [*lines, rest] if cut_off else lines:
         values = _values(line)
@@ -248,7 +248,7 @@ def read_spool(path: Path, *, cut_off: bool = False) -> SpoolContent:
     return SpoolContent(list(kept.values()), list(unreadable.values()))
 
 
-def read_turn(line: bytes) -> KeptTurn | None:
+def read_turn(line: bytes) -> PendingTurn | None:
     """Return the turn in a line; None if this version cannot read it."""
     values = _values(line)
     if values is None:
@@ -262,7 +262,7 @@ def read_turn(line: bytes) -> KeptTurn | None:
             told_at=datetime.fromisoformat(values["told_at"]) if values.get("told_at") else None,
             workspace=values.get("workspace"),
         )
-        return KeptTurn(values["entry"], turn, datetime.fromisoformat(values["kept_at"]))
+        return PendingTurn(values["entry"], turn, datetime.fromisoformat(values["kept_at"]))
     except (KeyError, TypeError, ValueError, ThreadkeepError):
         return None
 

@@ -15,7 +15,7 @@ import aiosqlite
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
 from threadkeep.store.private_files import is_read_only, make_private_database
-from threadkeep.store.relevance import RELEVANCE, relevance
+from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
     Batch,
     Begin,

@@ -8,10 +8,9 @@ from datetime import datetime, timedelta
 from itertools import pairwise
 
 from threadkeep.records import Summary, View
-from threadkeep.store.codec import clean_text
+from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of, time_text
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,11 @@ from threadkeep.store.codec import (
     message_of,
     session_parameters,
     shorten,
+    time_text,
 )
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.preparing import Prepared
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import Branching, Superseded, Superseding
 
 

@@ -13,16 +13,14 @@ from threadkeep.store.codec import (
     marked_message_of,
     message_of,
     session_of,
+    time_text,
 )
 from threadkeep.store.commits import GroupCommit
 from threadkeep.store.driver import Backend, Connection, Driver, Joined, Parameters, Row, Statement, TurnRefused
-from threadkeep.store.graph_turns import GraphTurns
-from threadkeep.store.preparing import prepare, prepare_turn
-from threadkeep.store.session_list import TableSessions
+from threadkeep.store.preparing import GraphTurns, prepare, prepare_turn
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.statements import like_pattern as like_pattern  # noqa: PLC0414 - others name it as a part of this
 from threadkeep.store.superseding import SupersedingWriter
-from threadkeep.store.times import time_text
 from threadkeep.store.transcripts import (
     END,
     Branching,
@@ -32,6 +30,7 @@ from threadkeep.store.transcripts import (
     SessionQuery,
     Superseded,
     Superseding,
+    TableSessions,
 )
 from threadkeep.store.turn_writer import PreparedTurn
 

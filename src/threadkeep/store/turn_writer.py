@@ -11,7 +11,7 @@ from threadkeep.errors import QuestionGone, WrongUser
 from threadkeep.records import Message, Receipt, Turn
 from threadkeep.store.codec import marked_message_of, session_parameters
 from threadkeep.store.driver import Connection, Row, Statement
-from threadkeep.store.graph_turns import GraphTurns
+from threadkeep.store.preparing import GraphTurns
 from threadkeep.store.statements import load_statements
 from threadkeep.store.superseding import SupersedingWriter
 

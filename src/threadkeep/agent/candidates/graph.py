@@ -21,9 +21,9 @@ from threadkeep.agent.candidates.nodes import CandidateNodes, PromptedModel
 from threadkeep.agent.candidates.state import CandidateState, bounded_state
 from threadkeep.agent.prompt_template import PromptTemplate
 from threadkeep.agent.reducers import bounded_messages
+from threadkeep.graph_store.items import Locks
 from threadkeep.history.memory_options import utc_now
 from threadkeep.observe import Observer, Observers
-from threadkeep.store.graph_transcripts.items import Locks
 
 _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = WeakKeyDictionary()
 

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, DeliveryStatus
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Parameters, Row
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of, time_text
 
 
 class OnTheWay(NamedTuple):

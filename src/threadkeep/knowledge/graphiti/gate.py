@@ -8,9 +8,9 @@ from datetime import datetime
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, DataClass, Decision, GraphitiOptions
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, check_name
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Statement
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of, time_text
 
 
 class Gate:

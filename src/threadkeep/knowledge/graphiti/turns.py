@@ -12,9 +12,8 @@ from threadkeep.knowledge.owners import owner_statements
 from threadkeep.records import Message
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import Scope
-from threadkeep.store.codec import message_of
+from threadkeep.store.codec import message_of, time_text
 from threadkeep.store.driver import Connection, Driver
-from threadkeep.store.times import time_text
 
 _TURNS_AT_ONCE = 50
 # A question may be of several messages, which stand close before it.

@@ -15,9 +15,9 @@ from threadkeep.knowledge.graphiti.deliveries import Deliveries
 from threadkeep.knowledge.graphiti.names import fact_episode, group_key
 from threadkeep.knowledge.graphiti.turns import TurnQueue
 from threadkeep.records.knowledge import Fact, Scope
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 _DRAIN_SECONDS = 120.0
 _LOOK_SECONDS = 1.0

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import datetime
 
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Driver
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 
 class ActiveSessions:

@@ -8,11 +8,11 @@ from typing import NamedTuple, assert_never
 
 from threadkeep.errors import SessionBusy
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, DoubleTexting, NewRun, RunInput
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Backend, Connection
 from threadkeep.store.runs.locks import RunLocks
 from threadkeep.store.runs.rows import compact_inputs, inputs_of
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 INTERRUPTED = "interrupted_by_message"
 

@@ -8,10 +8,10 @@ from datetime import datetime
 from itertools import batched
 
 from threadkeep.records.runs import Run, RunCursor, RunQuery
+from threadkeep.store.codec import time_text
 from threadkeep.store.driver import Connection, Driver, Parameters, RowLocked
 from threadkeep.store.runs.rows import fetch_run, fetch_runs
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
-from threadkeep.store.times import time_text
 
 _LAST_TIME = "9999-12-31T23:59:59.999999+00:00"
 _LAST_ID = "~"

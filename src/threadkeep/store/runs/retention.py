@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from threadkeep.records.runs import RunStatus
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import GROUP_LOCK_SECONDS, Connection, Driver, Parameters, Row
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
-from threadkeep.store.times import time_of, time_text
 
 _NEVER = "1970-01-01T00:00:00.000000+00:00"
 

@@ -9,12 +9,11 @@ from typing import Any
 
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import RUN_ENDS, Run, RunBudget, RunInput
-from threadkeep.store.codec import clean_json, clean_text
+from threadkeep.store.codec import clean_json, clean_text, time_of
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.driver import Connection, Row
 from threadkeep.store.runs.said import lookups, missing_in, texts_of, whole_result
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
-from threadkeep.store.times import time_of
 
 # The columns of the statement, in the order of the record; the column of `inputs` is called input.
 _COLUMNS = tuple(column.name for column in fields(Run) if column.name != "resumed")

@@ -8,7 +8,7 @@ from datetime import datetime
 
 from threadkeep.records import Json, Message
 from threadkeep.records.runs import ROLLED_BACK, Run, RunBudget, RunEnd, RunInput
-from threadkeep.store.codec import clean_json
+from threadkeep.store.codec import clean_json, time_text
 from threadkeep.store.compact_json import compact
 from threadkeep.store.driver import Driver, Joined, Parameters, Row, Statement
 from threadkeep.store.runs.active_sessions import ActiveSessions
@@ -22,7 +22,6 @@ from threadkeep.store.runs.said import short_result
 from threadkeep.store.runs.trace import RunTrace, TraceGroup, TraceLimits
 from threadkeep.store.runs.workflows import WorkflowVersions
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_text
 
 
 def _result_parameters(result: Mapping[str, Json] | None) -> dict[str, object]:

@@ -9,9 +9,9 @@ from typing import Any
 
 from threadkeep.records import Json, dump_json
 from threadkeep.records.runs import RunEvent, TokenUsage
+from threadkeep.store.codec import time_microseconds, time_of
 from threadkeep.store.compact_json import compact, expanded
 from threadkeep.store.runs.rows import json_of
-from threadkeep.store.times import time_microseconds, time_of
 
 MOST_EVENTS = 250
 """The maximum number of events in a packed trace; a page of a longer one would unpack too many others."""

@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 
 from threadkeep.records import Json
 from threadkeep.records.runs import WorkflowVersion
+from threadkeep.store.codec import time_of, time_text
 from threadkeep.store.driver import Driver, Row
 from threadkeep.store.runs.rows import json_of, json_text
 from threadkeep.store.statements import load_statements
-from threadkeep.store.times import time_of, time_text
 
 # A query takes time, and clocks of other processes differ.
 _CLOCKS_DIFFER = timedelta(hours=1)

@@ -15,7 +15,7 @@ from threadkeep.history.memory import damaged_sessions
 from threadkeep.records import Message, SessionInfo, Summary
 from threadkeep.records.runs import Run, RunQuery
 from threadkeep.store.codec import clean_text
-from threadkeep.store.session_list import SessionQuery
+from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, SessionId
 from threadkeep.web.console.rendering import ConsoleRoute, page
 from threadkeep.web.console.viewer import SeenAs

@@ -8,10 +8,9 @@ from typing import Annotated
 from langchain_core.runnables import RunnableConfig
 from pydantic import AfterValidator, BaseModel, Field, StrictFloat, StrictInt
 
+from threadkeep.graph_store.layout import CHUNK_SIZE, GraphLayout
 from threadkeep.history.keys import KEY_CANDIDATES, KEY_TEMPLATE, KeyResolution, channel_of, resolve_key
 from threadkeep.observe import Channel, KeyResolutionFailed
-from threadkeep.store.graph_transcripts.chunks import CHUNK_SIZE
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 from threadkeep.workflows.templates import check_template, nodes_named, scope_of

@@ -13,12 +13,12 @@ from langgraph.store.base import BaseStore
 from threadkeep.agent.holding import run_hold
 from threadkeep.agent.turn_options import CallPlace
 from threadkeep.errors import StoreError
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.history.graph_conversations import order_name, place_in
 from threadkeep.history.keys import channel_of, escape_key
 from threadkeep.history.memory import Memory
 from threadkeep.observe import ReadFailed
 from threadkeep.store.driver import waiting_until
-from threadkeep.store.graph_transcripts.layout import GraphLayout
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.resources import RunContext
 

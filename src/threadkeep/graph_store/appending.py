@@ -1,0 +1,159 @@
+"""Items that change with a turn: chunks, notes, and the steps of agents. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from itertools import groupby
+from typing import Any
+
+from threadkeep.graph_store.items import Value
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, chunk_of, joined, ranges_of, size_of
+from threadkeep.graph_store.shapes import Conversation, answer_note, chunk_value, message_value
+from threadkeep.records import Message, Receipt
+from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, shorten
+from threadkeep.store.preparing import Prepared
+
+
+@dataclass(frozen=True)
+class Place:
+    """The position and time of a turn: the chunk of the next message, if it exists already."""
+
+    layout: GraphLayout
+    last_chunk: Value | None
+    now: datetime
+
+
+@dataclass(frozen=True)
+class Appended:
+    """A conversation with an appended turn, and the other items that change; none if nothing was new."""
+
+    conversation: Conversation
+    items: Mapping[ItemKey, Value]
+    receipt: Receipt
+
+
+def append(conversation: Conversation, prepared: Prepared, *, there: Mapping[str, int], place: Place) -> Appended:
+    """Append a turn to a conversation; `there` maps existing message ids to their `seq`."""
+    known = dict(there)
+    fresh: dict[str, tuple[Message, dict[str, object]]] = {}
+    for message, columns in zip(prepared.messages, prepared.columns, strict=True):
+        message_id = str(message.id)
+        if message_id in fresh:
+            known[message_id] = 0
+        elif message_id not in there:
+            fresh[message_id] = (message, columns)
+    if not fresh and not known:
+        return Appended(conversation, {}, _receipt(prepared, 0, -1, known))
+    if not fresh:
+        return Appended(conversation, {}, _receipt(prepared, min(known.values()), max(known.values()), known))
+    first = conversation.last_seq + 1
+    layout = place.layout
+    grown = _grown(conversation, list(fresh.values()), place.now)
+    values = [message_value(seq, row, layout.value_field) for seq, (_, row) in enumerate(fresh.values(), start=first)]
+    items: dict[ItemKey, Value] = {
+        layout.message_id(conversation.session_id, message_id): {"seq": seq}
+        for seq, message_id in enumerate(fresh, start=first)
+    }
+    items |= {
+        layout.message_id(conversation.session_id, note): {"seq": value["seq"]}
+        for value in values
+        if (note := answer_note(value)) is not None
+    }
+    # Messages with these `seq` values are left from a turn that was never completed.
+    there_already = () if place.last_chunk is None else place.last_chunk["messages"]
+    before = [message for message in there_already if message["seq"] < first]
+    items |= chunk_items(conversation, [*before, *values], place)
+    return Appended(grown, items, _receipt(prepared, first, grown.last_seq, known))
+
+
+def _grown(
+    conversation: Conversation, fresh: Sequence[tuple[Message, Mapping[str, object]]], now: datetime
+) -> Conversation:
+    """Return the conversation with messages appended; superseded messages change only its last `seq`."""
+    first = conversation.last_seq + 1
+    placed = [(seq, message) for seq, (message, row) in enumerate(fresh, start=first) if not row.get("superseded_at")]
+    first_user = next((message.content for _, message in placed if message.role == "user" and message.content), None)
+    title = conversation.title
+    if title is None and first_user is not None:
+        title = shorten(first_user, TITLE_CHARACTERS)
+    superseded = ranges_of(seq for seq, (_, row) in enumerate(fresh, start=first) if row.get("superseded_at"))
+    last_message = shorten(placed[-1][1].content, LAST_MESSAGE_CHARACTERS) if placed else ""
+    return replace(
+        conversation,
+        last_seq=conversation.last_seq + len(fresh),
+        last_user_seq=max(
+            (seq for seq, message in placed if message.role == "user"), default=conversation.last_user_seq
+        ),
+        title=title,
+        last_message=last_message or conversation.last_message,
+        updated_at=max(conversation.updated_at, now),
+        superseded=joined(conversation.superseded, superseded),
+        revision=conversation.revision + bool(superseded),
+    )
+
+
+def chunk_items(conversation: Conversation, messages: Sequence[Value], place: Place) -> dict[ItemKey, Value]:
+    """Return the chunks of messages, which must be in order."""
+    found: dict[ItemKey, Value] = {}
+    last = chunk_of(conversation.last_seq + 1, conversation.chunk_size)
+    for chunk, within in groupby(messages, key=lambda message: chunk_of(message["seq"], conversation.chunk_size)):
+        key = place.layout.chunk(conversation.session_id, chunk)
+        former = place.last_chunk if chunk == last else None
+        found[key] = chunk_value(conversation, chunk, list(within), now=place.now, former=former)
+    return found
+
+
+def receipt_of(prepared: Prepared, adopted: Value) -> Receipt:
+    """Return the receipt of an answer that was not stored because another one exists."""
+    seq = int(adopted["seq"])
+    return replace(_receipt(prepared, seq, seq, {}), adopted=str(adopted.get("id")))
+
+
+def _receipt(prepared: Prepared, first_seq: int, last_seq: int, there: Mapping[str, int]) -> Receipt:
+    return Receipt(
+        first_seq=first_seq,
+        last_seq=last_seq,
+        duplicates=tuple(there),
+        cleaned=prepared.cleaned,
+        ids=tuple(str(message.id) for message in prepared.messages),
+    )
+
+
+def turns_in(item: Value | None, conversation: Conversation) -> list[dict[str, Any]]:
+    """Return the valid turns of an item; none if it is damaged."""
+    turns = item.get("turns") if item is not None else None
+    if not isinstance(turns, Sequence) or not all(map(_is_turn, turns)):
+        return []
+    return [
+        dict(turn)
+        for turn in turns
+        if turn["seq"] > conversation.deleted_seq and _superseded(conversation, turn) == turn["superseded"]
+    ]
+
+
+def steps_left(items: Mapping[ItemKey, Value | None], conversation: Conversation) -> dict[ItemKey, Value | None]:
+    """Return items of steps without invalid turns; the value is None if no turn is left."""
+    changed: dict[ItemKey, Value | None] = {}
+    for key, item in items.items():
+        turns = turns_in(item, conversation)
+        changed[key] = {**item, "turns": turns} if item is not None and turns else None
+    return changed
+
+
+def _is_turn(turn: object) -> bool:
+    numbers = ("seq", "ordinal", "upto", "superseded")
+    if not isinstance(turn, Mapping) or not isinstance(turn.get("body"), str):
+        return False
+    return all(isinstance(turn.get(name), int) and not isinstance(turn.get(name), bool) for name in numbers)
+
+
+def mark_of(conversation: Conversation, seq: int) -> dict[str, int]:
+    """Return a mark that later shows whether the question or an answer of a turn was superseded."""
+    upto = conversation.last_seq
+    return {"upto": upto, "superseded": size_of(conversation.superseded_between(seq, upto))}
+
+
+def _superseded(conversation: Conversation, turn: Mapping[str, Any]) -> int:
+    return size_of(conversation.superseded_between(turn["seq"], turn["upto"]))

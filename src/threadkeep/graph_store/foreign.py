@@ -1,0 +1,173 @@
+"""Conversations in any LangGraph store, safe for the writers of one process. Importing this imports LangGraph."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from langgraph.store.base import BaseStore, GetOp, Item, Op, PutOp, Result, SearchItem, SearchOp
+from langgraph.store.base.batch import AsyncBatchedBaseStore
+
+from threadkeep.errors import InvalidInput, StoreError, StoreUnavailable
+from threadkeep.graph_store.items import ConversationChanged, Items, Locks, TabledStore, Value
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace
+from threadkeep.graph_store.shapes import METADATA_KIND
+from threadkeep.observe import Backend
+
+_PAGE_ITEMS = 10_000
+
+# Per store, not per caller: an agent's node may have its own transcripts in each run.
+_LOCKS: WeakKeyDictionary[BaseStore, Locks[ItemKey]] = WeakKeyDictionary()
+
+
+class StoreItems:
+    """The items of a LangGraph store, through its own interface."""
+
+    def __init__(self, store: BaseStore) -> None:
+        self._store = store
+        self._locks = _LOCKS.setdefault(store, Locks[ItemKey]())
+
+    @property
+    def backend(self) -> Backend:
+        """The engine's name for metrics."""
+        return "other"
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in their order."""
+        found = await _whole(self._store, [GetOp(key.namespace, key.key, refresh_ttl=False) for key in keys])
+        return [_value(item) if isinstance(item, Item) else None for item in found]
+
+    async def conversations(self, layout: GraphLayout) -> AsyncIterator[tuple[str, Value]]:
+        """Yield the id and the metadata of every conversation of a layout, unordered."""
+        seen: set[str] = set()
+        async for item in self.search(layout.namespace, {"kind": METADATA_KIND}):
+            if item.key not in seen and (session_id := layout.session_of(item.key)):
+                seen.add(item.key)
+                yield session_id, _value(item)
+
+    async def search(self, namespace: Namespace, wanted: dict[str, object] | None = None) -> AsyncIterator[SearchItem]:
+        """Yield the items of a namespace, possibly some of them twice."""
+        offset = 0
+        while True:
+            [found] = await _whole(self._store, [SearchOp(namespace, wanted, _PAGE_ITEMS, offset, refresh_ttl=False)])
+            page = [item for item in found if isinstance(item, SearchItem)] if isinstance(found, list) else []
+            for item in page:
+                # A search also returns items of namespaces below.
+                if item.namespace == namespace:
+                    yield item
+            if len(page) < _PAGE_ITEMS:
+                return
+            offset += _PAGE_ITEMS
+
+    @asynccontextmanager
+    async def writing(self, metadata: ItemKey) -> AsyncIterator[_StoreWriting]:
+        """Lock the conversation with these metadata, in this process."""
+        async with self._locks.of(metadata):
+            yield _StoreWriting(self._store, self, metadata)
+
+
+class _StoreWriting:
+    """A conversation that this process has locked."""
+
+    def __init__(self, store: BaseStore, items: StoreItems, metadata: ItemKey) -> None:
+        self._store = store
+        self._items = items
+        self._metadata = metadata
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in their order."""
+        return await self._items.get(keys)
+
+    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
+        """Return the keys of a namespace that begin with a text."""
+        return list({item.key async for item in self._items.search(namespace) if item.key.startswith(beginning)})
+
+    async def put(self, metadata: Value | None, others: Mapping[ItemKey, Value | None], *, version: int | None) -> None:
+        """Write the items in one batch, the metadata last: messages beyond the metadata do not count."""
+        [found] = await self._items.get([self._metadata])
+        if (found is None) != (version is None) or (found is not None and found.get("version") != version):
+            raise ConversationChanged
+        puts: list[Op] = [_put(key, value) for key, value in others.items()]
+        puts.append(_put(self._metadata, metadata))
+        await _whole(self._store, puts)
+
+    async def remove(self, keys: Collection[ItemKey]) -> None:
+        """Remove items in one batch, the metadata last."""
+        rest = [key for key in keys if key != self._metadata]
+        await _whole(self._store, [_put(key, None) for key in (*rest, self._metadata)])
+
+
+async def _whole(store: BaseStore, operations: Sequence[Op]) -> list[Result]:
+    """Execute a batch even if the caller is cancelled; an interrupted store may stop working."""
+    batch = asyncio.ensure_future(store.abatch(operations))
+    with _translated():
+        try:
+            return await asyncio.shield(batch)
+        except asyncio.CancelledError:
+            await asyncio.wait([batch])
+            batch.exception()
+            raise
+
+
+def _value(item: Item) -> Value:
+    """Return the object that an item holds; an empty one if it holds something else."""
+    value: object = item.value
+    return value if isinstance(value, dict) else {}
+
+
+def _put(key: ItemKey, value: Value | None) -> PutOp:
+    return PutOp(key.namespace, key.key, None if value is None else dict(value), index=False)
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Translate any error of a store into ours: each store has its own errors, and none says which are transient."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except Exception as error:  # noqa: BLE001 - see above
+        # From None: the error may quote the stored data.
+        raise StoreUnavailable(
+            f"The graph store does not take this call ({type(error).__name__}); check that its database answers."
+        ) from None
+
+
+def items_of(store: BaseStore) -> Items:
+    """Return the items of a store: by its table for `threadkeep.create_graph_store`, else by its interface."""
+    if isinstance(store, TabledStore) and store.items is not None:
+        return store.items
+    return StoreItems(store)
+
+
+class IndexedStore(AsyncBatchedBaseStore):
+    """A LangGraph store that refuses a query without an index. LangGraph's own ignore it and return any items."""
+
+    async def asearch(
+        self,
+        namespace_prefix: tuple[str, ...],
+        /,
+        *,
+        query: str | None = None,
+        filter: dict[str, Any] | None = None,  # noqa: A002 - LangGraph's name
+        limit: int = 10,
+        offset: int = 0,
+        refresh_ttl: bool | None = None,
+    ) -> list[SearchItem]:
+        """Return the items of a namespace and of the namespaces below.
+
+        Raises:
+            InvalidInput: there is a query, but no index.
+        """
+        # Not in `abatch`, where it would fail all concurrent operations.
+        if query and getattr(self, "index_config", None) is None:
+            raise InvalidInput(
+                "This graph store has no index, so it cannot search by a query; give one to "
+                "create_graph_store(settings, index={'dims': …, 'embed': …}), or search by filter."
+            )
+        return await super().asearch(
+            namespace_prefix, query=query, filter=filter, limit=limit, offset=offset, refresh_ttl=refresh_ttl
+        )

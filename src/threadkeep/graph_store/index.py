@@ -1,0 +1,219 @@
+"""Rows of a graph store's conversations in our tables: the numbers of the session and its messages.
+
+They contain no text. Summaries, anchors, manifests and vectors belong to these sessions, and lists of sessions are read
+from them. The graph store is authoritative: a reader that finds outdated rows updates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import NamedTuple
+
+from threadkeep.errors import StoreError
+from threadkeep.graph_store.layout import size_of
+from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.graph_store.shapes import Conversation
+from threadkeep.records import Message, dump_json
+from threadkeep.store.codec import Counter, marks_of, message_parameters, time_of, time_text
+from threadkeep.store.driver import Connection, Driver, Row
+from threadkeep.store.statements import load_statements
+from threadkeep.store.superseding import SupersedingWriter
+from threadkeep.store.tables import delete_session, deletion_statements
+from threadkeep.store.transcripts import END, Branching
+
+_STEP_MESSAGES = 500
+_PAGE_SESSIONS = 500
+
+
+class Indexed(NamedTuple):
+    """The state of a session's rows; `version` is None if its messages are in the tables."""
+
+    last_seq: int
+    created_at: datetime
+    version: int | None
+    revision: int = 0
+
+
+class SessionIndex:
+    """A maintainer of the rows of conversations."""
+
+    def __init__(self, driver: Driver, reader: ConversationReader, *, count: Counter) -> None:
+        self._driver = driver
+        self._reader = reader
+        self._count = count
+        self._sql = load_statements("superseding.sql", "graph_index.sql")
+        self._superseding = SupersedingWriter()
+        self._deletion = deletion_statements(driver.backend)
+
+    async def follow(self, session_id: str) -> None:
+        """Update the rows of a session to its conversation; delete them if there is none.
+
+        Raises:
+            StoreError: the messages of a session of this name are in the tables.
+        """
+        while await self._step(session_id):
+            pass
+
+    async def versions(self) -> AsyncIterator[tuple[str, int]]:
+        """Yield the sessions that have rows, each with the version of its conversation that they follow."""
+        after: str | None = ""
+        while after is not None:
+            parameters = {"after": after, "limit": _PAGE_SESSIONS}
+            async with self._driver.reading() as connection:
+                rows = await connection.fetch(self._sql["all_indexed"], parameters)
+            for session_id, version in rows:
+                yield session_id, int(version)
+            after = rows[-1][0] if len(rows) == _PAGE_SESSIONS else None
+
+    async def hide_summaries(self, session_id: str) -> None:
+        """Deactivate all summaries of the current messages."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["hide_before"], {"session_id": session_id})
+
+    async def forget_derived(self, session_id: str, first_seq: int) -> None:
+        """Deactivate summaries, anchors and vectors that were made of messages from `first_seq` on."""
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})
+            if rows and rows[0][0] >= first_seq:
+                await self._superseding.forget_derived(connection, session_id, first_seq, int(rows[0][0]))
+
+    async def copy_summaries(self, branching: Branching) -> None:
+        """Copy the summaries of a branch's first messages, unless those were superseded."""
+        place = {
+            "session_id": branching.session_id,
+            "branch_id": branching.branch_id,
+            "at": END if branching.at is None else branching.at,
+        }
+        async with self._driver.writing() as connection:
+            rows = await connection.fetch(self._sql["place_at"], place)
+            active = branching.at is None or (bool(rows) and rows[0][1] is None)
+            if active and not await self._has_summaries(connection, branching.branch_id):
+                await connection.execute(self._sql["copy_summaries"], {**place, "since": None})
+
+    async def _has_summaries(self, connection: Connection, session_id: str) -> bool:
+        return bool(await connection.fetch(self._sql["any_summary"], {"session_id": session_id}))
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete the rows of a session and all derived data; return False if there are none."""
+        async with self._driver.writing() as connection:
+            return await delete_session(connection, self._deletion, session_id)
+
+    async def _step(self, session_id: str) -> bool:
+        """Index the next messages of a conversation; return True if there is more to do."""
+        place = {"session_id": session_id}
+        async with self._driver.reading() as connection:
+            seen = _indexed(await connection.fetch(self._sql["indexed"], place))
+        # Read after the row, so it is at least as new as the version that the row follows.
+        conversation = await self._reader.conversation(session_id)
+        if seen is not None and seen.version is None:
+            raise StoreError(
+                f"The messages of session {session_id!r} are in the tables of this database, not in the graph store; "
+                "export and delete it with THREADKEEP_TRANSCRIPTS=tables, then import it."
+            )
+        if conversation is None:
+            return seen is not None and not await self._forget(session_id, seen)
+        begun = _begun(seen, conversation)
+        if begun and seen is not None and seen.version == conversation.version:
+            return False
+        after = seen.last_seq if begun and seen is not None else conversation.deleted_seq
+        upto = min(after + _STEP_MESSAGES, conversation.last_seq)
+        messages = await self._reader.between(conversation, after + 1, upto)
+        async with self._driver.writing() as connection:
+            if _indexed(await connection.fetch(self._sql["hold_indexed"], place)) != seen:
+                return True
+            if seen is not None and not begun:
+                await delete_session(connection, self._deletion, session_id)
+            if begun and seen is not None and seen.revision != conversation.revision:
+                # First: a new answer may have the place of one that is superseded.
+                await self._mark(connection, conversation, upto)
+            if not await self._write(connection, conversation, messages, upto, begun=begun):
+                return True
+        return upto < conversation.last_seq
+
+    async def _forget(self, session_id: str, seen: Indexed) -> bool:
+        async with self._driver.writing() as connection:
+            if _indexed(await connection.fetch(self._sql["hold_indexed"], {"session_id": session_id})) != seen:
+                return False
+            await delete_session(connection, self._deletion, session_id)
+        return True
+
+    async def _write(
+        self, connection: Connection, conversation: Conversation, messages: list[Message], upto: int, *, begun: bool
+    ) -> bool:
+        """Write the next rows; return False if another process has begun meanwhile."""
+        row = _session_row(conversation, upto)
+        if not begun and not await connection.execute(self._sql["begin_indexing"], row):
+            return False
+        if messages:
+            await connection.execute_many(
+                self._sql["index_message"], [self._message_row(conversation, message) for message in messages]
+            )
+        await connection.execute(self._sql["index_session"], row)
+        return True
+
+    async def _mark(self, connection: Connection, conversation: Conversation, upto: int) -> None:
+        """Mark the rows of superseded messages, and deactivate data that was made of them."""
+        session_id, seqs = conversation.session_id, list[int]()
+        mark = {
+            "session_id": session_id,
+            "now": time_text(conversation.updated_at),
+            "id": None,
+            "superseded_by": None,
+            "run_id": None,
+        }
+        for first, last in conversation.superseded_between(conversation.deleted_seq + 1, upto):
+            between = {**mark, "first_seq": first, "last_seq": last}
+            seqs += [int(seq) for (seq,) in await connection.fetch(self._sql["supersede_between"], between)]
+        if seqs:
+            await self._superseding.forget_derived(connection, session_id, min(seqs), max(seqs))
+
+    def _message_row(self, conversation: Conversation, message: Message) -> dict[str, object]:
+        now = time_text(message.created_at or conversation.updated_at)
+        columns = message_parameters(message, count=self._count, now=now)
+        # A message written by another program may have no id.
+        message_id = message.id or f"{conversation.session_id}#{message.seq}"
+        return {
+            **columns,
+            **marks_of(message),
+            "session_id": conversation.session_id,
+            "seq": message.seq,
+            "id": message_id,
+        }
+
+
+def _begun(seen: Indexed | None, conversation: Conversation) -> bool:
+    """Return whether the rows belong to this conversation, not to an earlier one of its name."""
+    return seen is not None and seen.created_at == conversation.created_at and seen.last_seq <= conversation.last_seq
+
+
+def _session_row(conversation: Conversation, upto: int) -> dict[str, object]:
+    complete = upto == conversation.last_seq
+    superseded = size_of(conversation.superseded_between(conversation.deleted_seq + 1, upto))
+    return {
+        "session_id": conversation.session_id,
+        "user_id": conversation.user_id,
+        "title": conversation.title,
+        "last_message": conversation.last_message,
+        "message_count": upto - conversation.deleted_seq - superseded,
+        "last_seq": upto,
+        "last_user_seq": min(conversation.last_user_seq, upto),
+        "reset_seq": min(conversation.reset_seq, upto),
+        "deleted_seq": conversation.deleted_seq,
+        "active": conversation.active,
+        "tags": dump_json(list(conversation.tags)),
+        "metadata": conversation.metadata,
+        "created_at": time_text(conversation.created_at),
+        "updated_at": time_text(conversation.updated_at),
+        "graph_version": conversation.version if complete else -1,
+        "revision": conversation.revision,
+        "parent_session_id": conversation.parent_session_id,
+        "parent_seq": conversation.parent_seq,
+    }
+
+
+def _indexed(rows: list[Row]) -> Indexed | None:
+    if not rows:
+        return None
+    last_seq, created_at, version, revision = rows[0]
+    return Indexed(int(last_seq), time_of(created_at), None if version is None else int(version), int(revision))

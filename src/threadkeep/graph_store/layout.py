@@ -1,0 +1,250 @@
+"""Keys of conversations in a LangGraph store: layouts, chunks, and the table of layouts in use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from hashlib import sha256
+from typing import NamedTuple
+
+from threadkeep.errors import InvalidInput
+from threadkeep.store.codec import time_text
+from threadkeep.store.driver import Driver
+from threadkeep.store.statements import load_statements
+
+type Ranges = tuple[tuple[int, int], ...]
+"""Ranges of `seq`, both ends included, in order and disjoint."""
+
+CHUNK_SIZE = 200
+"""The default number of messages in a chunk: a balance of writes per turn and reads per window."""
+
+_KEY_DIGITS = 6
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """A range of `seq`, both ends included, inside one chunk."""
+
+    chunk: int
+    first_seq: int
+    last_seq: int
+
+    @property
+    def places(self) -> tuple[int, int]:
+        """The first and the last `seq`."""
+        return self.first_seq, self.last_seq
+
+
+def chunk_key(chunk: int) -> str:
+    """Return the key of a chunk by its number, from 0: `chunk:000021` is the twenty-second."""
+    return f"chunk:{chunk:0{_KEY_DIGITS}d}"
+
+
+def chunk_of(seq: int, size: int) -> int:
+    """Return the number of the chunk that contains a message.
+
+    Raises:
+        ValueError: there is no such `seq`, or no such chunk.
+    """
+    if seq < 1 or size < 1:
+        raise ValueError("places and the sizes of chunks begin at 1")
+    return (seq - 1) // size
+
+
+def first_of(chunk: int, size: int) -> int:
+    """Return the first `seq` of a chunk."""
+    return chunk * size + 1
+
+
+def stretches(first_seq: int, last_seq: int, size: int, *, newest_first: bool = False) -> Iterator[Stretch]:
+    """Yield a range of `seq`, split at the boundaries of chunks; nothing for an empty range."""
+    if last_seq < first_seq:
+        return
+    chunks = range(chunk_of(first_seq, size), chunk_of(last_seq, size) + 1)
+    for chunk in reversed(chunks) if newest_first else chunks:
+        yield Stretch(chunk, max(first_seq, first_of(chunk, size)), min(last_seq, (chunk + 1) * size))
+
+
+def ranges_of(places: Iterable[int]) -> Ranges:
+    """Return `seq` values as ranges."""
+    found: list[tuple[int, int]] = []
+    for seq in sorted(set(places)):
+        if found and found[-1][1] == seq - 1:
+            found[-1] = (found[-1][0], seq)
+        else:
+            found.append((seq, seq))
+    return tuple(found)
+
+
+def joined(first: Ranges, second: Ranges) -> Ranges:
+    """Return the union of two sets of ranges."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted((*first, *second)):
+        if found and found[-1][1] >= low - 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return tuple(found)
+
+
+def clipped(ranges: Sequence[tuple[int, int]], first_seq: int, last_seq: int) -> Ranges:
+    """Return the part of the ranges between two `seq` values, both included."""
+    cut = ((max(low, first_seq), min(high, last_seq)) for low, high in ranges)
+    return tuple((low, high) for low, high in cut if low <= high)
+
+
+def size_of(ranges: Ranges) -> int:
+    """Return the number of `seq` values in the ranges."""
+    return sum(high - low + 1 for low, high in ranges)
+
+
+def places_down(high: int, low: int, without: Ranges) -> Iterator[int]:
+    """Yield the `seq` values from `high` down to `low`, both included, that are in none of the ranges."""
+    for first, last in (*reversed(without), (low - 1, low - 1)):
+        yield from range(high, max(last, low - 1), -1)
+        high = min(high, first - 1)
+
+
+type Namespace = tuple[str, ...]
+
+# The other fields of a message in a chunk: a text field of such a name would be overwritten.
+_TAKEN = frozenset(
+    {
+        "seq",
+        "role",
+        "id",
+        "tokens",
+        "status",
+        "confidence",
+        "escalated",
+        "run_id",
+        "metadata",
+        "original",
+        "sent_at",
+        "created_at",
+        "author",
+        "answers",
+        "ordinal",
+        "told_at",
+        "superseded_at",
+        "superseded_by",
+    }
+)
+_RESERVED_ROOT = "langgraph"
+
+STEPS = "steps-sha256:"
+"""The prefix of the keys of steps."""
+
+
+class ItemKey(NamedTuple):
+    """The location of an item in a LangGraph store."""
+
+    namespace: Namespace
+    key: str
+
+
+@dataclass(frozen=True)
+class GraphLayout:
+    """The layout of conversations in a LangGraph store.
+
+    The `namespace` has the metadata of each conversation, under its key and `meta_key_suffix`, and its chunks of
+    `chunk_size` messages, under its key and `chunk:000000` and so on; an existing conversation keeps its chunk size. A
+    namespace beside it, which ends in `_ids`, has the ids of messages. `value_field` is the field of a message's text.
+    """
+
+    namespace: Namespace = ("agent_chat_history",)
+    meta_key_suffix: str = "__meta__"
+    chunk_size: int = CHUNK_SIZE
+    value_field: str = "content"
+
+    def __post_init__(self) -> None:
+        """Refuse a layout that a LangGraph store would refuse, or in which items would collide.
+
+        Raises:
+            InvalidInput: the message names the field.
+        """
+        object.__setattr__(self, "namespace", tuple(self.namespace))
+        if not self.namespace or not all(_is_label(label) for label in self.namespace):
+            raise InvalidInput("The namespace of histories is one label or more, each text without a full stop.")
+        if self.namespace[0] == _RESERVED_ROOT:
+            raise InvalidInput(f"The namespace of histories cannot begin with {_RESERVED_ROOT!r}, LangGraph's own.")
+        suffix = self.meta_key_suffix
+        if not suffix or not suffix.isprintable() or suffix[-1].isdigit():
+            raise InvalidInput("The suffix of metadata keys is printable text that does not end in a digit.")
+        if isinstance(self.chunk_size, bool) or not 1 <= self.chunk_size <= 10_000:
+            raise InvalidInput("A chunk has 1 to 10000 messages.")
+        if not self.value_field or self.value_field in _TAKEN:
+            raise InvalidInput(f"The field of a message's text has a name of its own, not {', '.join(sorted(_TAKEN))}.")
+
+    def lies_as(self, other: GraphLayout) -> bool:
+        """Return whether both layouts have the same conversations; the chunk size may differ."""
+        return replace(self, chunk_size=other.chunk_size) == other
+
+    def metadata(self, session_id: str) -> ItemKey:
+        """Return the key of a conversation's metadata."""
+        return ItemKey(self.namespace, f"{session_id}{self.meta_key_suffix}")
+
+    def session_of(self, key: str) -> str | None:
+        """Return the conversation of a metadata key; None if it is no metadata key."""
+        session_id = key.removesuffix(self.meta_key_suffix)
+        return session_id if session_id and session_id != key else None
+
+    def chunk(self, session_id: str, chunk: int) -> ItemKey:
+        """Return the key of a chunk."""
+        return ItemKey(self.namespace, f"{session_id}:{chunk_key(chunk)}")
+
+    def is_chunk(self, session_id: str, key: str) -> bool:
+        """Return whether a key is a chunk of a conversation."""
+        return re.fullmatch(rf"{re.escape(session_id)}:chunk:\d{{6,}}", key) is not None
+
+    def message_ids(self, session_id: str) -> Namespace:
+        """Return the namespace of the ids of a conversation's messages."""
+        root, *rest = self.namespace
+        return (f"{root}_ids", *rest, namespace_label(session_id))
+
+    def steps(self, session_id: str, author: str) -> ItemKey:
+        """Return the key of an agent's newest steps, in the namespace of the message ids."""
+        return ItemKey(self.message_ids(session_id), f"{STEPS}{sha256(author.encode()).hexdigest()}")
+
+    def message_id(self, session_id: str, message_id: str) -> ItemKey:
+        """Return the key of the note with the `seq` of a message id."""
+        return ItemKey(self.message_ids(session_id), message_id)
+
+
+def namespace_label(session_id: str) -> str:
+    """Return a session id as a namespace label, which cannot have a full stop; different ids have different labels."""
+    return session_id.replace("%", "%25").replace(".", "%2E")
+
+
+def _is_label(label: object) -> bool:
+    return isinstance(label, str) and label != "" and "." not in label and label.isprintable()
+
+
+class ConversationLayouts:
+    """The table `chat_conversation_layouts`. The chunk size belongs to each conversation and is not stored here."""
+
+    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+        self._driver = driver
+        self._clock = clock
+        self._sql = load_statements("conversation_layouts.sql")
+
+    async def add(self, layout: GraphLayout) -> None:
+        """Register a layout."""
+        row = {
+            "namespace": ".".join(layout.namespace),
+            "meta_key_suffix": layout.meta_key_suffix,
+            "value_field": layout.value_field,
+            "now": time_text(self._clock()),
+        }
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["add_layout"], row)
+
+    async def all(self) -> list[GraphLayout]:
+        """Return all registered layouts, in a fixed order."""
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch(self._sql["layouts"], {})
+        return [
+            GraphLayout(tuple(namespace.split(".")), suffix, value_field=field) for namespace, suffix, field in rows
+        ]

@@ -1,0 +1,286 @@
+"""Reading of conversations: metadata, chunks, and the chunks that a writer holds in memory."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass, field
+
+from threadkeep.errors import SessionDamaged, StoreUnavailable
+from threadkeep.graph_store.items import Items, Value, Writing
+from threadkeep.graph_store.layout import GraphLayout, ItemKey, Namespace, chunk_key, chunk_of, places_down, stretches
+from threadkeep.graph_store.shapes import (
+    METADATA,
+    Conversation,
+    answer_note,
+    conversation_of,
+    message_in,
+    messages_in,
+    missing_chunk,
+    noted_seq,
+)
+from threadkeep.records import Message
+from threadkeep.store.backend import DamageRegister
+
+
+@dataclass
+class HeldChunks:
+    """The chunks of a conversation that is held: each is read once, and what changes of them is in `items`."""
+
+    writing: Writing
+    layout: GraphLayout
+    conversation: Conversation
+    items: dict[ItemKey, Value | None] = field(default_factory=dict)
+    read: dict[int, Value | None] = field(default_factory=dict)
+
+    async def get(self, chunk: int) -> Value | None:
+        """Return a chunk as it is now. Raises `SessionDamaged`."""
+        key = self.layout.chunk(self.conversation.session_id, chunk)
+        if key in self.items:
+            return self.items[key]
+        if chunk not in self.read:
+            [value] = await self.writing.get([key])
+            if value is not None:
+                messages_in(self.conversation, chunk, value, self.layout.value_field)
+            elif chunk == chunk_of(max(self.conversation.last_seq, 1), self.conversation.chunk_size):
+                raise missing_chunk(self.conversation)
+            self.read[chunk] = value
+        return self.read[chunk]
+
+    async def messages(self, chunk: int) -> list[Message]:
+        """Return the messages in a chunk that are there."""
+        value = await self.get(chunk)
+        found = [message_in(one, self.layout.value_field) for one in value["messages"]] if value is not None else []
+        low, high = self.conversation.deleted_seq, self.conversation.last_seq
+        return [message for message in found if low < (message.seq or 0) <= high]
+
+    async def value(self, seq: int) -> Value:
+        """Return the stored value of the message with a `seq` that is known to exist."""
+        chunk = await self.get(chunk_of(seq, self.conversation.chunk_size))
+        return next(one for one in (chunk or {}).get("messages", ()) if one["seq"] == seq)
+
+    async def note(self, seq: int, fields: Value) -> None:
+        """Set additional fields of the message with a `seq`."""
+        number = chunk_of(seq, self.conversation.chunk_size)
+        if (chunk := await self.get(number)) is not None:
+            messages = [{**one, **fields} if one["seq"] == seq else one for one in chunk["messages"]]
+            self.items[self.layout.chunk(self.conversation.session_id, number)] = {**chunk, "messages": messages}
+
+    async def message(self, seq: int) -> Message:
+        """Return the message at a place that is known to be there."""
+        found = await self.messages(chunk_of(seq, self.conversation.chunk_size))
+        return next(message for message in found if message.seq == seq)
+
+    async def mark(
+        self, chunk: int, places: tuple[int, int], mark: Value, successors: dict[str | None, str | None]
+    ) -> list[Message]:
+        """Mark the messages of a chunk between two places, both included; return them as they were."""
+        value = await self.get(chunk)
+        if value is None:
+            return []
+        session_id, first, last = self.conversation.session_id, *places
+        marked, messages = list[Value](), list[Message]()
+        for one in value["messages"]:
+            if not first <= one["seq"] <= last:
+                marked.append(one)
+                continue
+            messages.append(message_in(one, self.layout.value_field))
+            successor = successors.get(one.get("id"))
+            marked.append({**one, **mark, **({"superseded_by": successor} if successor else {})})
+            if (note := answer_note(one)) is not None:
+                self.items[self.layout.message_id(session_id, note)] = None
+        self.items[self.layout.chunk(session_id, chunk)] = {**value, "messages": marked}
+        return messages
+
+    async def active_down(self, conversation: Conversation) -> AsyncIterator[Message]:
+        """Yield the active messages of the conversation as it will be, newest first."""
+        last = 0
+        found: list[Message] = []
+        for seq in places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded):
+            if (chunk := chunk_of(seq, conversation.chunk_size)) != last or not found:
+                last, found = chunk, await self.messages(chunk)
+            for message in found:
+                if message.seq == seq:
+                    yield message
+
+    async def active_up(self, conversation: Conversation) -> AsyncIterator[Message]:
+        """Yield the active messages of the conversation as it will be, oldest first."""
+        for part in stretches(conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size):
+            if conversation.superseded_between(*part.places) != (part.places,):
+                for message in await self.messages(part.chunk):
+                    if message.superseded_at is None:
+                        yield message
+
+
+class Overlay:
+    """The items of a conversation that is held, with the changes that are not written yet."""
+
+    def __init__(self, chunks: HeldChunks) -> None:
+        self._chunks = chunks
+
+    async def get(self, keys: Sequence[ItemKey]) -> list[Value | None]:
+        """Return the items with these keys, in their order."""
+        stored = await self._chunks.writing.get(keys)
+        return [self._chunks.items.get(key, value) for key, value in zip(keys, stored, strict=True)]
+
+    async def keys(self, namespace: Namespace, beginning: str = "") -> list[str]:
+        """Return the keys of a namespace that begin with a text, without the changes."""
+        return await self._chunks.writing.keys(namespace, beginning)
+
+    async def remove(self, keys: Collection[ItemKey]) -> None:
+        """Refuse to write: all changes are put together at the end."""
+        raise NotImplementedError
+
+    async def put(self, metadata: Value | None, others: object, *, version: int | None) -> None:
+        """Refuse to write: all changes are put together at the end."""
+        raise NotImplementedError
+
+
+_CHUNKS_AT_ONCE = 10
+
+
+class ConversationReader:
+    """A reader of the conversations of a layout.
+
+    Messages beyond the last `seq` of the metadata do not count: on stores without transactions they may be left from a
+    turn that was never completed. A missing chunk is skipped, because stores may expire items, unless it is the newest.
+    An item that cannot be read raises `SessionDamaged` and is listed in `damages`. Superseded messages are included,
+    unless only `active` ones are requested.
+    """
+
+    def __init__(self, items: Items, layout: GraphLayout) -> None:
+        self._items = items
+        self._layout = layout
+        self.damages = DamageRegister()
+        self.owner_of: Callable[[str], Awaitable[str | None]] | None = None
+        """Who owns a conversation whose metadata do not say it any more."""
+
+    async def conversation(self, session_id: str, *, user_id: str | None = None) -> Conversation | None:
+        """Return the metadata of a conversation; None if it does not exist (or is not this user's).
+
+        Raises:
+            SessionDamaged: the metadata cannot be read, and the conversation is not known to be another user's.
+        """
+        [found] = await self._items.get([self._layout.metadata(session_id)])
+        if found is None:
+            self.damages.forget(session_id)
+            return None
+        try:
+            conversation = self.described(session_id, found)
+        except SessionDamaged as error:
+            await self._name_owner(error)
+            if user_id not in (None, error.user_id):
+                return None
+            raise
+        return conversation if user_id in (None, conversation.user_id) else None
+
+    def described(self, session_id: str, metadata: Value) -> Conversation:
+        """Return the conversation that metadata describe. Raises `SessionDamaged`."""
+        with self.damages.noting(session_id, METADATA):
+            return conversation_of(session_id, metadata)
+
+    async def all(self) -> AsyncIterator[Conversation]:
+        """Yield every conversation of the layout with readable metadata, unordered."""
+        async for session_id, metadata in self._items.conversations(self._layout):
+            try:
+                conversation = self.described(session_id, metadata)
+            except SessionDamaged:
+                continue  # `damages` lists it
+            yield conversation
+
+    async def unreadable(self, session_ids: Sequence[str]) -> set[str]:
+        """Return the conversations whose metadata cannot be read; none while the store does not answer."""
+        damaged: set[str] = set()
+        with contextlib.suppress(StoreUnavailable):
+            found = await self._items.get([self._layout.metadata(session_id) for session_id in session_ids])
+            for session_id, metadata in zip(session_ids, found, strict=True):
+                try:
+                    if metadata is not None:
+                        self.described(session_id, metadata)
+                except SessionDamaged as error:
+                    await self._name_owner(error)
+                    damaged.add(session_id)
+        return damaged
+
+    async def _name_owner(self, error: SessionDamaged) -> None:
+        if error.user_id is None and self.owner_of is not None:
+            error.user_id = await self.owner_of(error.session_id)
+
+    async def places_of(self, conversation: Conversation, message_ids: Sequence[str]) -> list[int]:
+        """Return the noted `seq` values of message ids; search for those whose note is damaged."""
+        keys = [self._layout.message_id(conversation.session_id, message_id) for message_id in message_ids]
+        notes = zip(message_ids, await self._items.get(keys), strict=True)
+        places = {message_id: noted_seq(note) for message_id, note in notes if note is not None}
+        if None in places.values():
+            async for message in self.down(conversation, conversation.last_seq, 1):
+                if message.id is not None and places.get(message.id, 0) is None:
+                    places[message.id] = message.seq
+        return [seq for seq in places.values() if seq is not None]
+
+    async def between(self, conversation: Conversation, first_seq: int, last_seq: int) -> list[Message]:
+        """Return the existing messages between two `seq` values, both included, in order."""
+        first = max(first_seq, conversation.deleted_seq + 1)
+        last = min(last_seq, conversation.last_seq)
+        chunks = [part.chunk for part in stretches(first, last, conversation.chunk_size)]
+        return [m for m in await self._chunks(conversation, chunks) if first <= (m.seq or 0) <= last]
+
+    async def down(
+        self, conversation: Conversation, high: int, low: int, *, active: bool = False
+    ) -> AsyncIterator[Message]:
+        """Yield the messages between two `seq` values, both included, newest first; chunks are read on demand."""
+        first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
+        for part in stretches(first, last, conversation.chunk_size, newest_first=True):
+            if active and conversation.superseded_between(*part.places) == (part.places,):
+                continue
+            for message in reversed(await self.between(conversation, *part.places)):
+                if not (active and message.superseded_at is not None):
+                    yield message
+
+    async def up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Message]:
+        """Yield the messages between two `seq` values, both included, oldest first; chunks are read on demand."""
+        first = max(low, conversation.deleted_seq + 1)
+        for part in stretches(first, min(high, conversation.last_seq), conversation.chunk_size):
+            for message in await self.between(conversation, part.first_seq, part.last_seq):
+                yield message
+
+    async def values_up(self, conversation: Conversation, low: int, high: int) -> AsyncIterator[Value]:
+        """Yield the messages between two `seq` values, both included, as stored in their chunks."""
+        first, last = max(low, conversation.deleted_seq + 1), min(high, conversation.last_seq)
+        for part in stretches(first, last, conversation.chunk_size):
+            async for chunk, _ in self._read(conversation, [part.chunk]):
+                for value in chunk["messages"]:
+                    if first <= value["seq"] <= last:
+                        yield value
+
+    async def at(self, conversation: Conversation, places: Collection[int]) -> list[Message]:
+        """Return the existing messages with these `seq` values, in order."""
+        wanted = {seq for seq in places if conversation.deleted_seq < seq <= conversation.last_seq}
+        chunks = sorted({chunk_of(seq, conversation.chunk_size) for seq in wanted})
+        return [message for message in await self._chunks(conversation, chunks) if message.seq in wanted]
+
+    async def _chunks(self, conversation: Conversation, chunks: Sequence[int]) -> list[Message]:
+        """Return all messages of some chunks."""
+        return [message async for _, messages in self._read(conversation, chunks) for message in messages]
+
+    async def _read(
+        self, conversation: Conversation, chunks: Sequence[int]
+    ) -> AsyncIterator[tuple[Value, list[Message]]]:
+        """Yield chunks as stored, each with its messages."""
+        newest = chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)
+        for start in range(0, len(chunks), _CHUNKS_AT_ONCE):
+            numbers = chunks[start : start + _CHUNKS_AT_ONCE]
+            values = await self._items.get([self._layout.chunk(conversation.session_id, chunk) for chunk in numbers])
+            for number, value in zip(numbers, values, strict=True):
+                if number == newest:
+                    with self.damages.noting(conversation.session_id, "newest"):
+                        if value is None and not await self._changed(conversation):
+                            raise missing_chunk(conversation)
+                if value is not None:
+                    with self.damages.noting(conversation.session_id, chunk_key(number)):
+                        messages = messages_in(conversation, number, value, self._layout.value_field)
+                    yield value, messages
+
+    async def _changed(self, conversation: Conversation) -> bool:
+        """Return whether a conversation was changed or deleted since its metadata were read."""
+        now = await self.conversation(conversation.session_id)
+        return now is None or now.version != conversation.version

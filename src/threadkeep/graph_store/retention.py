@@ -1,0 +1,163 @@
+"""Retention of conversations that agents keep: deletion from their beginning."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime
+from itertools import islice
+
+from threadkeep.errors import InvalidInput
+from threadkeep.graph_store.layout import places_down
+from threadkeep.graph_store.shapes import Conversation
+from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.graph_store.writing import Beginning
+from threadkeep.records import Message, Retention
+from threadkeep.store.codec import TITLE_CHARACTERS, shorten
+from threadkeep.store.retention import STEP_MESSAGES, Prunable, Removal, Removed
+
+
+class ConversationRetention:
+    """The retention interface for conversations without rows in our tables.
+
+    Nothing is archived, because a conversation has one boundary: messages before it are deleted. Conversations have no
+    limits of their own, and ids of deleted messages are forgotten. `forget_runs` receives the runs that spoke in the
+    deleted messages; they are deleted first, so that nothing outlives its source. If one of them is active, it raises
+    `RowLocked`, and the conversation waits for the next round.
+    """
+
+    archives = False
+
+    def __init__(
+        self, conversations: GraphTranscripts, *, forget_runs: Callable[[Sequence[str]], Awaitable[object]]
+    ) -> None:
+        self._reader = conversations.reader
+        self._writer = conversations.writer
+        self._forget_runs = forget_runs
+
+    async def sessions(
+        self, *, after: str, limit: int, user_id: str | None = None, with_own: bool = False
+    ) -> list[Prunable]:
+        """Return conversations in key order, without damaged ones; the metadata of all of them are read."""
+        if with_own:
+            return []
+        found = [one async for one in self._reader.all() if one.session_id > after and user_id in (None, one.user_id)]
+        wanted = map(_prunable, found)
+        return heapq.nsmallest(limit, wanted, key=lambda one: one.session_id)
+
+    async def session(self, session_id: str, *, user_id: str | None = None) -> Prunable | None:
+        """Return one conversation; None if it does not exist (or is not this user's)."""
+        conversation = await self._reader.conversation(session_id, user_id=user_id)
+        return None if conversation is None else _prunable(conversation)
+
+    async def end_of_older(self, session: Prunable, *, after: int, moment: datetime) -> int:
+        """Return the last `seq` of the messages after `after` that were all stored before a time."""
+        conversation = await self._reader.conversation(session.session_id)
+        if conversation is None:
+            return after
+        async for message in self._reader.up(conversation, after + 1, session.last_seq):
+            # A message written by another program may have no time: it stays.
+            if message.created_at is None or message.created_at >= moment:
+                return (message.seq or after + 1) - 1
+        return session.last_seq
+
+    async def end_before_newest(self, session: Prunable, messages: int) -> int:
+        """Return the last `seq` before the newest active messages; 0 if there are no more than these."""
+        conversation = await self._reader.conversation(session.session_id)
+        if conversation is None:
+            return 0
+        places = places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
+        first = next(islice(places, messages - 1, None), 1)
+        return first - 1
+
+    async def extent(self, removal: Removal) -> Removed:
+        """Return how much a removal would take now."""
+        conversation = await self._reader.conversation(removal.session_id)
+        going: list[Message] = []
+        if conversation is not None:
+            going = [each async for each in self._reader.up(conversation, removal.after_seq + 1, removal.upto_seq)]
+        return _removed(removal.upto_seq, going)
+
+    async def step(self, removal: Removal, *, messages: int = STEP_MESSAGES) -> Removed | None:
+        """Remove the next messages; return None if the removal is complete or the conversation has changed.
+
+        Raises:
+            RowLocked: another writer keeps changing it, or a run that spoke in it is active.
+        """
+        upto = min(removal.upto_seq, removal.after_seq + messages)
+        beginning = Beginning(removal.after_seq, upto, removal.idle_before)
+        conversation = await self._reader.conversation(removal.session_id)
+        if conversation is None or upto <= removal.after_seq or not beginning.is_of(conversation):
+            return None
+        going = await self._reader.between(conversation, removal.after_seq + 1, upto)
+        title = await self._title_after(conversation, going, upto)
+        await self._forget_runs(_runs_in(conversation, going))
+        if not await self._writer.take_away(removal.session_id, beginning, title=(conversation.title, title)):
+            return None
+        return _removed(upto, going)
+
+    async def delete_session(self, session_id: str, *, idle_before: datetime) -> bool:
+        """Delete a conversation whose messages are all gone, unless new ones came since."""
+        return await self._writer.delete(session_id, idle_before=idle_before)
+
+    async def forget_ids(self) -> None:
+        """Do nothing; ids are removed with their messages."""
+
+    async def retention(self, session_id: str, *, user_id: str | None = None) -> tuple[bool, Retention | None]:
+        """Return whether a conversation exists (for this user); it has no limits of its own."""
+        return await self._reader.conversation(session_id, user_id=user_id) is not None, None
+
+    async def set_retention(self, session_id: str, retention: Retention | None, *, user_id: str | None = None) -> bool:
+        """Refuse limits for an existing conversation; return False if it does not exist.
+
+        Raises:
+            InvalidInput: it exists.
+        """
+        if await self._reader.conversation(session_id, user_id=user_id) is None:
+            return False
+        raise InvalidInput(
+            "A conversation that an agent keeps by itself has no limits of its own: the rules hold for it. "
+            "Prune it by name: threadkeep sessions prune SESSION --delete."
+        )
+
+    async def give_back_room(self) -> bool:
+        """Return False; the tables, which share the database, do this."""
+        return False
+
+    async def _title_after(self, conversation: Conversation, going: Sequence[Message], upto: int) -> str | None:
+        """Return the title after a removal: a title made of a removed message is made of the first that stays."""
+        spoken = (message for message in going if message.role == "user" and message.superseded_at is None)
+        first = next((message.content for message in spoken), None)
+        if first is None or conversation.title != shorten(first, TITLE_CHARACTERS):
+            return conversation.title
+        async for message in self._reader.up(conversation, upto + 1, conversation.last_seq):
+            if message.role == "user" and message.superseded_at is None:
+                return shorten(message.content, TITLE_CHARACTERS)
+        return None
+
+
+def _runs_in(conversation: Conversation, messages: Sequence[Message]) -> list[str]:
+    """Return the runs of messages, without messages that a branch copied from another conversation."""
+    begun = conversation.created_at if conversation.parent_session_id is not None else None
+    said = [one for one in messages if begun is None or one.created_at is None or one.created_at >= begun]
+    return sorted({message.run_id for message in said if message.run_id is not None})
+
+
+def _removed(upto: int, going: Sequence[Message]) -> Removed:
+    return Removed(upto, len(going), sum(message.tokens or 0 for message in going))
+
+
+def _prunable(conversation: Conversation) -> Prunable:
+    """Return a conversation for retention; none of its messages is older than the conversation."""
+    return Prunable(
+        conversation.session_id,
+        conversation.last_seq,
+        conversation.last_user_seq,
+        conversation.deleted_seq,
+        conversation.deleted_seq,
+        conversation.info().message_count,
+        updated_at=conversation.updated_at,
+        retention=None,
+        first_stored_at=conversation.created_at,
+        first_live_at=conversation.created_at,
+    )

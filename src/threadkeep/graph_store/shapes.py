@@ -1,0 +1,399 @@
+"""The format of a conversation's items: metadata, chunks, and their messages, in both directions.
+
+Fields that other readers of such a store know come first; Threadkeep's own fields follow. Items without the latter can
+be read too, and unknown fields survive a rewrite. JSON that must keep every byte is stored as text, because backends
+change numbers and the order of keys.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
+from hashlib import sha256
+from itertools import pairwise
+from typing import Any
+
+from threadkeep.errors import InvalidMessage, SessionDamaged
+from threadkeep.graph_store.items import Value
+from threadkeep.graph_store.layout import (
+    CHUNK_SIZE,
+    Ranges,
+    chunk_key,
+    chunk_of,
+    clipped,
+    first_of,
+    size_of,
+)
+from threadkeep.records import Json, Message, SessionInfo, dump_json
+from threadkeep.store.codec import time_of, time_text
+
+METADATA = "metadata"
+"""The name of the metadata item in errors."""
+
+METADATA_KIND = "conversation"
+"""The value of the metadata field `kind`, which distinguishes metadata from chunks in searches."""
+
+_MESSAGE_DEFAULTS: Mapping[str, object] = {
+    "status": "complete",
+    "confidence": None,
+    "escalated": False,
+    "run_id": None,
+    "metadata": "{}",
+    "original": None,
+    "sent_at": None,
+    "author": None,
+    "answers": None,
+    "ordinal": None,
+    "told_at": None,
+    "superseded_at": None,
+    "superseded_by": None,
+}
+_MESSAGE_FIELDS = tuple(one.name for one in fields(Message))
+_TIMES = ("sent_at", "created_at", "superseded_at")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The metadata of a conversation; `version` counts its changes, and is -1 before the first write.
+
+    `superseded` are the `seq` ranges of superseded messages, and `revision` counts their changes. `foreign` are fields
+    of the item that Threadkeep does not know.
+    """
+
+    session_id: str
+    created_at: datetime
+    updated_at: datetime
+    user_id: str | None = None
+    last_seq: int = 0
+    chunk_size: int = CHUNK_SIZE
+    version: int = -1
+    title: str | None = None
+    last_message: str | None = None
+    last_user_seq: int = 0
+    reset_seq: int = 0
+    deleted_seq: int = 0
+    active: bool = True
+    tags: tuple[str, ...] = ()
+    metadata: str = "{}"
+    revision: int = 0
+    superseded: Ranges = ()
+    parent_session_id: str | None = None
+    parent_seq: int | None = None
+    foreign: Mapping[str, Json] = field(default_factory=dict)
+
+    def superseded_between(self, first_seq: int, last_seq: int) -> Ranges:
+        """Return the ranges of superseded messages between two `seq` values, both included."""
+        return clipped(self.superseded, first_seq, last_seq) if self.superseded else ()
+
+    def info(self) -> SessionInfo:
+        """Return the info of the session."""
+        return SessionInfo(
+            session_id=self.session_id,
+            user_id=self.user_id,
+            title=self.title,
+            last_message=self.last_message,
+            message_count=self.last_seq - self.deleted_seq - self._superseded_count(),
+            last_seq=self.last_seq,
+            reset_seq=self.reset_seq,
+            active=self.active,
+            tags=self.tags,
+            metadata=json.loads(self.metadata),
+            created_at=self.created_at,
+            updated_at=self.updated_at,
+            archived_seq=self.deleted_seq,
+            deleted_seq=self.deleted_seq,
+            revision=self.revision,
+            parent_session_id=self.parent_session_id,
+            parent_seq=self.parent_seq,
+        )
+
+    def _superseded_count(self) -> int:
+        return size_of(self.superseded_between(self.deleted_seq + 1, self.last_seq))
+
+
+def metadata_value(conversation: Conversation) -> Value:
+    """Return the metadata item of a conversation."""
+    return {
+        **conversation.foreign,
+        "conversation_key": conversation.session_id,
+        "last_seq": conversation.last_seq,
+        "chunk_size": conversation.chunk_size,
+        "latest_chunk_key": chunk_key(chunk_of(max(conversation.last_seq, 1), conversation.chunk_size)),
+        "updated_at": time_text(conversation.updated_at),
+        "version": conversation.version,
+        "kind": METADATA_KIND,
+        "created_at": time_text(conversation.created_at),
+        "user_id": conversation.user_id,
+        "title": conversation.title,
+        "last_message": conversation.last_message,
+        "last_user_seq": conversation.last_user_seq,
+        "reset_seq": conversation.reset_seq,
+        "deleted_seq": conversation.deleted_seq,
+        "active": conversation.active,
+        "tags": list(conversation.tags),
+        "metadata": conversation.metadata,
+        **(_marks(conversation) if conversation.revision else {}),
+        **(_origin(conversation) if conversation.parent_session_id is not None else {}),
+    }
+
+
+def _marks(conversation: Conversation) -> Value:
+    return {"revision": conversation.revision, "superseded": [list(one) for one in conversation.superseded]}
+
+
+def _origin(conversation: Conversation) -> Value:
+    return {"parent_session_id": conversation.parent_session_id, "parent_seq": conversation.parent_seq}
+
+
+_NOW = datetime.now(UTC)
+_METADATA_FIELDS = frozenset(metadata_value(Conversation("", _NOW, _NOW, revision=1, parent_session_id="")))
+
+
+def conversation_of(session_id: str, value: Value) -> Conversation:
+    """Return the conversation that a metadata item describes.
+
+    Raises:
+        SessionDamaged: the item does not describe this conversation.
+    """
+    try:
+        read = _Fields(value)
+        if read.text("conversation_key") != session_id:
+            raise _Misshapen("is of another conversation")
+        last_seq, updated_at = read.number("last_seq"), read.time("updated_at")
+        conversation = Conversation(
+            session_id=session_id,
+            created_at=read.time("created_at", updated_at),
+            updated_at=updated_at,
+            user_id=read.text("user_id", None),
+            last_seq=last_seq,
+            chunk_size=read.number("chunk_size", least=1),
+            version=read.number("version"),
+            title=read.text("title", None),
+            last_message=read.text("last_message", None),
+            # Unknown: a window without a user message searches to the beginning.
+            last_user_seq=read.number("last_user_seq", last_seq, most=last_seq),
+            reset_seq=read.number("reset_seq", 0, most=last_seq),
+            deleted_seq=read.number("deleted_seq", 0, most=last_seq),
+            active=read.flag("active", default=True),
+            tags=read.texts("tags"),
+            metadata=read.json_text("metadata"),
+            revision=read.number("revision", 0),
+            superseded=read.ranges("superseded", most=last_seq),
+            parent_session_id=read.text("parent_session_id", None),
+            parent_seq=read.number("parent_seq", 0) or None,
+        )
+        latest = chunk_key(chunk_of(max(last_seq, 1), conversation.chunk_size))
+        if read.text("latest_chunk_key", latest) != latest:
+            raise _Misshapen("has a latest_chunk_key that is not that of its last_seq")
+    except _Misshapen as error:
+        raise SessionDamaged(session_id, METADATA, str(error), user_id=owner_in(value)) from None
+    foreign = {name: value[name] for name in value if name not in _METADATA_FIELDS}
+    return replace(conversation, foreign=foreign) if foreign else conversation
+
+
+def owner_in(metadata: Value) -> str | None:
+    """Return the user in metadata, even damaged ones; None if there is none."""
+    user_id = metadata.get("user_id")
+    return user_id if isinstance(user_id, str) else None
+
+
+def chunk_value(
+    conversation: Conversation, chunk: int, messages: Sequence[Value], *, now: datetime, former: Value | None
+) -> Value:
+    """Return the item of a chunk: its messages in order, at least one, and unknown fields of the old item."""
+    return {
+        **(former or {}),
+        "conversation_key": conversation.session_id,
+        "chunk_key": chunk_key(chunk),
+        "start_seq": max(first_of(chunk, conversation.chunk_size), conversation.deleted_seq + 1),
+        "end_seq": messages[-1]["seq"],
+        "messages": list(messages),
+        "updated_at": time_text(now),
+    }
+
+
+def messages_in(conversation: Conversation, chunk: int, value: Value, value_field: str) -> list[Message]:
+    """Return the messages of a chunk, in order.
+
+    Raises:
+        SessionDamaged: the item is not this chunk of this conversation.
+    """
+    try:
+        return _messages_in(conversation, chunk, value, value_field)
+    except _Misshapen as error:
+        raise SessionDamaged(
+            conversation.session_id, chunk_key(chunk), str(error), user_id=conversation.user_id
+        ) from None
+
+
+def missing_chunk(conversation: Conversation) -> SessionDamaged:
+    """Return the error of a conversation whose newest chunk is missing."""
+    newest = chunk_key(chunk_of(conversation.last_seq, conversation.chunk_size))
+    return SessionDamaged(conversation.session_id, newest, "is missing", user_id=conversation.user_id)
+
+
+def noted_seq(note: Value) -> int | None:
+    """Return the `seq` in the note of a message id; None if the note is damaged."""
+    try:
+        return _Fields(note).number("seq", least=1)
+    except _Misshapen:
+        return None
+
+
+def message_value(seq: int, columns: Mapping[str, object], value_field: str) -> Value:
+    """Return a message of a chunk from the columns of a table row; defaults are left out."""
+    rest = {
+        name: column
+        for name, column in columns.items()
+        if name not in ("role", "content") and (name not in _MESSAGE_DEFAULTS or _MESSAGE_DEFAULTS[name] != column)
+    }
+    return {"seq": seq, "role": columns["role"], value_field: columns["content"], **rest}
+
+
+def answer_note(value: Mapping[str, object]) -> str | None:
+    """Return the name of the note for a complete answer; None for every other message.
+
+    Two answers of one author to one question with the same ordinal in a run have the same name.
+    """
+    if value.get("answers") is None or value.get("status", "complete") != "complete" or value.get("superseded_at"):
+        return None
+    key = dump_json([value["answers"], value.get("author") or "", value.get("ordinal") or 1])
+    return f"answer-sha256:{sha256(key.encode()).hexdigest()}"
+
+
+def message_in(value: Value, value_field: str) -> Message:
+    """Return a message of a chunk.
+
+    Raises:
+        _Misshapen: a field is missing or cannot be used.
+    """
+    read = _Fields(value)
+    given = {name: value[name] for name in _MESSAGE_FIELDS if value.get(name) is not None}
+    given |= {"seq": read.number("seq", least=1), "role": read.text("role"), "content": read.text(value_field)}
+    given |= {name: read.time(name) for name in _TIMES if name in given}
+    if "confidence" in given:
+        given["confidence"] = read.decimal("confidence")
+    for name in ("metadata", "original"):
+        if isinstance(given.get(name), str):
+            given[name] = _parsed(name, given[name])
+    try:
+        return Message(**given)
+    except InvalidMessage as error:
+        # Its message names the field and never quotes it.
+        raise _Misshapen(f"has a message that cannot be used: {str(error).rstrip('.')}") from None
+
+
+class _Misshapen(Exception):
+    """An item with an unexpected format; the text completes a sentence whose subject is the item."""
+
+
+class _Fields:
+    """The fields of an item, by name; each method returns a field of one type, or raises `_Misshapen`.
+
+    A field that is absent or null has its default, if there is one.
+    """
+
+    def __init__(self, value: Value) -> None:
+        self._value = value
+
+    def text(self, name: str, *default: Any) -> Any:
+        """Return a text."""
+        return self._get(name, str, "text", default)
+
+    def flag(self, name: str, *, default: bool) -> bool:
+        """Return a truth value."""
+        return bool(self._get(name, bool, "true or false", (default,)))
+
+    def number(self, name: str, *default: int, least: int = 0, most: int = 2**53) -> int:
+        """Return a whole number in a range, both ends included."""
+        found = self._get(name, int, "a whole number", default)
+        if isinstance(found, bool) or not least <= found <= most:
+            raise _Misshapen(f"has a {name} that is out of range")
+        return int(found)
+
+    def decimal(self, name: str) -> float:
+        """Return a number."""
+        found = self._get(name, int | float, "a number", ())
+        try:
+            return math.nan if isinstance(found, bool) else float(found)
+        except OverflowError:
+            raise _Misshapen(f"has a {name} that is out of range") from None
+
+    def time(self, name: str, *default: datetime) -> datetime:
+        """Return a time."""
+        found = self._get(name, str | datetime, "a time", default)
+        try:
+            moment: datetime = time_of(found)
+            # A time without a zone would fail at the first comparison.
+            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC)
+        except (ValueError, OverflowError):
+            raise _Misshapen(f"has a {name} that is no time") from None
+
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Return a list of texts."""
+        found = self._get(name, list | tuple, "a list", ((),))
+        if not all(isinstance(each, str) for each in found):
+            raise _Misshapen(f"has {name} that are not text")
+        return tuple(found)
+
+    def ranges(self, name: str, *, most: int) -> Ranges:
+        """Return disjoint ranges of `seq` in order, up to a maximum."""
+        found = self._get(name, list | tuple, "a list", ((),))
+        try:
+            ranges = tuple((low, high) for low, high in found)
+        except (TypeError, ValueError):
+            raise _Misshapen(f"has {name} that are not ranges") from None
+        end = 0
+        for low, high in ranges:
+            if type(low) is not int or type(high) is not int or not end < low <= high <= most:
+                raise _Misshapen(f"has {name} that are not ranges of its places")
+            end = high
+        return ranges
+
+    def json_text(self, name: str) -> str:
+        """Return the text of a JSON object; other programs may store the object itself."""
+        found = self._get(name, str | Mapping, "a JSON object", ("{}",))
+        if isinstance(found, str) and isinstance(_parsed(name, found), dict):
+            return found
+        try:
+            return dump_json(dict(found))
+        except (InvalidMessage, ValueError):
+            raise _Misshapen(f"has a {name} that is no JSON object") from None
+
+    def _get(self, name: str, kind: Any, described: str, default: tuple[Any, ...]) -> Any:
+        found = self._value.get(name)
+        if found is None and default:
+            return default[0]
+        if found is None:
+            raise _Misshapen(f"has no {name}")
+        if not isinstance(found, kind):
+            raise _Misshapen(f"has a {name} that is not {described}")
+        return found
+
+
+def _messages_in(conversation: Conversation, chunk: int, value: Value, value_field: str) -> list[Message]:
+    expected = {"conversation_key": conversation.session_id, "chunk_key": chunk_key(chunk)}
+    if any(value.get(name) not in (None, wanted) for name, wanted in expected.items()):
+        raise _Misshapen("is of another place")
+    found = value.get("messages")
+    if not isinstance(found, list | tuple):
+        raise _Misshapen("has no list of messages")
+    if not all(isinstance(each, Mapping) for each in found):
+        raise _Misshapen("has a message that is no object")
+    messages = [message_in(each, value_field) for each in found]
+    first, size = first_of(chunk, conversation.chunk_size), conversation.chunk_size
+    places = [first - 1, *(message.seq or 0 for message in messages), first + size]
+    if any(earlier >= later for earlier, later in pairwise(places)):
+        raise _Misshapen("has messages that are not in order")
+    return messages
+
+
+def _parsed(name: str, text: str) -> Json:
+    try:
+        parsed: Json = json.loads(text)
+    except (ValueError, RecursionError):
+        raise _Misshapen(f"has a {name} that is not JSON") from None
+    return parsed

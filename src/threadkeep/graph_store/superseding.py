@@ -1,0 +1,280 @@
+"""Superseding of messages, and branching of conversations, each in one write."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime
+
+from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
+from threadkeep.graph_store.appending import Place, chunk_items
+from threadkeep.graph_store.items import Value, Writing
+from threadkeep.graph_store.layout import (
+    GraphLayout,
+    ItemKey,
+    Ranges,
+    joined,
+    places_down,
+    ranges_of,
+    size_of,
+    stretches,
+)
+from threadkeep.graph_store.reading import ConversationReader, HeldChunks, Overlay
+from threadkeep.graph_store.shapes import Conversation, answer_note, message_in
+from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.records import Message, Receipt
+from threadkeep.store.codec import LAST_MESSAGE_CHARACTERS, TITLE_CHARACTERS, shorten, time_of, time_text
+from threadkeep.store.preparing import Prepared
+from threadkeep.store.superseding import check_branch, done_before, no_message_at
+from threadkeep.store.transcripts import Branching, Superseded, Superseding
+
+
+class ConversationSuperseding:
+    """A writer that supersedes messages of conversations, and branches them."""
+
+    def __init__(self, reader: ConversationReader, writer: ConversationWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._layout = writer.layout
+
+    async def supersede(self, superseding: Superseding, new: Prepared | None, now: datetime) -> Superseded:
+        """Supersede messages; `new` is the version that replaces them. Raises as `Transcripts.supersede`."""
+
+        async def work(writing: Writing, found: Conversation | None) -> Superseded:
+            if found is not None and superseding.user_id not in (None, found.user_id):
+                raise WrongUser(superseding.session_id)
+            if found is None:
+                if superseding.message_id is not None:
+                    raise MessageNotFound(superseding.session_id, superseding.message_id)
+                return Superseded()
+            chunks = HeldChunks(writing, self._layout, found)
+            if superseding.message_id is None:
+                places = _newest_places(found, superseding.newest)
+            else:
+                named = await self._named(writing, chunks, superseding)
+                if isinstance(named, Superseded):
+                    return named
+                places = named
+            return await self._write(chunks, superseding, places, new, now)
+
+        return await self._writer.hold(superseding.session_id, work)
+
+    async def _named(self, writing: Writing, chunks: HeldChunks, superseding: Superseding) -> Ranges | Superseded:
+        """Return the ranges that a message id selects, or the result of the same call before."""
+        conversation, message_id = chunks.conversation, str(superseding.message_id)
+        ids = [message_id]
+        if superseding.by is not None and superseding.by.id is not None:
+            ids.append(superseding.by.id)
+        seqs = await self._writer.places_of(writing, conversation, ids)
+        if message_id not in seqs:
+            raise MessageNotFound(superseding.session_id, message_id)
+        stored = {one: await chunks.message(seqs[one]) for one in ids if one in seqs}
+        if done := done_before(superseding, stored[message_id], stored.get(ids[-1]) if len(ids) > 1 else None):
+            return done
+        first = seqs[message_id] + (superseding.scope == "after")
+        last = first if superseding.scope == "message" else min(conversation.last_seq, superseding.upto)
+        if superseding.scope == "run":
+            return await self._of_run(chunks, stored[message_id], last)
+        return ranges_of(places_down(last, first, conversation.superseded))
+
+    async def _of_run(self, chunks: HeldChunks, question: Message, last: int) -> Ranges:
+        """Return the `seq` ranges of a question and of the messages that its run stored after it."""
+        first, found = question.seq or 0, {question.seq or 0}
+        for part in stretches(first, last, chunks.conversation.chunk_size) if question.run_id is not None else ():
+            of_run = [message for message in await chunks.messages(part.chunk) if message.run_id == question.run_id]
+            found |= {m.seq for m in of_run if m.seq is not None and m.seq > first and m.superseded_at is None}
+        return ranges_of(found)
+
+    async def _write(
+        self, chunks: HeldChunks, superseding: Superseding, places: Ranges, new: Prepared | None, now: datetime
+    ) -> Superseded:
+        former = chunks.conversation
+        new_id = None if new is None else str(new.messages[0].id)
+        taken: list[Message] = []
+        for first, last in places:
+            for part in stretches(first, last, former.chunk_size):
+                mark = {"superseded_at": time_text(now)}
+                taken += await chunks.mark(part.chunk, part.places, mark, {superseding.message_id: new_id})
+        changed = replace(
+            former,
+            superseded=joined(former.superseded, places),
+            revision=former.revision + bool(places),
+        )
+        changed = await self._retitled(chunks, changed, taken)
+        by = None
+        if new is not None:
+            changed, by = await self._appended(chunks, changed, new, now)
+        if not places and by is None:
+            return Superseded()
+        await self._writer.put(chunks.writing, former, changed, chunks.items)
+        bounds = (places[0][0], places[-1][1]) if places else (0, 0)
+        return Superseded(size_of(places), *bounds, tuple(taken) if superseding.newest else (), by)
+
+    async def _retitled(self, chunks: HeldChunks, conversation: Conversation, taken: Sequence[Message]) -> Conversation:
+        """Return the conversation with fields derived from its active messages; a title that was set stays."""
+        last_message, last_user_seq = None, 0
+        async for message in chunks.active_down(conversation):
+            if last_message is None:
+                last_message = shorten(message.content, LAST_MESSAGE_CHARACTERS)
+            if message.role == "user":
+                last_user_seq = message.seq or 0
+                break
+        title = conversation.title
+        gone = next((message.content for message in taken if message.role == "user"), None)
+        if gone is not None and title == shorten(gone, TITLE_CHARACTERS):
+            title = await _title_of(chunks.active_up(conversation))
+        return replace(conversation, last_message=last_message, last_user_seq=last_user_seq, title=title)
+
+    async def _appended(
+        self, chunks: HeldChunks, conversation: Conversation, new: Prepared, now: datetime
+    ) -> tuple[Conversation, Message]:
+        """Append the new version, whether the old one was marked or not."""
+        writing = Overlay(chunks)
+        appended = await self._writer.appended(writing, conversation, new, {}, now)
+        chunks.items |= appended.items
+        [value] = [
+            value
+            for item in appended.items.values()
+            for value in item.get("messages", ())
+            if value["seq"] == appended.conversation.last_seq
+        ]
+        return appended.conversation, message_in(value, self._layout.value_field)
+
+    async def take_place(
+        self, writing: Writing, conversation: Conversation, prepared: Prepared, loser: Value, now: datetime
+    ) -> Receipt:
+        """Store a delivered answer in place of an undelivered one, which is superseded."""
+        message = prepared.messages[0]
+        superseding = Superseding(conversation.session_id, message_id=loser["id"], scope="message", by=message)
+        place = (int(loser["seq"]),) * 2
+        await self._write(HeldChunks(writing, self._layout, conversation), superseding, (place,), prepared, now)
+        seq = conversation.last_seq + 1
+        return Receipt(first_seq=seq, last_seq=seq, cleaned=prepared.cleaned, ids=(str(message.id),))
+
+    async def tell(self, session_id: str, message_id: str, now: datetime) -> Message | None:
+        """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
+
+        async def work(writing: Writing, found: Conversation | None) -> Message | None:
+            chunks = None if found is None else HeldChunks(writing, self._layout, found)
+            value = None if chunks is None else await self._standing(chunks, message_id)
+            if chunks is None or value is None:
+                return None
+            if not value.get("told_at") and not value.get("superseded_at"):
+                await chunks.note(value["seq"], {"told_at": time_text(now)})
+                await self._writer.put(writing, chunks.conversation, chunks.conversation, chunks.items)
+            return message_in(value, self._layout.value_field)
+
+        return await self._writer.hold(session_id, work)
+
+    async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
+        """Return the message with an id, or the last one that has replaced it."""
+        known, wanted = set[str](), message_id
+        while True:
+            seqs = await self._writer.places_of(chunks.writing, chunks.conversation, [wanted])
+            if wanted not in seqs:
+                return None
+            value = await chunks.value(seqs[wanted])
+            known.add(wanted)
+            successor = value.get("superseded_by")
+            if not isinstance(successor, str) or successor in known:
+                return value
+            wanted = successor
+
+    async def branch(self, branching: Branching, now: datetime) -> None:
+        """Create a conversation with the messages of another one. Raises as `Transcripts.branch`."""
+        parent = await self._reader.conversation(branching.session_id)
+        if parent is None:
+            raise SessionNotFound(branching.session_id)
+        if branching.user_id not in (None, parent.user_id):
+            raise WrongUser(branching.session_id)
+        values = await self._values(branching, parent)
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is not None:
+                check_branch(branching, (found.parent_session_id, found.parent_seq))
+                return
+            new = _branched(branching, parent, values, now)
+            messages = [message_in(value, self._layout.value_field) for value in values]
+            new = replace(new, title=_branch_title(parent, messages, first_user=await self._first_user(parent)))
+            renumbered = [_renumbered(value, place) for place, value in enumerate(values, start=1)]
+            items = _noted(self._layout, new.session_id, renumbered)
+            items |= chunk_items(new, renumbered, Place(self._layout, None, now))
+            if messages:
+                new = replace(new, last_message=shorten(messages[-1].content, LAST_MESSAGE_CHARACTERS))
+            await self._writer.put(writing, replace(new, version=-1), new, items)
+
+        await self._writer.hold(branching.branch_id, work)
+
+    async def _values(self, branching: Branching, parent: Conversation) -> list[Value]:
+        """Return the messages that a branch begins with, as stored in their chunks."""
+        upto = parent.last_seq if branching.at is None else branching.at
+        there = {value["seq"]: value async for value in self._reader.values_up(parent, 1, upto)}
+        if branching.at is not None and upto not in there:
+            raise no_message_at(branching.session_id, upto)
+        since = None if branching.at is None else there[upto].get("superseded_at")
+        return [
+            value
+            for value in there.values()
+            if (at := value.get("superseded_at")) is None or (since is not None and time_of(at) >= time_of(since))
+        ]
+
+    async def _first_user(self, conversation: Conversation) -> str | None:
+        async for message in self._reader.up(conversation, 1, conversation.last_seq):
+            if message.role == "user" and message.superseded_at is None:
+                return message.content
+        return None
+
+
+def _newest_places(conversation: Conversation, newest: int) -> Ranges:
+    places = places_down(conversation.last_seq, conversation.deleted_seq + 1, conversation.superseded)
+    return ranges_of(seq for seq, _ in zip(places, range(newest), strict=False))
+
+
+async def _title_of(messages: AsyncIterator[Message]) -> str | None:
+    async for message in messages:
+        if message.role == "user":
+            return shorten(message.content, TITLE_CHARACTERS)
+    return None
+
+
+def _branched(branching: Branching, parent: Conversation, values: Sequence[Value], now: datetime) -> Conversation:
+    return replace(
+        parent,
+        session_id=branching.branch_id,
+        created_at=now,
+        updated_at=now,
+        last_seq=len(values),
+        last_user_seq=max((place for place, one in enumerate(values, start=1) if one["role"] == "user"), default=0),
+        reset_seq=sum(1 for one in values if one["seq"] <= parent.reset_seq),
+        deleted_seq=0,
+        active=True,
+        revision=0,
+        superseded=(),
+        parent_session_id=parent.session_id,
+        parent_seq=parent.last_seq if branching.at is None else branching.at,
+    )
+
+
+def _branch_title(parent: Conversation, messages: Iterable[Message], *, first_user: str | None) -> str | None:
+    made = parent.title is None or (first_user is not None and parent.title == shorten(first_user, TITLE_CHARACTERS))
+    if not made:
+        return parent.title
+    first = next((message.content for message in messages if message.role == "user"), None)
+    return None if first is None else shorten(first, TITLE_CHARACTERS)
+
+
+def _renumbered(value: Value, seq: int) -> Value:
+    return {
+        **{name: one for name, one in value.items() if name not in ("superseded_at", "superseded_by")},
+        "seq": seq,
+    }
+
+
+def _noted(layout: GraphLayout, session_id: str, values: Iterable[Value]) -> dict[ItemKey, Value | None]:
+    """Return the notes for messages: of their ids, and of answers."""
+    return {
+        layout.message_id(session_id, name): {"seq": value["seq"]}
+        for value in values
+        for name in (value.get("id"), answer_note(value))
+        if name
+    }

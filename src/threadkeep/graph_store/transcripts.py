@@ -1,0 +1,265 @@
+"""Filtering and sorting of sessions without a database. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from datetime import datetime
+
+from threadkeep.graph_store.appending import mark_of, turns_in
+from threadkeep.graph_store.items import Items, Writing
+from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.graph_store.shapes import Conversation
+from threadkeep.graph_store.superseding import ConversationSuperseding
+from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.observe import Backend
+from threadkeep.records import SPEAKERS, Message, Page, Receipt, SessionInfo, Turn, View
+from threadkeep.store.codec import Counter, clean_text, time_text
+from threadkeep.store.contexts import Steps
+from threadkeep.store.null_stores import NullContexts
+from threadkeep.store.preparing import prepare, prepare_turn
+from threadkeep.store.transcripts import (
+    END,
+    Branching,
+    Recent,
+    SessionChanges,
+    SessionQuery,
+    Superseded,
+    Superseding,
+)
+
+
+def selected(infos: Iterable[SessionInfo], query: SessionQuery) -> list[SessionInfo]:
+    """Return the sessions that match a query, newest activity first."""
+    text = None if query.query is None else clean_text(query.query).lower()
+    wanted = [
+        info
+        for info in infos
+        if (query.user_id is None or info.user_id == query.user_id)
+        and (query.active is None or info.active == query.active)
+        and (query.cursor is None or (info.updated_at, info.session_id) < query.cursor)
+        and (text is None or text in f"{info.title or ''} {info.last_message or ''} {info.session_id}".lower())
+    ]
+    wanted.sort(key=lambda info: (info.updated_at, info.session_id), reverse=True)
+    return wanted[: query.limit]
+
+
+_ANSWER_REACH = 10_000
+
+
+class GraphTranscripts:
+    """The transcript contract on a LangGraph store; see `threadkeep.store.transcripts.Transcripts` for its guarantees.
+
+    `count` counts the tokens of a text, once, when it is stored. `clock` gives `created_at` and `updated_at`.
+    `conflicted` is called with the session of each write that conflicts with another writer. The write is retried a few
+    times; after that `append` raises `ConversationChanged`, and the caller has to keep the turn.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        layout: GraphLayout | None = None,
+        *,
+        count: Counter,
+        clock: Callable[[], datetime],
+        conflicted: Callable[[str], object] | None = None,
+    ) -> None:
+        self.layout = layout or GraphLayout()
+        self.items = items
+        self._count = count
+        self._clock = clock
+        self.reader = ConversationReader(items, self.layout)
+        self.writer = ConversationWriter(items, self.layout, self.reader, conflicted=conflicted)
+        self._superseding = ConversationSuperseding(self.reader, self.writer)
+
+    @property
+    def backend(self) -> Backend:
+        """The engine's name for metrics."""
+        return self.items.backend
+
+    async def append(self, turn: Turn) -> Receipt:
+        """Store a turn."""
+        now = self._clock()
+        prepared = prepare_turn(turn, count=self._count, now=time_text(now))
+        return await self.writer.append(turn, prepared, now, self._superseding.take_place)
+
+    async def newest(
+        self,
+        session_id: str,
+        *,
+        limit: int,
+        before: int = END,
+        user_id: str | None = None,
+        view: View = "active",
+    ) -> Page:
+        """Return the newest messages before a `seq`, oldest first."""
+        conversation = await self.reader.conversation(session_id, user_id=user_id) if limit > 0 else None
+        if conversation is None:
+            return Page((), None)
+        high = min(before - 1, conversation.last_seq)
+        if view == "active" and conversation.superseded:
+            return await self._newest_active(conversation, high, limit)
+        messages = tuple(await self.reader.between(conversation, high - limit + 1, high))
+        older = messages and (messages[0].seq or 0) > conversation.deleted_seq + 1
+        return Page(messages, messages[0].seq if older else None)
+
+    async def _newest_active(self, conversation: Conversation, high: int, limit: int) -> Page:
+        found: list[Message] = []
+        async for message in self.reader.down(conversation, high, 1, active=True):
+            if len(found) == limit:
+                return Page(tuple(reversed(found)), found[-1].seq)
+            found.append(message)
+        return Page(tuple(reversed(found)), None)
+
+    async def recent(
+        self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None
+    ) -> Recent:
+        """Return the rows for a window."""
+        conversation = await self.reader.conversation(session_id, user_id=user_id)
+        if conversation is None:
+            return Recent(())
+        low = max(conversation.reset_seq, after)
+        found: list[Message] = []
+        if limit > 0:
+            async for message in self.reader.down(conversation, before - 1, low + 1, active=True):
+                if message.role in SPEAKERS:
+                    found.append(message)
+                    if len(found) == limit:
+                        break
+        newest_user = None
+        if found and all(message.role != "user" for message in found):
+            newest_user = await self._newest_user(conversation, (found[-1].seq or 0) - 1, low + 1)
+        deleted = conversation.deleted_seq
+        return Recent(tuple(found), conversation.reset_seq, newest_user, deleted, deleted, conversation.revision)
+
+    async def find(self, session_id: str, message_id: str) -> Message | None:
+        """Return the message with an id, superseded or not."""
+        found = await self.with_ids(session_id, [message_id])
+        return found[0] if found else None
+
+    async def with_ids(self, session_id: str, message_ids: Collection[str]) -> list[Message]:
+        """Return the existing messages with these ids, superseded or not, in order."""
+        wanted = {message_id for message_id in message_ids if clean_text(message_id) == message_id}
+        conversation = await self.reader.conversation(session_id) if wanted else None
+        if conversation is None:
+            return []
+        places = await self.reader.places_of(conversation, sorted(wanted))
+        return [message for message in await self.reader.at(conversation, places) if message.id in wanted]
+
+    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+        """Return the existing messages with these `seq` values, superseded or not, in order."""
+        conversation = await self.reader.conversation(session_id) if places else None
+        return [] if conversation is None else await self.reader.at(conversation, places)
+
+    async def answers_to(self, session_id: str, question: Message) -> list[Message]:
+        """Return the complete answers to a stored question, from the messages that follow it.
+
+        Superseded answers are included only if the question is superseded.
+        """
+        conversation = await self.reader.conversation(session_id)
+        if conversation is None or question.seq is None:
+            return []
+        after, found, of_run = question.seq, list[Message](), list[Message]()
+        active = question.superseded_at is None
+        async for message in self.reader.down(conversation, after + _ANSWER_REACH, after + 1, active=active):
+            if message.role != "assistant" or message.status != "complete":
+                continue
+            if message.answers == question.id:
+                found.append(message)
+            elif message.answers is None and message.run_id is not None and message.run_id == question.run_id:
+                of_run.append(message)
+        # Answers from before version 0.2 are identified by their run.
+        return found[::-1] or of_run[:1]
+
+    async def tell(self, session_id: str, message_id: str) -> Message | None:
+        """Mark an answer as told to a caller, and return it; or the one that stands in its place by now."""
+        return await self._superseding.tell(session_id, message_id, self._clock())
+
+    async def supersede(self, superseding: Superseding) -> Superseded:
+        """Supersede messages, atomically; do nothing if the session does not exist."""
+        now = self._clock()
+        given = () if superseding.by is None else (superseding.by,)
+        new = prepare(given, count=self._count, stored_at=lambda _: time_text(now)) if given else None
+        return await self._superseding.supersede(superseding, new, now)
+
+    async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
+        """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
+        conversation = await self.reader.conversation(session_id)
+        if conversation is None:
+            return []
+        return list(conversation.superseded_between(max(after, conversation.deleted_seq) + 1, before - 1))
+
+    async def branch(self, branching: Branching) -> None:
+        """Create a session with copies of another session's messages."""
+        await self._superseding.branch(branching, self._clock())
+
+    async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
+        """Return the info of a session."""
+        conversation = await self.reader.conversation(session_id, user_id=user_id)
+        return None if conversation is None else conversation.info()
+
+    async def sessions(self, query: SessionQuery) -> list[SessionInfo]:
+        """Return sessions, newest activity first; the metadata of all of them are read."""
+        return selected([conversation.info() async for conversation in self.reader.all()], query)
+
+    async def change(self, session_id: str, changes: SessionChanges) -> None:
+        """Change fields of a session."""
+        await self.writer.change(session_id, changes)
+
+    async def reset(self, session_id: str, *, user_id: str | None = None) -> int | None:
+        """Start later windows after the existing messages."""
+        return await self.writer.reset(session_id, user_id=user_id)
+
+    async def delete(self, session_id: str) -> bool:
+        """Delete a session and its messages."""
+        return await self.writer.delete(session_id)
+
+    async def _newest_user(self, conversation: Conversation, high: int, low: int) -> Message | None:
+        """Return the newest user message between two `seq` values, both included."""
+        async for message in self.reader.down(conversation, min(high, conversation.last_user_seq), low, active=True):
+            if message.role == "user":
+                return message
+        return None
+
+
+class ConversationContexts(NullContexts):
+    """The state for a conversation's next context: steps only; there are no anchors and no summaries.
+
+    Each agent has an item with its turns. A turn is not returned, and is removed by the next write, if its question is
+    gone or its question or answer was superseded.
+    """
+
+    def __init__(self, items: Items, writer: ConversationWriter) -> None:
+        super().__init__()
+        self._items = items
+        self._writer = writer
+
+    async def steps(self, session_id: str, author: str, *, since: int) -> list[Steps]:
+        """Return the steps of an agent's turns from a question on, oldest first."""
+        conversation = await self._writer.reader.conversation(session_id)
+        if conversation is None:
+            return []
+        [found] = await self._items.get([self._writer.layout.steps(session_id, author)])
+        turns = [turn for turn in turns_in(found, conversation) if turn["seq"] >= since]
+        return [Steps(turn["seq"], turn["body"]) for turn in turns]
+
+    async def keep_steps(
+        self, session_id: str, steps: Steps, *, question_id: str, author: str, ordinal: int = 1, turns: int = 1
+    ) -> None:
+        """Keep the steps of an answer whose question is there, and those of the agent's newest turns only."""
+        key = self._writer.layout.steps(session_id, author)
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is None or found.superseded_between(steps.seq, steps.seq):
+                return
+            if (await self._writer.places_of(writing, found, [question_id])).get(question_id) != steps.seq:
+                return
+            [former] = await writing.get([key])
+            new = {"seq": steps.seq, "ordinal": ordinal, "body": clean_text(steps.body), **mark_of(found, steps.seq)}
+            rest = [turn for turn in turns_in(former, found) if (turn["seq"], turn["ordinal"]) != (steps.seq, ordinal)]
+            kept = sorted([*rest, new], key=lambda turn: (turn["seq"], turn["ordinal"]))
+            newest = sorted({turn["seq"] for turn in kept})[-turns:]
+            value = {"author": author, "turns": [turn for turn in kept if turn["seq"] in newest]}
+            await self._writer.put(writing, found, found, {key: value})
+
+        await self._writer.hold(session_id, work)

@@ -1,0 +1,380 @@
+"""Writes to a conversation: each locks it, reads what it needs, and writes all changes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Final
+
+from threadkeep.errors import QuestionGone, SessionDamaged, StoreUnavailable, WrongUser
+from threadkeep.graph_store.appending import Appended, Place, append, receipt_of, steps_left
+from threadkeep.graph_store.items import ConversationChanged, Items, Value, Writing
+from threadkeep.graph_store.layout import STEPS, GraphLayout, ItemKey, chunk_of, stretches
+from threadkeep.graph_store.reading import ConversationReader
+from threadkeep.graph_store.shapes import (
+    Conversation,
+    answer_note,
+    messages_in,
+    metadata_value,
+    missing_chunk,
+    noted_seq,
+)
+from threadkeep.records import Receipt, Turn, dump_json
+from threadkeep.store.codec import clean_json, clean_text, time_text
+from threadkeep.store.preparing import Prepared
+from threadkeep.store.transcripts import SessionChanges
+
+type Work[T] = Callable[[Writing, Conversation | None], Awaitable[T]]
+
+_PAUSES_SECONDS: Final = (0.025, 0.05, 0.1)
+_MOST_CHUNKS = 10_000
+"""The maximum number of chunk keys to compute; metadata that name more may be wrong."""
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The messages after a conversation's boundary up to a `seq`; with a time, only if it was idle since."""
+
+    after_seq: int
+    upto_seq: int
+    idle_before: datetime | None = None
+
+    def is_of(self, conversation: Conversation) -> bool:
+        """Return whether the boundary is unchanged."""
+        idle = self.idle_before is None or conversation.updated_at < self.idle_before
+        return idle and conversation.deleted_seq == self.after_seq
+
+
+type TakingPlace = Callable[[Writing, Conversation, Prepared, Value, datetime], Awaitable[Receipt]]
+"""A callback that stores an answer in place of another one, given as stored in its chunk."""
+
+
+class ConversationWriter:
+    """A writer of the conversations of a layout.
+
+    A write that conflicts with another writer is retried three times after a short, random pause; `conflicted` is
+    called with the session each time. Then `ConversationChanged` is raised, and nothing is written.
+    """
+
+    def __init__(
+        self,
+        items: Items,
+        layout: GraphLayout,
+        reader: ConversationReader,
+        *,
+        conflicted: Callable[[str], object] | None,
+    ) -> None:
+        self._items = items
+        self.layout = layout
+        self.reader = reader
+        self._conflicted = conflicted
+
+    async def append(self, turn: Turn, prepared: Prepared, now: datetime, take_place: TakingPlace) -> Receipt:
+        """Append a turn to a conversation; create it if it does not exist.
+
+        An answer that was delivered while the store was down replaces an undelivered one, by `take_place`; otherwise it
+        is stored as superseded.
+
+        Raises:
+            WrongUser: it is another user's.
+            QuestionGone: the message that the turn answers does not exist.
+        """
+
+        async def work(writing: Writing, found: Conversation | None) -> Receipt:
+            if found is not None and turn.user_id not in (None, found.user_id):
+                raise WrongUser(turn.session_id)
+            ready = prepared if turn.answers is None else await self._answering(writing, found, turn, prepared, now)
+            new = Conversation(turn.session_id, now, now, turn.user_id, chunk_size=self.layout.chunk_size)
+            former = found or new
+            there = await self.places_of(writing, former, [str(message.id) for message in ready.messages])
+            fresh, adopted = await self._without_answered(writing, former, ready, there)
+            if adopted is not None and turn.told_at is not None:
+                if not adopted.get("told_at") and len(ready.messages) == 1:
+                    return await take_place(writing, former, ready, adopted, now)
+                fresh = _superseded_by(adopted, ready, now)
+            if adopted is not None and not fresh.messages and not there:
+                return receipt_of(prepared, adopted)
+            appended = await self.appended(writing, former, fresh, there, now)
+            if appended.items:
+                await self.put(writing, former, appended.conversation, appended.items)
+            return appended.receipt if adopted is None else replace(appended.receipt, adopted=str(adopted.get("id")))
+
+        return await self.hold(turn.session_id, work)
+
+    async def _answering(
+        self, writing: Writing, found: Conversation | None, turn: Turn, prepared: Prepared, now: datetime
+    ) -> Prepared:
+        """Return the answer; it is superseded from the start if its question is.
+
+        Raises:
+            QuestionGone: the question does not exist.
+        """
+        question = str(turn.answers)
+        places = {} if found is None else await self.places_of(writing, found, [question])
+        if found is None or question not in places:
+            raise QuestionGone(turn.session_id)
+        if not found.superseded_between(places[question], places[question]):
+            return prepared
+        rows = [{**row, "superseded_at": time_text(now)} for row in prepared.columns]
+        return replace(prepared, columns=rows)
+
+    async def _without_answered(
+        self, writing: Writing, conversation: Conversation, prepared: Prepared, there: Mapping[str, int]
+    ) -> tuple[Prepared, Value | None]:
+        """Leave out a complete answer if there is one already; also return that answer."""
+        notes = {str(row["id"]): note for row in prepared.columns if (note := answer_note(row)) is not None}
+        notes = {message_id: note for message_id, note in notes.items() if message_id not in there}
+        if not notes or conversation.version < 0:
+            return prepared, None
+        found = await self._noted(writing, conversation, list(notes.values()), answer_note)
+        taken = {message_id for message_id, note in notes.items() if note in found}
+        if not taken:
+            return prepared, None
+        rows = [
+            (message, columns)
+            for message, columns in zip(prepared.messages, prepared.columns, strict=True)
+            if message.id not in taken
+        ]
+        left = replace(prepared, messages=[message for message, _ in rows], columns=[columns for _, columns in rows])
+        return left, found[notes[min(taken)]]
+
+    async def _noted(
+        self,
+        writing: Writing,
+        conversation: Conversation,
+        names: Sequence[str],
+        name_of: Callable[[Value], str | None],
+    ) -> dict[str, Value]:
+        """Return the messages to which notes refer, by the names of the notes.
+
+        A note may be left from a turn that was never completed: `name_of` returns the name that a message has. If a
+        note is damaged, all messages are searched.
+        """
+        keys = [self.layout.message_id(conversation.session_id, name) for name in names]
+        notes = zip(names, await writing.get(keys), strict=True)
+        places = {name: noted_seq(note) for name, note in notes if note is not None}
+        low, high, size = conversation.deleted_seq + 1, conversation.last_seq, conversation.chunk_size
+        wanted: list[int] = []
+        if None in places.values():
+            newest = self.layout.chunk(conversation.session_id, chunk_of(max(high, 1), size))
+            if high >= low and await writing.get([newest]) == [None]:
+                raise missing_chunk(conversation)
+            wanted = [part.chunk for part in stretches(low, high, size)]
+        wanted += [chunk_of(seq, size) for seq in places.values() if seq is not None and low <= seq <= high]
+        chunks = list(dict.fromkeys(wanted))
+        found: dict[str, Value] = {}
+        values = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
+        for chunk, value in zip(chunks, values, strict=True):
+            for message in () if value is None else self._read(conversation, chunk, value):
+                name = name_of(message)
+                if name in places and places[name] in (None, message["seq"]) and low <= message["seq"] <= high:
+                    found[name] = message
+        return found
+
+    async def appended(
+        self,
+        writing: Writing,
+        conversation: Conversation,
+        prepared: Prepared,
+        there: Mapping[str, int],
+        now: datetime,
+    ) -> Appended:
+        """Return a locked conversation with messages appended; `there` maps existing ids to their `seq`."""
+        last_seq, size = conversation.last_seq, conversation.chunk_size
+        chunks = chunk_of(last_seq + 1, size), chunk_of(max(last_seq, 1), size)
+        last, newest = await writing.get([self.layout.chunk(conversation.session_id, chunk) for chunk in chunks])
+        if newest is None and last_seq > conversation.deleted_seq:
+            raise missing_chunk(conversation)
+        if last is not None:
+            self._read(conversation, chunks[0], last)
+        place = Place(self.layout, last, now)
+        return append(conversation, prepared, there=there, place=place)
+
+    async def places_of(
+        self, writing: Writing, conversation: Conversation, message_ids: Sequence[str]
+    ) -> dict[str, int]:
+        """Return the `seq` of the existing messages with these ids."""
+        if conversation.version < 0:
+            return {}
+        found = await self._noted(writing, conversation, message_ids, lambda message: message.get("id"))
+        return {message_id: message["seq"] for message_id, message in found.items()}
+
+    async def change(self, session_id: str, changes: SessionChanges) -> None:
+        """Change fields of a conversation; do nothing if it does not exist."""
+        tags = None if changes.tags is None else tuple(clean_text(tag) for tag in changes.tags)
+        metadata = None if changes.metadata is None else dump_json(clean_json(dict(changes.metadata)))
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is not None:
+                changed = replace(
+                    found,
+                    title=found.title if changes.title is None else clean_text(changes.title),
+                    tags=found.tags if tags is None else tags,
+                    metadata=found.metadata if metadata is None else metadata,
+                    active=found.active if changes.active is None else changes.active,
+                )
+                await self.put(writing, found, changed)
+
+        await self.hold(session_id, work)
+
+    async def reset(self, session_id: str, *, user_id: str | None) -> int | None:
+        """Start later windows after the existing messages; return the last `seq`, None without a conversation."""
+
+        async def work(writing: Writing, found: Conversation | None) -> int | None:
+            if found is None or user_id not in (None, found.user_id):
+                return None
+            await self.put(writing, found, replace(found, reset_seq=found.last_seq))
+            return found.last_seq
+
+        return await self.hold(session_id, work)
+
+    async def take_away(self, session_id: str, beginning: Beginning, *, title: tuple[str | None, str | None]) -> bool:
+        """Remove the beginning of a conversation; return False if it has changed. The title may be replaced."""
+
+        async def work(writing: Writing, found: Conversation | None) -> bool:
+            if found is None or not beginning.is_of(found):
+                return False
+            shorter = replace(
+                found,
+                deleted_seq=beginning.upto_seq,
+                title=title[1] if found.title == title[0] else found.title,
+                superseded=found.superseded_between(beginning.upto_seq + 1, found.last_seq),
+            )
+            if shorter.info().message_count == 0:
+                shorter = replace(shorter, last_message=None)
+            items = await self._without(writing, found, beginning)
+            await self.put(writing, found, shorter, items | await self._steps_without(writing, shorter))
+            return True
+
+        return await self.hold(session_id, work)
+
+    async def delete(self, session_id: str, *, idle_before: datetime | None = None) -> bool:
+        """Remove every item of a conversation, damaged or not; return False if it did not exist.
+
+        With a time it is removed only if its messages are gone and it was idle since.
+        """
+
+        async def work(writing: Writing, found: Conversation | None) -> bool:
+            if found is None:
+                return False
+            if idle_before is not None and not Beginning(found.last_seq, 0, idle_before).is_of(found):
+                return False
+            await writing.put(None, dict.fromkeys(await self._keys(writing, found)), version=found.version)
+            return True
+
+        try:
+            gone = await self.hold(session_id, work)
+        except SessionDamaged:
+            if idle_before is not None:
+                raise
+            gone = await self._remove_damaged(session_id)
+        self.reader.damages.forget(session_id)
+        return gone
+
+    async def _remove_damaged(self, session_id: str) -> bool:
+        """Remove every item of a conversation whose damaged metadata do not name them."""
+        metadata = self.layout.metadata(session_id)
+        async with self._items.writing(metadata) as writing:
+            found = [*await self._written_chunks(writing, session_id), *await self._ids(writing, session_id)]
+            await writing.remove([metadata, *found])
+        return True
+
+    async def hold[T](self, session_id: str, work: Work[T]) -> T:
+        """Lock a conversation and execute work on it; its metadata are read first.
+
+        Raises:
+            ConversationChanged: another writer changed it in each attempt.
+        """
+        key = self.layout.metadata(session_id)
+        pauses = list(_PAUSES_SECONDS)
+        broken = False
+        while True:
+            try:
+                async with self._items.writing(key) as writing:
+                    [found] = await writing.get([key])
+                    return await work(writing, None if found is None else self.reader.described(session_id, found))
+            except ConversationChanged:
+                if self._conflicted is not None:
+                    self._conflicted(session_id)
+                if not pauses:
+                    raise
+                await asyncio.sleep(pauses.pop(0) * random.uniform(0.5, 1.5))
+            except StoreUnavailable as error:
+                # The commit may have happened before the connection broke: existing messages are recognised.
+                if broken or not error.interrupted:
+                    raise
+                broken = True
+
+    async def put(
+        self,
+        writing: Writing,
+        former: Conversation,
+        conversation: Conversation,
+        others: Mapping[ItemKey, Value | None] | None = None,
+    ) -> None:
+        """Write the new state of a conversation, with other items of it."""
+        version = former.version if former.version >= 0 else None
+        value = metadata_value(replace(conversation, version=max(former.version, 0) + 1))
+        await writing.put(value, others or {}, version=version)
+
+    async def _without(
+        self, writing: Writing, conversation: Conversation, beginning: Beginning
+    ) -> dict[ItemKey, Value | None]:
+        """Return the items that change with a removal: ids, chunks, and the rest of the last chunk."""
+        session_id, changed = conversation.session_id, dict[ItemKey, Value | None]()
+        for part in stretches(beginning.after_seq + 1, beginning.upto_seq, conversation.chunk_size):
+            key = self.layout.chunk(session_id, part.chunk)
+            [value] = await writing.get([key])
+            messages = () if value is None else self._read(conversation, part.chunk, value)
+            rest = [message for message in messages if message["seq"] > beginning.upto_seq]
+            changed[key] = {**value, "start_seq": rest[0]["seq"], "messages": rest} if value and rest else None
+            changed |= dict.fromkeys(self._notes(session_id, messages[: len(messages) - len(rest)]))
+        return changed
+
+    async def _steps_without(self, writing: Writing, shorter: Conversation) -> dict[ItemKey, Value | None]:
+        """Return the items of steps that change when the beginning of a conversation is removed."""
+        namespace = self.layout.message_ids(shorter.session_id)
+        keys = [ItemKey(namespace, key) for key in await writing.keys(namespace, STEPS)]
+        return steps_left(dict(zip(keys, await writing.get(keys), strict=True)), shorter) if keys else {}
+
+    async def _keys(self, writing: Writing, conversation: Conversation) -> list[ItemKey]:
+        """Return the keys of all items of a conversation but its metadata."""
+        session_id, size = conversation.session_id, conversation.chunk_size
+        first, last = chunk_of(conversation.deleted_seq + 1, size), chunk_of(max(conversation.last_seq, 1), size)
+        ids = await self._ids(writing, session_id)
+        if last - first > _MOST_CHUNKS:
+            return ids + await self._written_chunks(writing, session_id)
+        chunks = [self.layout.chunk(session_id, chunk) for chunk in range(first, last + 1)]
+        # A turn that was never completed may have left more chunks, on a store without transactions.
+        while await writing.get([left := self.layout.chunk(session_id, last := last + 1)]) != [None]:
+            chunks.append(left)
+        return ids + chunks
+
+    async def _written_chunks(self, writing: Writing, session_id: str) -> list[ItemKey]:
+        """Find the keys of a conversation's chunks among those of all conversations."""
+        keys = await writing.keys(self.layout.namespace, f"{session_id}:")
+        return [ItemKey(self.layout.namespace, key) for key in keys if self.layout.is_chunk(session_id, key)]
+
+    async def _ids(self, writing: Writing, session_id: str) -> list[ItemKey]:
+        namespace = self.layout.message_ids(session_id)
+        return [ItemKey(namespace, key) for key in await writing.keys(namespace)]
+
+    def _read(self, conversation: Conversation, chunk: int, value: Value) -> Sequence[Value]:
+        """Return the messages of a chunk as stored. Raises `SessionDamaged`."""
+        messages_in(conversation, chunk, value, self.layout.value_field)
+        found: Sequence[Value] = value["messages"]
+        return found
+
+    def _notes(self, session_id: str, messages: Sequence[Value]) -> list[ItemKey]:
+        """Return the keys of the notes for messages: of their ids, and of answers."""
+        names = [name for message in messages for name in (message.get("id"), answer_note(message)) if name]
+        return [self.layout.message_id(session_id, name) for name in names]
+
+
+def _superseded_by(winner: Value, prepared: Prepared, now: datetime) -> Prepared:
+    """Return answers that are superseded from the start."""
+    mark = {"superseded_at": time_text(now), "superseded_by": winner.get("id")}
+    return replace(prepared, columns=[{**row, **mark} for row in prepared.columns])

@@ -1,0 +1,112 @@
+"""A backend of transcripts: the stores of one location, and its implementation on our tables."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Final
+
+from threadkeep.errors import InvalidSettings, SessionDamaged, StoreError
+from threadkeep.observe import Backend
+from threadkeep.store.archive import Archive, Restoring
+from threadkeep.store.codec import Counter
+from threadkeep.store.driver import Driver
+from threadkeep.store.preparing import GraphTurns
+from threadkeep.store.retention import RetentionRows
+from threadkeep.store.search import Search, SearchIndex
+from threadkeep.store.statements import load_statements
+from threadkeep.store.tables import TableTranscripts
+from threadkeep.store.transcripts import Transcripts
+
+VARIABLE: Final = "THREADKEEP_TRANSCRIPTS"
+"""The setting that selects the location of transcripts."""
+
+
+class DamageRegister:
+    """The known damaged items of one location; an item that was repaired or removed is dropped."""
+
+    def __init__(self) -> None:
+        self._items: dict[tuple[str, str], SessionDamaged] = {}
+
+    @contextmanager
+    def noting(self, session_id: str, item: str) -> Iterator[None]:
+        """Record whether an item that is read in the block is damaged."""
+        try:
+            yield
+        except SessionDamaged as error:
+            self._items[session_id, item] = error
+            raise
+        if self._items:
+            self._items.pop((session_id, item), None)
+
+    def forget(self, session_id: str) -> None:
+        """Forget a session that does not exist any more."""
+        for key in [key for key in self._items if key[0] == session_id]:
+            del self._items[key]
+
+    def of(self, user_id: str | None = None) -> list[SessionDamaged]:
+        """Return the damaged items; with a user only items that are known to be theirs."""
+        found = sorted(self._items.items())
+        return [error for _, error in found if user_id in (None, error.user_id)]
+
+
+@dataclass(frozen=True)
+class TranscriptBackend:
+    """The transcripts of a memory, and the services that depend on their location."""
+
+    transcripts: Transcripts
+    search: Search
+    archive: Restoring
+    retention: RetentionRows
+    damages: DamageRegister = field(default_factory=DamageRegister)
+
+
+@dataclass(frozen=True)
+class BackendDependencies:
+    """The dependencies of a transcripts backend: our tables, token counter, clock, and error callback.
+
+    `troubled` is called for a session whose conversation another writer changed during a write (`ConversationChanged`,
+    once per attempt), and for a session whose rows could not be updated.
+    """
+
+    driver: Driver
+    count: Counter
+    clock: Callable[[], datetime]
+    troubled: Callable[[Backend, str, StoreError], object]
+    graph_turns: GraphTurns | None = None
+
+
+@asynccontextmanager
+async def open_table_backend(dependencies: BackendDependencies) -> AsyncIterator[TranscriptBackend]:
+    """Open transcripts in our tables.
+
+    Raises:
+        InvalidSettings: the transcripts of this database are in a graph store.
+    """
+    if await first_session(dependencies.driver, "any_indexed"):
+        raise InvalidSettings(
+            f"The messages of this database's sessions are in a graph store: set {VARIABLE}=graph_store, or export "
+            "them with it and import them into another database.",
+            variable=VARIABLE,
+        )
+    transcripts = TableTranscripts(
+        dependencies.driver, count=dependencies.count, clock=dependencies.clock, graph_turns=dependencies.graph_turns
+    )
+    try:
+        yield TranscriptBackend(
+            transcripts,
+            SearchIndex(dependencies.driver),
+            Archive(dependencies.driver, count=dependencies.count, clock=dependencies.clock),
+            RetentionRows(dependencies.driver, clock=dependencies.clock),
+        )
+    finally:
+        await transcripts.close()
+
+
+async def first_session(driver: Driver, statement: str) -> str | None:
+    """Return the id of a session that a statement of `graph_index.sql` finds; None if there is none."""
+    async with driver.reading() as connection:
+        rows = await connection.fetch(load_statements("graph_index.sql")[statement], {})
+    return rows[0][0] if rows else None

@@ -1,0 +1,53 @@
+"""Transcripts in graph stores, opened for a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+
+from langgraph.store.base import BaseStore
+
+from threadkeep.context.tokens import estimate
+from threadkeep.graph_store.foreign import items_of
+from threadkeep.graph_store.items import Items
+from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.graph_store.transcripts import GraphTranscripts
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+
+
+def open_store(url: str) -> AbstractAsyncContextManager[BaseStore]:
+    """A LangGraph store of ours."""
+    return open_graph_store(parse_address(url), StoreOptions())
+
+
+def transcripts_of(
+    items: Items,
+    layout: GraphLayout | None = None,
+    *,
+    clock: Callable[[], datetime] | None = None,
+    conflicted: Callable[[str], object] | None = None,
+) -> GraphTranscripts:
+    """Transcripts in the items of a store."""
+    return GraphTranscripts(items, layout, count=estimate, clock=clock or moving_clock(), conflicted=conflicted)
+
+
+@asynccontextmanager
+async def graph_transcripts(url: str, layout: GraphLayout | None = None) -> AsyncIterator[GraphTranscripts]:
+    """Transcripts in a graph store of ours."""
+    async with open_store(url) as store:
+        yield transcripts_of(items_of(store), layout)
+
+
+def moving_clock() -> Callable[[], datetime]:
+    """A clock that is a second later at every look."""
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+
+    def clock() -> datetime:
+        nonlocal now
+        now += timedelta(seconds=1)
+        return now
+
+    return clock

@@ -1,0 +1,270 @@
+"""A memory whose transcripts are in a graph store: all that hangs on sessions goes on, and all of it goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from langgraph.store.memory import InMemoryStore
+
+from tests.databases import execute, query
+from tests.graph_store.opening import open_store
+from tests.recorded_events import RecordedEvents
+from tests.store.summarising import summary
+from threadkeep import InvalidInput, InvalidSettings, Memory, MemoryOptions, Message, StoreError, open_memory
+from threadkeep.graph_store.writing import ConversationWriter
+from threadkeep.history.retention import RetentionOptions
+from threadkeep.observe import WriteFailed
+from threadkeep.records import Retention, RetentionLimits
+from threadkeep.store.address import parse_address
+from threadkeep.store.archive import ArchivedPart, Restored
+from threadkeep.testing import SettableClock
+
+HISTORY = ("agent_chat_history",)
+ROOM = "room"
+
+
+@asynccontextmanager
+async def opened(url: str, events: RecordedEvents | None = None, **changes: object) -> AsyncIterator[Memory]:
+    """A memory that keeps transcripts in a graph store."""
+    options = replace(MemoryOptions(transcripts="graph_store", background=False), **changes)  # type: ignore[arg-type]
+    async with open_memory(url, observers=[events] if events else [], options=options) as memory:
+        yield memory
+
+
+async def say(memory: Memory, count: int, *, session_id: str = ROOM, user_id: str | None = None) -> None:
+    """So many messages, questions and answers in turn, in one session."""
+    roles = ("user", "assistant")
+    messages = [Message(role=roles[n % 2], content=f"text {n + 1}", id=f"m:{n + 1}") for n in range(count)]  # type: ignore[arg-type]
+    await memory.session(session_id, user_id=user_id).append(messages)
+
+
+async def test_texts_are_in_the_graph_store_alone(shared_url: str) -> None:
+    """Our tables have the numbers of sessions and messages, and not a word but titles."""
+    async with opened(shared_url) as memory:
+        await say(memory, 3)
+        assert [message.content for message in await memory.session(ROOM).tail(5)] == ["text 1", "text 2", "text 3"]
+    rows = query(shared_url, "SELECT seq, id, role, content FROM chat_messages ORDER BY seq")
+    assert rows == [(1, "m:1", "user", ""), (2, "m:2", "assistant", ""), (3, "m:3", "user", "")]
+    assert query(shared_url, "SELECT message_count, last_seq, graph_version FROM chat_sessions") == [(3, 3, 1)]
+    async with open_store(shared_url) as store:
+        assert len(await store.asearch(HISTORY)) == 2
+
+
+async def test_summaries_and_anchors_go_on(shared_url: str) -> None:
+    """They count as ever, until the session is reset."""
+    async with opened(shared_url) as memory:
+        await say(memory, 9)
+        assert await memory.summaries.add(summary(1, 4), last_id="m:4")
+        await memory.contexts.move_anchor(ROOM, "chat", 7)
+        state = await memory.contexts.state(ROOM, "chat")
+        assert (state.anchor_seq, [part.last_seq for part in state.summaries]) == (7, [4])
+        uncovered = await memory.summaries.uncovered(ROOM)
+        assert (uncovered.after_seq, uncovered.last_seq, uncovered.messages) == (4, 9, 5)
+        await memory.session(ROOM).reset()
+        state = await memory.contexts.state(ROOM, "chat")
+        assert (state.reset_seq, state.summaries) == (9, ())
+        assert (await memory.session(ROOM).window()).messages == ()
+
+
+async def test_what_is_deleted_is_gone_everywhere(shared_url: str) -> None:
+    """From the graph store with its ids, and from each of our tables."""
+    async with opened(shared_url) as memory:
+        await say(memory, 5)
+        await say(memory, 1, session_id="other")
+        await memory.summaries.add(summary(1, 2))
+        await memory.contexts.move_anchor(ROOM, "chat", 3)
+        assert await memory.session(ROOM).delete()
+        assert not await memory.session(ROOM).delete()
+        assert [info.session_id async for info in memory.sessions()] == ["other"]
+    for table in ("chat_sessions", "chat_messages", "chat_summaries", "chat_anchors"):
+        assert query(shared_url, f"SELECT 1 FROM {table} WHERE session_id = '{ROOM}'") == []
+    assert query(shared_url, f"SELECT key FROM store WHERE key LIKE '{ROOM}%' OR prefix LIKE '%{ROOM}'") == []
+
+
+async def test_a_deletion_that_fails_can_be_done_again(shared_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows, among them the run that deletes, are there for as long as the conversation is."""
+
+    async def fails(writer: ConversationWriter, session_id: str, **_: object) -> bool:
+        raise StoreError("The store is away.")
+
+    async with opened(shared_url) as memory:
+        await say(memory, 3)
+        with monkeypatch.context() as patch:
+            patch.setattr(ConversationWriter, "delete", fails)
+            with pytest.raises(StoreError):
+                await memory.session(ROOM).delete()
+        assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(3,)]
+        assert await memory.session(ROOM).delete()
+    assert query(shared_url, "SELECT count(*) FROM chat_messages") == [(0,)]
+
+
+async def test_what_a_deletion_leaves_goes_by_itself(sqlite_url: str) -> None:
+    """The conversation is gone and its rows could not follow: what was made of it goes as soon as that can be."""
+    async with opened(sqlite_url) as memory:
+        await say(memory, 3, user_id="u1")
+        await memory.summaries.add(summary(1, 2))
+        await memory.search("text")
+        execute(sqlite_url, "CREATE TRIGGER stop BEFORE DELETE ON chat_sessions BEGIN SELECT raise(ABORT, 'no'); END")
+        with pytest.raises(StoreError):
+            await memory.session(ROOM, user_id="u1").delete()
+        execute(sqlite_url, "DROP TRIGGER stop")
+        assert not await memory.session(ROOM, user_id="u1").delete()
+        await memory.search("text")
+        assert [info.session_id async for info in memory.sessions()] == []
+    assert query(sqlite_url, "SELECT * FROM chat_summaries") == []
+
+
+async def test_a_search_finds_all_words_of_whoever_asks(shared_url: str) -> None:
+    """Of one user, of one session, after a place; in any script; best first."""
+    async with opened(shared_url) as memory:
+        for session_id, user_id in (("a", "u1"), ("b", "u2")):
+            texts = ["My REFUND is late", "Sorry for the refund", "退款什么时候到", "nothing"]
+            session = memory.session(session_id, user_id=user_id)
+            await session.append([Message(role="user", content=text) for text in texts])
+        hits = await memory.search("refund", user_id="u1")
+        assert [(hit.session_id, hit.message.seq) for hit in hits] == [("a", 1), ("a", 2)]
+        assert {hit.session_id for hit in await memory.search("退款")} == {"a", "b"}
+        assert [hit.message.seq for hit in await memory.search("refund", session_id="b", after=1)] == [2]
+        assert await memory.search("refund nothing") == []
+        assert len(await memory.search("refund", limit=3)) == 3
+        assert await memory.search("refund", session_id="a", user_id="u2") == []
+
+
+async def test_an_exported_session_comes_back(shared_url: str) -> None:
+    """With its places, times, reset and summaries; a second time nothing is new."""
+    async with opened(shared_url) as memory:
+        await say(memory, 4, user_id="u1")
+        session = memory.session(ROOM)
+        await session.reset()
+        await session.append([Message(role="user", content="after", id="m:5")])
+        await session.update(tags=["vip"])
+        info = await session.info()
+        part = ArchivedPart(info, tuple(await session.tail(9)))
+        await session.delete()
+        assert await memory.restore([part]) == [Restored(stored=5)]
+        assert await session.info() == info
+        assert await session.tail(9) == list(part.messages)
+        assert [message.id for message in (await session.window()).messages] == ["m:5"]
+        assert await memory.restore([part]) == [Restored(known=5)]
+        assert [found.session_id async for found in memory.sessions(user_id="u1")] == [ROOM]
+
+
+async def test_rows_that_could_not_follow_are_brought_up(sqlite_url: str, events: RecordedEvents) -> None:
+    """The turn is stored all the same, the failure is told, and the next start finds what is behind."""
+    async with opened(sqlite_url, events) as memory:
+        await say(memory, 2)
+        execute(sqlite_url, "CREATE TRIGGER stop BEFORE UPDATE ON chat_sessions BEGIN SELECT raise(ABORT, 'no'); END")
+        await memory.session(ROOM).append([Message(role="user", content="late", id="m:3")])
+        assert [event.outcome for event in events.of(WriteFailed)] == ["fallback"]
+        assert len(await memory.session(ROOM).tail(5)) == 3
+    assert query(sqlite_url, "SELECT last_seq FROM chat_sessions") == [(2,)]
+    execute(sqlite_url, "DROP TRIGGER stop")
+    async with opened(sqlite_url) as memory:
+        await memory.search("anything")
+    assert query(sqlite_url, "SELECT last_seq, graph_version FROM chat_sessions") == [(3, 2)]
+
+
+async def test_conversations_that_were_there_before_are_listed(shared_url: str) -> None:
+    """A store that somebody else has written: its sessions appear; those that are gone from it go."""
+    store = InMemoryStore()
+    said = [{"seq": 1, "role": "user", "content": "Hi"}, {"seq": 2, "role": "assistant", "content": "Hello"}]
+    common = {"conversation_key": "telegram:1", "updated_at": "2026-02-26T20:30:00Z"}
+    metadata = {**common, "last_seq": 2, "chunk_size": 200, "latest_chunk_key": "chunk:000000", "version": 1}
+    chunk = {**common, "chunk_key": "chunk:000000", "start_seq": 1, "end_seq": 2, "messages": said}
+    await store.aput(HISTORY, "telegram:1__meta__", {**metadata, "kind": "conversation"})
+    await store.aput(HISTORY, "telegram:1:chunk:000000", chunk)
+    async with opened(shared_url, graph_store=store) as memory:
+        await say(memory, 1)
+        assert [hit.message.content for hit in await memory.search("hello")] == ["Hello"]
+        assert {info.session_id async for info in memory.sessions()} == {"telegram:1", ROOM}
+        assert [message.content for message in await memory.session("telegram:1").tail(5)] == ["Hi", "Hello"]
+    await store.adelete(HISTORY, "telegram:1__meta__")
+    async with opened(shared_url, graph_store=store) as memory:
+        await memory.search("hello")
+        assert [info.session_id async for info in memory.sessions()] == [ROOM]
+
+
+async def test_a_name_that_begins_anew_elsewhere_has_nothing_of_the_old(sqlite_url: str, clock: SettableClock) -> None:
+    """The conversation was deleted behind our back and begun again: its rows are those of the new one."""
+    store = InMemoryStore()
+    async with opened(sqlite_url, graph_store=store, clock=clock) as memory:
+        await say(memory, 4)
+        await memory.summaries.add(summary(1, 2))
+    for item in await store.asearch(()):
+        await store.adelete(item.namespace, item.key)
+    clock.advance(60)
+    async with opened(sqlite_url, graph_store=store, clock=clock) as memory:
+        await say(memory, 1)
+        assert await memory.summaries.active(ROOM) == []
+        assert (await memory.session(ROOM).info()).last_seq == 1
+    assert query(sqlite_url, "SELECT seq FROM chat_messages") == [(1,)]
+
+
+async def test_a_graph_store_in_another_database(sqlite_url: str, empty_postgres_url: str) -> None:
+    """Texts on PostgreSQL, what is derived on SQLite; and metrics name the engine of the texts."""
+    async with opened(sqlite_url, graph_store=parse_address(empty_postgres_url)) as memory:
+        await say(memory, 2)
+        assert [hit.message.seq for hit in await memory.search("text 2")] == [2]
+        assert await memory.session(ROOM).delete()
+    assert query(empty_postgres_url, "SELECT key FROM store") == []
+
+
+async def test_a_database_keeps_transcripts_in_one_place(shared_url: str) -> None:
+    """Sessions of the other place would be shown empty, or begin again: the start is refused, until there are none."""
+    async with opened(shared_url) as memory:
+        await say(memory, 1)
+    with pytest.raises(InvalidSettings, match="graph_store"):
+        async with open_memory(shared_url):
+            pytest.fail("it must not open")
+    async with opened(shared_url) as memory:
+        await memory.session(ROOM).delete()
+    async with open_memory(shared_url) as memory:
+        await say(memory, 1)
+    with pytest.raises(InvalidSettings, match="tables"):
+        async with opened(shared_url):
+            pytest.fail("it must not open")
+
+
+async def test_retention_is_refused(sqlite_url: str) -> None:
+    """Rules at the start, limits of a session when they are set, and a plan that would be empty."""
+    rules = Retention(delete=RetentionLimits(max_age_days=30))
+    with pytest.raises(InvalidInput, match="THREADKEEP_RETENTION_DELETE_MAX_AGE_DAYS"):
+        async with opened(sqlite_url, retention=RetentionOptions(rules)):
+            pytest.fail("it must not open")
+    async with opened(sqlite_url) as memory:
+        await say(memory, 1)
+        with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS"):
+            await memory.retention.change(ROOM, rules)
+        with pytest.raises(InvalidInput, match="THREADKEEP_TRANSCRIPTS"):
+            await anext(memory.retention.plan(rules))
+        assert not await memory.retention.has_work()
+
+
+async def test_a_store_that_fails_is_an_outage(sqlite_url: str, events: RecordedEvents) -> None:
+    """Its turns go to the pending writes, and are delivered when it answers again."""
+    store = Breaking()
+    async with opened(sqlite_url, events, graph_store=store) as memory:
+        session = memory.session(ROOM)
+        store.broken = True
+        with pytest.raises(StoreError):
+            await session.append([Message(role="user", content="lost to nobody")])
+        assert await session.record([Message(role="user", content="one")]) is None
+        store.broken = False
+        assert await memory.pending.deliver()
+        assert [message.content for message in await session.tail(5)] == ["one"]
+    assert all("nobody" not in repr(event) for event in events.all)
+
+
+class Breaking(InMemoryStore):
+    """A store that can be made to fail."""
+
+    broken = False
+
+    async def abatch(self, ops: object) -> list[object]:  # type: ignore[override]
+        """Answer, or fail with what was asked for in the error."""
+        if self.broken:
+            raise RuntimeError(f"failed: {ops}")
+        return list(await super().abatch(ops))  # type: ignore[arg-type]
