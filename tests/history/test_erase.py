@@ -14,15 +14,19 @@ import pytest
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.graph import START, StateGraph
 
+from tests.children import Child
 from tests.databases import query
 from tests.outages import Outage
+from tests.web.services import until
 from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
-from threadkeep.history.pending import folder_of
+from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.history.pending import PendingOptions, folder_of
 from threadkeep.records import Turn
 from threadkeep.records.erasure import EraseReceipt
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
+from threadkeep.store.erasing import TableErasing
 from threadkeep.store.opening import open_checkpointer
 from threadkeep.store.spool import PendingTurn, SpoolFile
 
@@ -130,21 +134,78 @@ async def test_a_session_is_erased_alone(memory: Memory) -> None:
         await memory.erase()
 
 
-async def test_an_interrupted_erase_goes_on(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second call does the rest, and its receipt has the counts of the first."""
-    await live(memory)
+STEPS = ("empty", "delete_person", "forget_evidence", "delete_checkpoints", "overwrite")
 
-    async def broken(_: object, *__: object) -> None:
+
+@pytest.mark.parametrize("step", STEPS)
+async def test_an_erase_that_breaks_off_anywhere_goes_on(
+    memory: Memory, database_url: str, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """The repeat erases what belongs to sessions and ids whose own rows are gone, and has the counts of the first."""
+    await live(memory)
+    beside = await memory.beside(GraphLayout(("agents",)))
+    await beside.session("telegram:1").append([said(f"{CANARY} to an agent")])
+    await (await memory.graph_store()).aput(("memories", "telegram:ann2"), "k", {"text": CANARY})
+    if database_url != "sqlite://":
+        async with open_checkpointer(parse_address(database_url), StoreOptions()) as saver:
+            await saved(saver).ainvoke({"word": CANARY}, {"configurable": {"thread_id": "telegram:1"}})
+
+    async def broken(_: object, *__: object, **___: object) -> None:
         raise ConnectionError
 
-    rows = memory.eraser._rows  # noqa: SLF001 - the place of the interruption
     with monkeypatch.context() as patched:
-        patched.setattr(rows, "delete_person", broken)
+        patched.setattr(TableErasing, step, broken)
         with pytest.raises(ConnectionError):
             await memory.erase(user_id=ANN)
     receipt = await memory.erase(user_id=ANN)
     assert receipt.complete
-    assert {store.name: store.before for store in receipt.stores}["chat_messages"] == 41
+    before = {store.name: store.before for store in receipt.stores}
+    assert (before["chat_messages"], before["conversations of agents"], before["graph store items"]) == (41, 1, 1)
+    assert await beside.session("telegram:1").count(view="history") == 0
+    if database_url != "sqlite://":
+        assert before["checkpoints"] > 0
+        rows = query(database_url, "SELECT count(*) FROM checkpoints WHERE thread_id = 'telegram:1'")
+        assert rows == [(0,)]
+        noted = query(database_url, "SELECT scope, name, value FROM chat_channel_state WHERE name <> 'text_digest'")
+        assert [row for row in noted if str(row[0]).startswith("erase")] == []
+
+
+def erase_in_a_process(url: str, folder: Path) -> bool:
+    """Erase the person as a command does; return whether it was complete."""
+
+    async def erase() -> bool:
+        options = MemoryOptions(pending=PendingOptions(folder=folder), background=False)
+        async with open_memory(url, options=options) as memory:
+            return (await memory.erase(user_id=ANN)).complete
+
+    return asyncio.run(erase())
+
+
+@pytest.mark.process
+async def test_an_erase_that_is_killed_goes_on(shared_url: str, memory_options: MemoryOptions, tmp_path: Path) -> None:
+    """Three times in the middle; the fourth process does the rest."""
+    left = 60
+    async with open_memory(shared_url, options=memory_options) as memory:
+        for number in range(left):
+            await memory.session(f"telegram:{number}", user_id=ANN).append([said(f"{CANARY} {number}")])
+        await memory.session("telegram:group").append([said(f"{CANARY} in the group", ANN), said("bob", BOB)])
+
+    async def until_fewer(most: int) -> None:
+        await until(lambda: sessions() < most)
+
+    def sessions() -> int:
+        return int(str(query(shared_url, f"SELECT count(*) FROM chat_sessions WHERE user_id = '{ANN}'")[0][0]))
+
+    for _ in range(3):
+        child = Child(erase_in_a_process, shared_url, tmp_path / "pending")
+        await until_fewer(left - 2)
+        child.kill()
+        left = sessions()
+    assert left > 0, "it was done before it could be killed"
+    assert await asyncio.to_thread(Child(erase_in_a_process, shared_url, tmp_path / "pending").result)
+    async with open_memory(shared_url, options=memory_options) as memory:
+        assert await memory.search(CANARY) == []
+        assert [message.content for message in await memory.session("telegram:group").tail(9)] == ["bob"]
 
 
 async def test_no_table_has_a_word_of_the_person(memory: Memory, database_url: str) -> None:

@@ -28,6 +28,7 @@ _SCOPE = "erase"
 _ALWAYS = (
     "backups",
     "logs of model providers",
+    "logs of the service, which have ids and no texts",
     "the memory of other processes, which show nothing of it and drop it with their next call in the session",
 )
 _DEAD_ROWS = "dead rows of PostgreSQL until VACUUM, and its WAL"
@@ -62,32 +63,48 @@ class Eraser:
         """Return the `seq` values of the person's messages in sessions of others, by session."""
         return await self._rows.shared(wanted)
 
+    async def begin(self, wanted: Erasable) -> Erasable:
+        """Note what is to be erased; return it with the ids and sessions that an interrupted call has noted."""
+        state, name = self._memory.channels.state, await self._subject(wanted)
+        known = json.loads(await state.value(_SCOPE, name) or "{}")
+        ids = tuple(dict.fromkeys([*wanted.ids, *known.get("ids", [])]))
+        wanted = replace(wanted, ids=ids, noted=f"{_SCOPE}:{name}")
+        await state.keep_first(_SCOPE, name, json.dumps({"ids": ids, "found": await self._find(wanted)}))
+        named = [] if wanted.session_id is None else [wanted.session_id]
+        await self._rows.note_sessions(wanted, [*named, *await self._rows.sessions(wanted)])
+        return wanted
+
     async def erase(
         self, wanted: Erasable, *, dry_run: bool, vacuum: bool, remains: Sequence[str] = ()
     ) -> EraseReceipt:
-        """Erase everything, and return the receipt; `remains` are copies that the caller could not reach."""
+        """Erase what `begin` has noted, and return the receipt; `remains` are copies that were not reached before."""
         digest = await self._digest()
-        kind: ErasedKind = "user" if wanted.ids else "session"
-        subject = digest(f"{kind}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
-        found = await self._find(wanted)
-        begun_at = self._memory.clock()
-        before, shared = found, await self._rows.shared(wanted)
+        subject = await self._subject(wanted)
+        before = found = await self._find(wanted)
+        begun_at, shared = self._memory.clock(), await self._rows.shared(wanted)
         not_reached = [*remains, *_ALWAYS]
         after = before
         if not dry_run:
             # The first attempt's counts, if this one continues it.
             state = self._memory.channels.state
-            await state.keep_first(_SCOPE, subject, json.dumps(found))
-            known = json.loads(await state.value(_SCOPE, subject) or "{}")
+            known = json.loads(await state.value(_SCOPE, subject) or "{}").get("found", {})
             before = {name: max(count, known.get(name, 0)) for name, count in found.items()}
             after = await self._erase_all(wanted)
+            done = not any(after.values()) and not remains
+            counts = json.dumps({"found": before})
+            if done:
+                # The notes have ids of the person: they go before the overwriting, and the counts after it.
+                await self._rows.forget_notes(wanted)
+                await state.keep(_SCOPE, subject, counts)
             if not await self._rows.overwrite(vacuum=vacuum):
                 not_reached.append("the WAL file of SQLite, which a reader keeps: stop other processes, and repeat")
+            if done:
+                await state.forget(_SCOPE, subject, counts)
         if self._rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
         not_reached += await self._unreadable()
         receipt = EraseReceipt(
-            kind=kind,
+            kind=_kind(wanted),
             subject=subject,
             begun_at=begun_at,
             ended_at=self._memory.clock(),
@@ -100,8 +117,6 @@ class Eraser:
             ),
             not_reached=tuple(not_reached),
         )
-        if receipt.complete and (told := await self._memory.channels.state.value(_SCOPE, subject)) is not None:
-            await self._memory.channels.state.forget(_SCOPE, subject, told)
         return replace(receipt, signature=digest(receipt.signed_text()))
 
     async def verify(self, receipt: EraseReceipt) -> Verification:
@@ -118,8 +133,7 @@ class Eraser:
         after: dict[str, int] = {}
         for _ in range(_ROUNDS):
             sessions = await self._rows.sessions(wanted)
-            if wanted.session_id is not None:
-                sessions = list(dict.fromkeys([wanted.session_id, *sessions]))
+            await self._rows.note_sessions(wanted, sessions)
             await self._drop_pending(wanted, sessions)
             for session_id in sessions:
                 await self._memory.session(session_id).delete()
@@ -131,7 +145,7 @@ class Eraser:
             await self._rows.delete_person(wanted.ids)
             await self._rows.forget_evidence(sessions)
             await self._erase_graph_store(wanted, sessions)
-            await self._rows.delete_checkpoints(sessions)
+            await self._rows.delete_checkpoints(wanted)
             after = await self._find(wanted)
             if not any(after.values()):
                 break
@@ -164,7 +178,7 @@ class Eraser:
         found: list[tuple[Memory, str]] = []
         for _, _, other in await self._memory.besides():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
-            named = [wanted.session_id] if wanted.session_id is not None else sessions
+            named = [*sessions, *([] if wanted.session_id is None else [wanted.session_id])]
             keys += [key for key in named if await other.session(key).count(view="history")]
             found += [(other, key) for key in dict.fromkeys(keys)]
         return found
@@ -188,11 +202,19 @@ class Eraser:
                 found |= {(item.namespace, item.key): None for item in await _all_items(store, namespace)}
         return [(store, namespace, key) for namespace, key in found]
 
+    async def _subject(self, wanted: Erasable) -> str:
+        """Return the digest that stands for the person or the session in receipts."""
+        return (await self._digest())(f"{_kind(wanted)}:{wanted.ids[0] if wanted.ids else wanted.session_id}")
+
     async def _digest(self) -> Callable[[str], str]:
         digest = await self._memory.text_digests.digest()
         if digest is None:
             raise StoreUnavailable("The database does not answer in time, so no receipt can be signed; try again.")
         return digest
+
+
+def _kind(wanted: Erasable) -> ErasedKind:
+    return "user" if wanted.ids else "session"
 
 
 async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[SearchItem]:

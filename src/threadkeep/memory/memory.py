@@ -72,7 +72,10 @@ class Memory(history.Memory):
             StoreUnavailable: a database does not answer; repeat the call.
         """
         wanted = await self.eraser.wanted(session_id, user_id)
-        remains = [] if dry_run else await self._purge_graphs(wanted)
+        remains: list[str] = []
+        if not dry_run:
+            wanted = await self.eraser.begin(wanted)
+            remains = await self._purge_graphs(wanted)
         return await self.eraser.erase(wanted, dry_run=dry_run, vacuum=vacuum, remains=remains)
 
     def export(self, *, user_id: str, after: str | None = None) -> AsyncIterator[str]:

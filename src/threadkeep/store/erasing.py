@@ -11,7 +11,7 @@ from datetime import datetime
 
 from threadkeep.errors import StoreError
 from threadkeep.store.codec import ERASED, time_text
-from threadkeep.store.driver import Backend, Connection, Driver, Row
+from threadkeep.store.driver import Backend, Connection, Driver, Row, Statement
 from threadkeep.store.statements import for_rows, load_statements, row_parameters
 from threadkeep.store.superseding import SupersedingWriter
 
@@ -24,10 +24,14 @@ _LOG_PAUSE_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Erasable:
-    """The ids of a person, or a session; the other is empty."""
+    """The ids of a person, or a session; the other is empty.
+
+    `noted` is the scope in which the sessions of an erase are noted until it is complete.
+    """
 
     ids: tuple[str, ...] = ()
     session_id: str | None = None
+    noted: str | None = None
 
 
 class TableErasing:
@@ -51,15 +55,32 @@ class TableErasing:
         return tuple(dict.fromkeys([user_id, *(str(row[0]) for row in rows)]))
 
     async def sessions(self, wanted: Erasable) -> list[str]:
-        """Return the sessions that are deleted whole."""
+        """Return the sessions that are deleted whole, and those that an interrupted erase has deleted."""
         async with self._driver.reading() as connection:
             return [str(row[0]) for row in await self._fetch(connection, "own_sessions_of", wanted)]
 
+    async def note_sessions(self, wanted: Erasable, session_ids: Sequence[str]) -> None:
+        """Note the sessions of an erase, so that a repeat finds what belongs to them when their rows are gone."""
+        async with self._driver.writing() as connection:
+            rows = [{"noted": wanted.noted, "session_id": session_id} for session_id in session_ids]
+            await connection.execute_many(self._sql["note_session"], rows)
+
+    async def forget_notes(self, wanted: Erasable) -> None:
+        """Delete the notes of a complete erase."""
+        async with self._driver.writing() as connection:
+            await connection.execute(self._sql["forget_notes"], {"noted": wanted.noted})
+
     async def counts(self, wanted: Erasable) -> dict[str, int]:
-        """Return the number of rows by table, and of checkpoints of the sessions' own threads."""
+        """Return the number of rows by table, and of checkpoints of the sessions and runs."""
+        threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
             found = {str(name): int(count) for name, count in await self._fetch(connection, "counts", wanted)}
             shared = await self._fetch(connection, "shared_messages", wanted) if wanted.ids else []
+            found["checkpoints"] = 0
+            for table in await self._checkpoint_tables(connection):
+                counting = f"SELECT count(*) FROM {table} WHERE thread_id IN ({threads})"  # noqa: S608 - a fixed name
+                [[count]] = await connection.fetch(counting, parameters)
+                found["checkpoints"] += int(count)
         return {**found, "shared messages": len(shared)}
 
     async def shared(self, wanted: Erasable) -> dict[str, list[int]]:
@@ -90,39 +111,42 @@ class TableErasing:
                 await connection.execute(self._sql[name], {"session_id": session_id, "seq": min(seqs)})
 
     async def _drop_derived(self, connection: Connection, place: Mapping[str, object]) -> None:
-        names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_outgoing_of_message")
-        for name in (*names, "drop_deliveries_of_message", "delete_vectors", "delete_steps"):
+        names = ("hold_runs", "delete_runs", "drop_facts_of_message", "drop_proposals_of_message")
+        sent = ("drop_outgoing_of_message", "drop_deliveries_of_message")
+        for name in (*names, *sent, "delete_vectors", "delete_steps"):
             if name in self._sql:
                 await connection.execute(self._sql[name], place)
 
     async def delete_person(self, ids: Sequence[str]) -> None:
         """Delete the rows of a person that are in no session."""
         statements = ("delete_runs_of_user", "forget_answered_user", "delete_active_sessions", "delete_attachments")
-        knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys")
+        knowledge = ("delete_facts", "delete_procedures", "delete_person", "delete_api_keys", "delete_groups_of_user")
         async with self._driver.writing() as connection:
             for id_ in ids:
                 for name in (*statements, *knowledge):
                     await connection.execute(self._sql[name], {"id": id_})
 
     async def forget_evidence(self, session_ids: Sequence[str]) -> None:
-        """Delete the references of remaining facts to deleted sessions."""
+        """Delete references of remaining facts to deleted sessions, and the sessions' groups in Graphiti's queue."""
         async with self._driver.writing() as connection:
             rows = [{"session_id": session_id} for session_id in session_ids]
             await connection.execute_many(self._sql["delete_evidence"], rows)
+            await connection.execute_many(self._sql["delete_group_of_session"], rows)
 
-    async def delete_checkpoints(self, threads: Sequence[str]) -> int:
-        """Delete the checkpoints of deleted runs and of threads with these ids; return the number of rows."""
+    async def delete_checkpoints(self, wanted: Erasable) -> None:
+        """Delete the checkpoints of the sessions, of the runs, and of all runs that were deleted."""
+        threads, parameters = self._selecting("threads", wanted)
         async with self._driver.reading() as connection:
-            tables = {str(row[0]) for row in await connection.fetch(_TABLES[f"columns_{self._driver.backend}"], {})}
-            lost = [str(row[0]) for row in await connection.fetch(self._sql["lost_checkpoints"], {})]
-        rows = [{"id": thread} for thread in dict.fromkeys([*threads, *lost])]
-        deleted = 0
+            tables = await self._checkpoint_tables(connection)
         async with self._driver.writing() as connection:
-            for table in [table for table in _CHECKPOINTS if table in tables]:
-                for row in rows:
-                    deleted += await connection.execute(f"DELETE FROM {table} WHERE thread_id = :id", row)  # noqa: S608 - a fixed name
-            await connection.execute_many(self._sql["forget_checkpoints"], [{"id": run_id} for run_id in lost])
-        return deleted
+            for table in tables:
+                deleting = f"DELETE FROM {table} WHERE thread_id IN ({threads})"  # noqa: S608 - a fixed name
+                await connection.execute(deleting, parameters)
+            await connection.execute(self._sql["forget_checkpoints"], {})
+
+    async def _checkpoint_tables(self, connection: Connection) -> list[str]:
+        rows = await connection.fetch(_TABLES[f"columns_{self._driver.backend}"], {})
+        return sorted({str(row[0]) for row in rows}.intersection(_CHECKPOINTS))
 
     async def known(self, *, sessions: bool) -> list[str]:
         """Return the ids of all sessions, or of all users."""
@@ -161,7 +185,10 @@ class TableErasing:
                 await connection.execute("CHECKPOINT", {})
 
     async def _fetch(self, connection: Connection, name: str, wanted: Erasable) -> list[Row]:
+        return await connection.fetch(*self._selecting(name, wanted))
+
+    def _selecting(self, name: str, wanted: Erasable) -> Statement:
         # No user has the empty id: the statements have at least one row of values.
         ids = [{"id": id_} for id_ in wanted.ids] or [{"id": ""}]
-        parameters = {**row_parameters(ids), "session_id": wanted.session_id}
-        return await connection.fetch(for_rows(self._sql[name], len(ids)), parameters)
+        parameters = {**row_parameters(ids), "session_id": wanted.session_id, "noted": wanted.noted}
+        return for_rows(self._sql[name], len(ids)), parameters

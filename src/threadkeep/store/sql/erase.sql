@@ -1,4 +1,6 @@
--- Erasing of a person or of a session. `ids` are the ids of the person; :session_id is NULL then.
+-- Erasing of a person or of a session. `ids` are the ids of the person; :session_id is NULL then. The sessions of an
+-- erase that has begun are noted in chat_channel_state, in the scope :noted, because their rows in chat_sessions go first.
+-- A session that another user has begun anew since then is not erased.
 
 -- name: same_person
 -- All ids that were merged with one.
@@ -12,9 +14,21 @@ VALUES (:id)
     SELECT s.session_id FROM chat_sessions s
     WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
     UNION
+    SELECT n.name FROM chat_channel_state n
+    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
+        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
+    )
+    UNION
     SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
 )
 SELECT session_id FROM own ORDER BY session_id
+
+-- name: note_session
+INSERT INTO chat_channel_state (scope, name, value) VALUES (:noted, :session_id, '')
+ON CONFLICT (scope, name) DO NOTHING
+
+-- name: forget_notes
+DELETE FROM chat_channel_state WHERE scope = :noted
 
 -- name: counts
 -- The rows of each table that belong to the person or the session.
@@ -24,6 +38,11 @@ VALUES (:id)
     SELECT s.session_id FROM chat_sessions s
     WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
     UNION
+    SELECT n.name FROM chat_channel_state n
+    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
+        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
+    )
+    UNION
     SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
 ), gone (run_id) AS (
     SELECT r.run_id FROM chat_runs r
@@ -32,11 +51,14 @@ VALUES (:id)
     SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
 ), people (person_id) AS (
     SELECT p.person_id FROM chat_persons p WHERE p.person_id IN (SELECT id FROM ids)
+), known_groups (group_key, group_id) AS (
+    SELECT g.group_key, g.group_id FROM chat_graph_groups g
+    WHERE g.group_key IN (SELECT 'user:' || id FROM ids) OR g.group_key IN (SELECT 'session:' || session_id FROM own)
 ), known_facts (fact_id) AS (
     SELECT f.fact_id FROM chat_facts f
     WHERE f.session_id IN (SELECT session_id FROM own) OR (f.scope = 'user' AND f.owner IN (SELECT id FROM ids))
 )
-SELECT 'chat_sessions', count(*) FROM own
+SELECT 'chat_sessions', count(*) FROM chat_sessions WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_messages', count(*) FROM chat_messages WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_summaries', count(*) FROM chat_summaries WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL SELECT 'chat_embeddings', count(*) FROM chat_embeddings WHERE session_id IN (SELECT session_id FROM own)
@@ -60,8 +82,17 @@ WHERE session_id IN (SELECT session_id FROM own) OR user_id IN (SELECT id FROM i
 UNION ALL SELECT 'chat_outbox', count(*) FROM chat_outbox WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
 SELECT 'chat_channel_sessions', count(*) FROM chat_channel_sessions WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL SELECT 'chat_channel_state', count(*) FROM chat_channel_state WHERE scope IN (SELECT 'chatkit:' || id FROM ids)
+UNION ALL SELECT 'chat_graph_turns', count(*) FROM chat_graph_turns WHERE session_id IN (SELECT session_id FROM own)
 UNION ALL
-SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries WHERE session_id IN (SELECT session_id FROM own)
+SELECT 'chat_graph_deliveries', count(*) FROM chat_graph_deliveries
+WHERE session_id IN (SELECT session_id FROM own) OR group_id IN (SELECT group_id FROM known_groups)
+UNION ALL SELECT 'chat_graph_groups', count(*) FROM known_groups
+UNION ALL SELECT 'chat_fact_learning', count(*) FROM chat_fact_learning WHERE session_id IN (SELECT session_id FROM own)
+UNION ALL
+SELECT 'chat_fact_proposals', count(*) FROM chat_fact_proposals
+WHERE session_id IN (SELECT session_id FROM own) OR person_id IN (SELECT id FROM ids)
+    OR (scope = 'user' AND owner IN (SELECT id FROM ids))
 UNION ALL SELECT 'chat_facts', count(*) FROM known_facts
 UNION ALL SELECT 'chat_fact_evidence', count(*) FROM chat_fact_evidence
 WHERE fact_id IN (SELECT fact_id FROM known_facts) OR session_id IN (SELECT session_id FROM own)
@@ -72,6 +103,31 @@ UNION ALL SELECT 'chat_persons', count(*) FROM people
 UNION ALL
 SELECT 'chat_person_names', count(*) FROM chat_person_names WHERE person_id IN (SELECT person_id FROM people)
 UNION ALL SELECT 'chat_api_keys', count(*) FROM chat_api_keys WHERE user_id IN (SELECT id FROM ids)
+
+-- name: threads
+-- The threads of LangGraph's checkpoints: of the sessions, of runs, and of runs that were deleted.
+WITH RECURSIVE ids (id) AS (
+VALUES (:id)
+), own (session_id) AS (
+    SELECT s.session_id FROM chat_sessions s
+    WHERE s.user_id IN (SELECT id FROM ids) OR s.session_id = CAST(:session_id AS TEXT)
+    UNION
+    SELECT n.name FROM chat_channel_state n
+    WHERE n.scope = CAST(:noted AS TEXT) AND NOT EXISTS (
+        SELECT 1 FROM chat_sessions s WHERE s.session_id = n.name AND s.user_id NOT IN (SELECT id FROM ids)
+    )
+    UNION
+    SELECT c.session_id FROM own o JOIN chat_sessions c ON c.parent_session_id = o.session_id WHERE c.agent IS NOT NULL
+), gone (run_id) AS (
+    SELECT r.run_id FROM chat_runs r
+    WHERE r.session_id IN (SELECT session_id FROM own) OR r.user_id IN (SELECT id FROM ids)
+    UNION
+    SELECT c.run_id FROM gone g JOIN chat_runs c ON c.parent_run_id = g.run_id
+)
+SELECT session_id FROM own
+UNION SELECT CAST(:session_id AS TEXT) WHERE CAST(:session_id AS TEXT) IS NOT NULL
+UNION SELECT run_id FROM gone
+UNION SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
 
 -- name: shared_messages
 -- Messages of the person in sessions of others, such as group chats: by the sender that a channel noted, or the author.
@@ -141,6 +197,15 @@ DELETE FROM chat_channel_state WHERE scope = 'chatkit:' || :id
 -- name: delete_evidence
 DELETE FROM chat_fact_evidence WHERE session_id = :session_id
 
+-- name: drop_proposals_of_message
+DELETE FROM chat_fact_proposals WHERE session_id = :session_id AND seq = :seq
+
+-- name: delete_groups_of_user
+DELETE FROM chat_graph_groups WHERE group_key = 'user:' || :id
+
+-- name: delete_group_of_session
+DELETE FROM chat_graph_groups WHERE group_key = 'session:' || :session_id
+
 -- name: delete_facts
 DELETE FROM chat_facts WHERE scope = 'user' AND owner = :id
 
@@ -153,12 +218,11 @@ DELETE FROM chat_persons WHERE person_id = :id
 -- name: delete_api_keys
 DELETE FROM chat_api_keys WHERE user_id = :id
 
--- name: lost_checkpoints
--- Runs that are deleted and had checkpoints.
-SELECT c.run_id FROM chat_run_checkpoints c WHERE NOT EXISTS (SELECT 1 FROM chat_runs r WHERE r.run_id = c.run_id)
-
 -- name: forget_checkpoints
-DELETE FROM chat_run_checkpoints WHERE run_id = :id
+-- Of runs that are deleted.
+DELETE FROM chat_run_checkpoints WHERE NOT EXISTS (
+    SELECT 1 FROM chat_runs r WHERE r.run_id = chat_run_checkpoints.run_id
+)
 
 -- name: known_users
 -- All ids under which a row of a person may stand.
