@@ -24,9 +24,8 @@ from threadkeep import not_idempotent
 from threadkeep.records.runs import DoubleTexting
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.nodes import AgentNode, RecordAnswerNode, RecordQuestionNode, SubworkflowNode
-from threadkeep.workflows.options import RunOptions
 from threadkeep.workflows.registry import Workflows
-from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.resources import RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState, last_text
 
 OUTPUT_TOKENS = 7

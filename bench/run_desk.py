@@ -20,7 +20,7 @@ from pydantic import PrivateAttr
 from bench.chat_texts import chats
 from bench.contenders import TurnTexts
 from threadkeep import Memory, not_idempotent, open_memory
-from threadkeep.agent.offline_model import OfflineModel
+from threadkeep.agent.demo import OfflineModel
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
@@ -29,8 +29,7 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
 from threadkeep.workflows.built_in import CHAT
-from threadkeep.workflows.compiling import CompiledWorkflow, Compiler
-from threadkeep.workflows.definition import Workflow, python_workflow
+from threadkeep.workflows.definition import CompiledWorkflow, Compiler, Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.registry import Workflows

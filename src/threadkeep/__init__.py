@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from threadkeep.agent.candidates.graph import candidate_graph as candidate_graph
+    from threadkeep.agent.candidates import candidate_graph as candidate_graph
     from threadkeep.agent.counting import count_tokens as count_tokens
     from threadkeep.agent.fact_learning import FactLearning as FactLearning
     from threadkeep.agent.knowledge_tools import knowledge_tools as knowledge_tools
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from threadkeep.agent.middleware import SessionMemory as SessionMemory
     from threadkeep.agent.nodes import memory_node as memory_node
     from threadkeep.agent.nodes import session_turn as session_turn
-    from threadkeep.agent.prompt_template import PromptTemplate as PromptTemplate
-    from threadkeep.agent.prompt_template import flatten_messages as flatten_messages
+    from threadkeep.agent.prompts import PromptTemplate as PromptTemplate
+    from threadkeep.agent.prompts import flatten_messages as flatten_messages
+    from threadkeep.agent.quoted_sections import RetrievedSnippets as RetrievedSnippets
     from threadkeep.agent.rebuilding import rebuild as rebuild
     from threadkeep.agent.recalled_turns import RecalledTurns as RecalledTurns
     from threadkeep.agent.recorded import recorded as recorded
     from threadkeep.agent.reducers import bounded_messages as bounded_messages
-    from threadkeep.agent.retrieved_snippets import RetrievedSnippets as RetrievedSnippets
     from threadkeep.agent.summarizer import ModelSummarizer as ModelSummarizer
     from threadkeep.agent.trimming import trim as trim
     from threadkeep.agent.turn_options import TurnOptions as TurnOptions
@@ -98,7 +98,7 @@ if TYPE_CHECKING:
     from threadkeep.settings import load_settings as load_settings
     from threadkeep.store.driver import StoreOptions as StoreOptions
     from threadkeep.version import __version__ as __version__
-    from threadkeep.workflows.tool_marks import not_idempotent as not_idempotent
+    from threadkeep.workflows.resources import not_idempotent as not_idempotent
 
 _HOMES = {
     "threadkeep.app": (
@@ -143,7 +143,7 @@ _HOMES = {
         "WorkflowNotFound",
         "WrongUser",
     ),
-    "threadkeep.workflows.tool_marks": ("not_idempotent",),
+    "threadkeep.workflows.resources": ("not_idempotent",),
     "threadkeep.history.compression": ("Compression",),
     "threadkeep.history.keys": (
         "KeyResolution",
@@ -187,7 +187,7 @@ _HOMES = {
     ),
     "threadkeep.store.driver": ("StoreOptions",),
     "threadkeep.version": ("__version__",),
-    "threadkeep.agent.candidates.graph": ("candidate_graph",),
+    "threadkeep.agent.candidates": ("candidate_graph",),
     "threadkeep.agent.fact_learning": ("FactLearning",),
     "threadkeep.agent.knowledge_tools": ("knowledge_tools",),
     "threadkeep.agent.known_facts": ("KnownFacts",),
@@ -197,14 +197,14 @@ _HOMES = {
         "memory_node",
         "session_turn",
     ),
-    "threadkeep.agent.prompt_template": (
+    "threadkeep.agent.prompts": (
         "PromptTemplate",
         "flatten_messages",
     ),
     "threadkeep.agent.rebuilding": ("rebuild",),
     "threadkeep.agent.recorded": ("recorded",),
     "threadkeep.agent.recalled_turns": ("RecalledTurns",),
-    "threadkeep.agent.retrieved_snippets": ("RetrievedSnippets",),
+    "threadkeep.agent.quoted_sections": ("RetrievedSnippets",),
     "threadkeep.agent.reducers": ("bounded_messages",),
     "threadkeep.agent.counting": ("count_tokens",),
     "threadkeep.agent.summarizer": ("ModelSummarizer",),

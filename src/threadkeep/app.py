@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from langgraph.checkpoint.base import BaseCheckpointSaver
     from langgraph.store.base import BaseStore, IndexConfig, TTLConfig
 
-    from threadkeep.agent.chat_options import ChatOptions
     from threadkeep.agent.extras import ExtraSource
     from threadkeep.agent.fact_learning import FactLearning
+    from threadkeep.agent.turn_options import ChatOptions
     from threadkeep.channels.configuration import ChannelsFile
     from threadkeep.channels.service import ChannelService
     from threadkeep.history.compression import Compression
@@ -78,8 +78,7 @@ async def open_app(
         StoreUnavailable: the database does not respond.
     """
     from threadkeep.agent.model_facts import facts_of
-    from threadkeep.agent.models import make_model
-    from threadkeep.agent.tracing_threads import trace_without_threads
+    from threadkeep.agent.models import make_model, trace_without_threads
 
     trace_without_threads()
     model = make_model(settings.model)
@@ -226,7 +225,7 @@ def load_workflows(settings: Settings, names: Sequence[str] | None = None, *, im
 
 def chat_options(settings: Settings) -> ChatOptions:
     """Return the options of the chat."""
-    from threadkeep.agent.chat_options import ChatOptions
+    from threadkeep.agent.turn_options import ChatOptions
 
     return ChatOptions(
         system_prompt=settings.system_prompt,

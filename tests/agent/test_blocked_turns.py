@@ -72,7 +72,7 @@ async def test_a_blocked_turn_keeps_no_other_turn_waiting(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The end of the run is known although its error is still held."""
-    monkeypatch.setattr("threadkeep.agent.session_order._IDLE_SECONDS", 10 * HANG_SECONDS)
+    monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 10 * HANG_SECONDS)
     agent = blocking(small_memory, ScriptedModel(["fine"]), first=True)
     with pytest.raises(PIIDetectionError) as held:
         await agent.ainvoke(input_of(MAIL), config_of())

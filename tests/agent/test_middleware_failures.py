@@ -210,7 +210,7 @@ async def test_a_run_that_stops_between_answer_and_end_keeps_the_answer(
 
 async def test_runs_that_never_end_are_bounded(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs that fail in tools say nothing when they end; what is remembered of them does not grow without bound."""
-    monkeypatch.setattr("threadkeep.agent.open_turns._MOST_CALLS", 5)
+    monkeypatch.setattr("threadkeep.agent.participation._MOST_CALLS", 5)
 
     @tool
     def explode() -> str:

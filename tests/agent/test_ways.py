@@ -477,7 +477,7 @@ def test_a_call_that_blocks_an_awaited_turn_goes_on(
     memory_options: MemoryOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell invokes an agent while a task of the same loop, which now stands still, has the session."""
-    monkeypatch.setattr("threadkeep.agent.session_order._IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("threadkeep.agent.root_runs._IDLE_SECONDS", 0.2)
     with opened("async-over-sync", "sqlite://", memory_options) as way:
         gate = Gate()
         awaited = make_agent(ScriptedModel([[gate, "late"]]), [SessionMemory(way.memory)])

@@ -17,7 +17,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from tests.agent.talking import ROOM, add, adding, config_of, input_of, kept, kept_with_status, make_agent, seen
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, Message, SessionMemory, memory_node, open_memory, recorded
-from threadkeep.agent.known_messages import RECEIVED
+from threadkeep.agent.questions import RECEIVED
 from threadkeep.observe import HistoryDiffers
 from threadkeep.testing import ScriptedModel
 

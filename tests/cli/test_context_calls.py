@@ -17,7 +17,7 @@ from langchain_core.tools import tool
 from tests.agent.talking import config_of, input_of, make_agent
 from tests.cli.running import CommandLine, Outcome
 from threadkeep import Memory, SessionMemory
-from threadkeep.agent.context_words import in_words
+from threadkeep.agent.explanations import in_words
 from threadkeep.context.manifest import ContextManifest, ExclusionReason
 from threadkeep.records import Summary
 from threadkeep.testing import ScriptedModel

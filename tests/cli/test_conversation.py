@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tests.runs.chatting import Chats
-from threadkeep.agent.chat_options import ChatOptions
 from threadkeep.agent.context_view import ContextLook
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.cli.context import CallChoice
 from threadkeep.cli.conversation import Conversation, Notices
 from threadkeep.cli.terminal import json_chosen

@@ -82,7 +82,7 @@ def test_workflows_are_drawn(cli: CommandLine, flow: Path, tmp_path: Path) -> No
 
 def test_a_png_goes_through_a_pipe(cli: CommandLine, flow: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And not to a terminal."""
-    monkeypatch.setattr("threadkeep.workflows.drawing.draw_png", lambda workflow: b"a picture")
+    monkeypatch.setattr("threadkeep.workflows.describing.draw_png", lambda workflow: b"a picture")
     assert cli("workflows", "graph", "bot", "--format", "png").out == "a picture"
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert cli("workflows", "graph", "bot", "--format", "png").exit_code == 2

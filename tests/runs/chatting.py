@@ -13,7 +13,7 @@ from langgraph.store.memory import InMemoryStore
 
 from tests.runs.desk import IN_MEMORY, QUICK
 from threadkeep import Memory
-from threadkeep.agent.chat_options import ChatOptions
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.app import resources_of
 from threadkeep.runs.chat.chat import Chat
 from threadkeep.runs.chat.turns import ChatEvent, ChatRequest, ChatToken, ChatTurn

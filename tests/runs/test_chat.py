@@ -23,7 +23,7 @@ from threadkeep import (
     SessionNotFound,
     count_tokens,
 )
-from threadkeep.agent.chat_options import ChatOptions
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
 from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage

@@ -25,9 +25,8 @@ from threadkeep.runs.usage import read_prices
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.nodes import AgentNode
-from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.resources import RunContext, is_idempotent, not_idempotent
 from threadkeep.workflows.state import WorkflowState
-from threadkeep.workflows.tool_marks import is_idempotent, not_idempotent
 
 STEPS = """\
 schema: 1

@@ -22,8 +22,7 @@ from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import Gate
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.nodes import AgentNode, RecordQuestionNode
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.resources import RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
 
 pytestmark = pytest.mark.xdist_group("unsteady_postgres")

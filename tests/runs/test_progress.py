@@ -24,7 +24,7 @@ from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
 from threadkeep.testing import Gate, ScriptedModel
-from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.loading import read_workflow
 
 

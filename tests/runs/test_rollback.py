@@ -20,7 +20,7 @@ from threadkeep.records.runs import ROLLED_BACK, NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 from threadkeep.workflows.nodes.places import order_of
-from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.resources import RunOptions
 
 DEAD = NewRun(run_id="r1", workflow="desk", input={}, session_id="room", message_id="m1")
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}\noptions: {double_texting: rollback}"

@@ -14,7 +14,7 @@ from tests.databases import query
 from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import QUICK, eventually
 from threadkeep import MemoryOptions, SessionMemory, open_memory
-from threadkeep.agent.chat_options import ChatOptions
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.history.pending import Join
 from threadkeep.records import Turn
 from threadkeep.store.address import parse_address

@@ -17,8 +17,7 @@ from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.nodes import AgentNode
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.resources import RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
 
 FIRST = RunRequest(workflow="slow", text="my name is Ann", session_id="room", message_id="m1")

@@ -17,11 +17,9 @@ from threadkeep import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import RunTrigger
 from threadkeep.testing import ScriptedModel
-from threadkeep.workflows.children import InProcessChildren
-from threadkeep.workflows.compiling import Compiler
-from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.loading import read_workflow
-from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.registry import InProcessChildren, Workflows
 from threadkeep.workflows.resources import Resources, RunContext
 from threadkeep.workflows.state import initial_state
 

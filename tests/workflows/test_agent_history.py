@@ -317,7 +317,7 @@ async def test_a_store_that_is_down_costs_no_answer_and_no_turn(sqlite_memory: M
 
 async def test_a_graph_without_a_store_works_in_memory(desk: Desk) -> None:
     """And says so."""
-    from threadkeep.workflows.compiling import Compiler
+    from threadkeep.workflows.definition import Compiler
 
     desk.use(BOT % "")
     desk.compiler = Compiler(checkpointer=desk.saver, store=None)

@@ -12,12 +12,9 @@ from tests.workflows.desk import Desk
 from tests.workflows.test_yaml import GOOD
 from threadkeep import InvalidWorkflow, WorkflowNotFound
 from threadkeep.workflows.definition import Workflow, python_workflow
-from threadkeep.workflows.describing import describe, describe_whole
-from threadkeep.workflows.drawing import draw_mermaid, draw_png, draw_svg
-from threadkeep.workflows.explaining import explain_key
+from threadkeep.workflows.describing import describe, describe_whole, draw_mermaid, draw_png, draw_svg, explain_key
 from threadkeep.workflows.loading import load_python, read_workflow
-from threadkeep.workflows.nesting import circles, deepest_ways, drawn
-from threadkeep.workflows.registry import Workflows
+from threadkeep.workflows.registry import Workflows, circles, deepest_ways, drawn
 from threadkeep.workflows.state import WorkflowState
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from threadkeep import InvalidInput
-from threadkeep.workflows.templates import MOST_RENDERED_CHARACTERS, check_template, nodes_named, render
+from threadkeep.workflows.state import MOST_RENDERED_CHARACTERS, check_template, nodes_named, render
 
 SCOPE = {
     "text": "Hi",

@@ -18,7 +18,7 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.left_out import dropped, exclusions
 from threadkeep.agent.model_call import Assembled, Call, Draft, Extra, Piece
-from threadkeep.agent.quoted_turns import section_message
+from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING, Repaired, merge, plain, repair
 from threadkeep.agent.sent_messages import digest_of, digests_of, dump_message, is_plain, is_stored_as, merged_system
 from threadkeep.agent.trimming import items_of, shortened, size_of

@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import TYPE_CHECKING, Literal, cast
 
 from threadkeep.agent.context_view import ContextView, SeenMessage
-from threadkeep.agent.context_words import in_words
+from threadkeep.agent.explanations import in_words
 from threadkeep.context.manifest import ContextManifest, Entry, ExclusionReason, LeftOut, Section
 
 if TYPE_CHECKING:

@@ -5,24 +5,44 @@ It understands nothing. It finds the words of a question again in what the user 
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from itertools import accumulate, takewhile
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
 
-from threadkeep.agent.demo_summaries import statements_in, summary_of
-from threadkeep.agent.offline_model import OfflineModel
-from threadkeep.agent.quoted_turns import SECTION_KEY
+from threadkeep.agent.quoted_sections import SECTION_KEY
 from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
+from threadkeep.context.cut import cut_end
 from threadkeep.context.quotation import quoted_by
 from threadkeep.context.tokens import estimate
+
+
+class OfflineModel(BaseChatModel):
+    """A chat model that is told at each call of the tools that were bound to it, and makes of them what it likes."""
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """This model, with tools on offer."""
+        return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=tool_choice, **kwargs)
+
 
 MAX_QUOTES = 3
 MAX_QUOTE_CHARACTERS = 400
@@ -240,3 +260,71 @@ def _stem(word: str) -> str:
 def _usage(messages: Sequence[BaseMessage], text: str) -> UsageMetadata:
     tokens_in, tokens_out = sum(estimate(str(message.text)) for message in messages), estimate(text)
     return UsageMetadata(input_tokens=tokens_in, output_tokens=tokens_out, total_tokens=tokens_in + tokens_out)
+
+
+MAX_LINE_CHARACTERS = 80
+
+_LEAST_LINE_CHARACTERS = 20
+_REQUEST = re.compile(
+    r"(?:<known>\n(?P<known>[^\n]*)\n</known>\n\n)?<record>\n(?P<record>.*)\n</record>\n\n(?P<task>[^\n]+)", re.DOTALL
+)
+_CONTINUATION = "The known text is your summary"
+_MOST_TOKENS = re.compile(r"(\d+) characters")
+
+
+def summary_of(messages: Sequence[BaseMessage]) -> str | None:
+    """The summary that `ModelSummarizer` asks for with these messages; None where no summary is asked for."""
+    match messages:
+        case [SystemMessage(), HumanMessage() as asked]:
+            found = _REQUEST.fullmatch(str(asked.text))
+        case _:
+            return None
+    most = _MOST_TOKENS.search(found["task"]) if found else None
+    if found is None or most is None:
+        return None
+    try:
+        lines = [*_lines_of_record(found["record"])]
+        if found["task"].startswith(_CONTINUATION):
+            lines = json.loads(found["known"])["known"].splitlines() + lines
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None  # somebody else's tags
+    return _bounded(lines, int(most[1]))
+
+
+def statements_in(summary: str) -> list[str]:
+    """Return what the user said according to a summary of the demo model."""
+    lines = (line.partition(": ") for line in summary.splitlines())
+    return [said for speaker, _, said in lines if speaker == "user"]
+
+
+def _lines_of_record(record: str) -> Iterator[str]:
+    for line in record.split("\n"):  # a text may hold other ends of lines, which JSON leaves as they are
+        told = json.loads(line)
+        if "from" in told:
+            yield f"{told['from']}: {' '.join(told['text'].split())}"
+        else:
+            yield from told["text"].splitlines()
+
+
+def _bounded(lines: Sequence[str], most_tokens: int) -> str:
+    """The lines with fewer and fewer words of each; where that is not enough, the newest."""
+    characters = MAX_LINE_CHARACTERS
+    text = "\n".join(_beginning(line, characters) for line in lines)
+    while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
+        characters //= 2
+        text = "\n".join(_beginning(line, characters) for line in lines)
+    if estimate(text) <= most_tokens:
+        return text
+    newest_first = text.splitlines()[::-1]
+    sizes = accumulate(estimate(line) + 1 for line in newest_first)
+    fitting = max(sum(1 for _ in takewhile(lambda size: size <= most_tokens, sizes)), 1)
+    return cut_end("\n".join(newest_first[:fitting][::-1]), most_tokens, estimate)
+
+
+def _beginning(line: str, characters: int) -> str:
+    """The first words, with a mark for the rest; where no spaces part the words, the first characters."""
+    if len(line) <= characters:
+        return line
+    cut = line[:characters]
+    words = cut.rpartition(" ")[0]
+    return f"{words if len(words) > characters // 2 else cut}…"

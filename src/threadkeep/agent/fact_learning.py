@@ -13,8 +13,8 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage, SystemMessage
 
 from threadkeep.agent.conversion import text_of
+from threadkeep.agent.knowledge_tools import ALL_SCOPES
 from threadkeep.agent.model_facts import facts_of
-from threadkeep.agent.run_scopes import ALL_SCOPES
 from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest, Record

@@ -18,30 +18,32 @@ from langchain_core.runnables.config import var_child_runnable_config
 from langgraph.errors import GraphBubbleUp, ParentCommand
 from langgraph.runtime import Runtime
 
-from threadkeep.agent.agent_calls import (
+from threadkeep.agent.answers import (
+    OtherMiddleware,
     answered_before,
-    author_of,
-    call_key,
     final_answer,
-    in_tool,
     is_limit_notice,
     named_as_agent,
-    redacted_kinds,
+    storable,
 )
 from threadkeep.agent.call_measure import ModelUse
+from threadkeep.agent.callbacks import PartialAnswer, root_callbacks, with_callback
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.holding import run_hold
-from threadkeep.agent.invocation import metadata_of, run_id_of, session_for
-from threadkeep.agent.open_turns import OpenTurns
-from threadkeep.agent.other_middleware import OtherMiddleware
-from threadkeep.agent.partial import PartialAnswer, listening
-from threadkeep.agent.participation import Caller, CallKey, Participation
-from threadkeep.agent.root_callbacks import root_callbacks
-from threadkeep.agent.root_runs import RootRun, own_session, root_run, tool_of_session
-from threadkeep.agent.session_order import order_of
+from threadkeep.agent.invocation import (
+    CallKey,
+    author_of,
+    call_key,
+    in_tool,
+    metadata_of,
+    redacted_kinds,
+    run_id_of,
+    session_for,
+)
+from threadkeep.agent.participation import Caller, OpenTurns, Participation
+from threadkeep.agent.root_runs import RootRun, order_of, own_session, root_run, tool_of_session
 from threadkeep.agent.turn_options import TurnOptions, place_in
 from threadkeep.agent.turns import OpenTurn
-from threadkeep.agent.unredacted import storable
 from threadkeep.errors import StoreClosed
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
@@ -306,7 +308,7 @@ class ModelStep:
     @contextmanager
     def listening(self) -> Iterator[None]:
         """Listen to the model inside the block."""
-        token = var_child_runnable_config.set(listening(self.call.config, self.partial))
+        token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
         try:
             yield
         finally:

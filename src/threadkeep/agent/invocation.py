@@ -1,57 +1,24 @@
-"""The inputs of a run: the session, the user, the question, and the caller's metadata."""
+"""Facts about the call of an agent or a node: its session, user, workspace, run and author."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 from uuid import UUID
 
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.runnables import RunnableConfig
 from langgraph.runtime import Runtime, get_runtime
 
-from threadkeep.agent.turn_options import IdOf, TurnOptions, call_id_function
+from threadkeep.agent.turn_options import CallPlace, IdOf, TurnOptions, call_id_function
 from threadkeep.errors import InvalidInput, InvalidKey
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 
-
-def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the newest input: the human messages at the end. Summaries that middleware wrote are no input."""
-    start = len(messages)
-    while start and is_question(messages[start - 1]):
-        start -= 1
-    return list(messages[start:])
-
-
-def is_question(message: BaseMessage) -> bool:
-    """Return whether a message is from a person, and not a summary by `SummarizationMiddleware`."""
-    return isinstance(message, HumanMessage) and message.additional_kwargs.get("lc_source") != "summarization"
-
-
-def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the input that a run in its loop is answering: the newest block of human messages, wherever it stands.
-
-    Nothing if that was answered already and a system message came after it: then the run speaks by itself.
-    """
-    end = len(messages)
-    told = False
-    while end and not is_question(message := messages[end - 1]):
-        told = told or isinstance(message, SystemMessage)
-        if told and isinstance(message, AIMessage) and not message.tool_calls:
-            return []
-        end -= 1
-    return question_in(messages[:end])
-
-
-def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage]]:
-    """Yield the blocks of human messages, the newest first."""
-    end = len(messages)
-    while block := question_before(messages[:end]):
-        yield block
-        end = next(place for place, message in enumerate(messages) if message is block[0])
+type CallKey = tuple[int, str, int]
+"""The root run, the namespace and the stream of an agent's call."""
 
 
 def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) -> Session:
@@ -141,3 +108,58 @@ def run_id_of(config: RunnableConfig) -> str | None:
     if isinstance(named := getattr(runtime.context, "run_id", None), str):
         return named
     return runtime.execution_info.run_id if runtime.execution_info else None
+
+
+_READER = "__pregel_read"
+"""LangGraph's name of the reader among the values of a node's config."""
+
+_REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
+
+
+def call_key(config: RunnableConfig, runtime: Runtime[Any]) -> CallKey:
+    """Return what the hooks of one call of an agent have in common, and no other call of the run."""
+    namespace = str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
+    return id(runtime.control), namespace, id(runtime.stream_writer)
+
+
+def in_tool(config: RunnableConfig) -> bool:
+    """Return whether an agent runs in a tool of another one: below the node `tools` of LangChain's agents."""
+    *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
+    return any(node.partition(":")[0] == "tools" for node in outer)
+
+
+def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
+    """Return the kinds of data, such as `email`, that `PIIMiddleware` of this agent looks for.
+
+    No middleware is told of another. But LangGraph gives each node a reader of the channels of its graph, where each
+    hook of a middleware has a channel with its name.
+    """
+    reader = config.get("configurable", {}).get(_READER)
+    channels = [name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part]
+    return frozenset(found[1] for name in channels if (found := _REDACTING.search(str(name))))
+
+
+def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
+    """Return the name of the agent, else of the node that it runs in; None for a nameless agent on its own."""
+    if place is not None and place.node:
+        return place.node
+    if name := config.get("metadata", {}).get("lc_agent_name"):
+        return str(name)
+    *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
+    return outer[-1].partition(":")[0] if outer else None
+
+
+def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
+    """Return the name of the node that a function runs in; None outside of a graph."""
+    if place is not None and place.node:
+        return place.node
+    return str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[2].partition(":")[0] or None
+
+
+def control_of() -> object:
+    """Return the object that is the same in all nodes of one root run; a new one outside of a graph."""
+    try:
+        runtime: Runtime[Any] | None = get_runtime()
+    except (RuntimeError, KeyError):
+        runtime = None
+    return runtime.control if runtime is not None and runtime.control is not None else object()

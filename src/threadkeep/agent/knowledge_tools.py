@@ -1,32 +1,99 @@
 """Tools with which an agent remembers, recalls and forgets.
 
-Whose memory it is comes from the run, as for `SessionMemory`, and never from the model.
+The run names the user, the workspace and the session, as for `SessionMemory`; the model never does.
 """
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from langchain.tools import ToolRuntime
 from langchain_core.messages import HumanMessage
-from langchain_core.tools import BaseTool
+from langchain_core.runnables import RunnableConfig
+from langchain_core.tools import BaseTool, StructuredTool
 
 from threadkeep.agent.conversion import id_of
-from threadkeep.agent.invocation import run_id_of
-from threadkeep.agent.memory_tools import memory_tool
-from threadkeep.agent.run_scopes import ALL_SCOPES, RunScopes
-from threadkeep.agent.turn_options import IdOf
+from threadkeep.agent.invocation import run_id_of, session_for, workspace_in
+from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
+from threadkeep.history import memory as history
 from threadkeep.history.keys import channel_of
 from threadkeep.history.session import Session
 from threadkeep.knowledge.secrets import looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ReadFailed, WriteFailed
-from threadkeep.records.knowledge import MAX_KEY_CHARACTERS, Evidence, FactKind, ScopeKind
+from threadkeep.records.knowledge import MAX_KEY_CHARACTERS, SCOPE_KINDS, Evidence, FactKind, Scope, ScopeKind
+
+
+def memory_tool[M: history.Memory, H](
+    tools: OnLoop[M, H], verb: Callable[[H], Callable[..., Coroutine[Any, Any, str]]]
+) -> BaseTool:
+    """Return the tool of a verb, with its name, arguments and docstring; it runs on the event loop of the memory."""
+    described = verb(tools.made[0])
+
+    @functools.wraps(described)
+    async def acall(*args: Any, **kwargs: Any) -> str:
+        return await tools.call(lambda made: verb(made)(*args, **kwargs))
+
+    @functools.wraps(described)
+    def call(*args: Any, **kwargs: Any) -> str:
+        return tools.wait_for(lambda made: verb(made)(*args, **kwargs))
+
+    return StructuredTool.from_function(func=call, coroutine=acall, parse_docstring=True)
+
+
+ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
+
+
+class RunScopes:
+    """Finds the scopes of a run: its session, its workspace and its person, as far as it has them.
+
+    A run without a user has no user scope, and one without a workspace no workspace scope: nobody shares a default.
+    """
+
+    def __init__(
+        self,
+        memory: Memory,
+        kinds: Sequence[ScopeKind],
+        *,
+        workspace: str | IdOf | None = None,
+        session_id: IdOf | None = None,
+        user_id: IdOf | None = None,
+    ) -> None:
+        """See `knowledge_tools` for the arguments.
+
+        Raises:
+            InvalidInput: there are no such scopes, or none at all.
+        """
+        if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
+            raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
+        self._memory = memory
+        self._kinds = kinds
+        self._workspace = workspace
+        self._options = TurnOptions(session_id=session_id, user_id=user_id)
+
+    def session(self, config: RunnableConfig) -> Session:
+        """Return the session of a run.
+
+        Raises:
+            InvalidKey: the run names none.
+        """
+        return session_for(self._memory, self._options, config)
+
+    def of(self, session: Session, config: RunnableConfig) -> dict[ScopeKind, Scope]:
+        """Return the scopes of a run in a session, by their kinds, the most specific first."""
+        owners = {
+            "session": session.session_id,
+            "workspace": workspace_in(config, self._workspace),
+            "user": session.user_id,
+        }
+        return {kind: Scope(kind, owner) for kind in ALL_SCOPES if kind in self._kinds and (owner := owners[kind])}
+
 
 type MemoryKind = Literal["facts", "episodes", "procedures"]
 

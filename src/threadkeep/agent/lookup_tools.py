@@ -15,7 +15,7 @@ from langchain_core.tools import BaseTool, StructuredTool
 from threadkeep.agent.content_blocks import as_json
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.invocation import session_for
-from threadkeep.agent.memory_tools import memory_tool
+from threadkeep.agent.knowledge_tools import memory_tool
 from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_message, quoted_text
 from threadkeep.errors import SessionNotFound, StoreClosed, StoreError

@@ -14,9 +14,9 @@ from langgraph.config import get_config
 from langgraph.runtime import Runtime, get_runtime
 from langgraph.types import Command
 
+from threadkeep.agent.answers import OtherMiddleware
 from threadkeep.agent.extras import ExtraSource
 from threadkeep.agent.hooks import AgentCall, TurnHooks
-from threadkeep.agent.other_middleware import OtherMiddleware
 from threadkeep.agent.turn_options import IdOf, Limit, QuestionText, Scope, TurnLearning, TurnOptions
 from threadkeep.context.plan import ContextPlan, WindowKind
 from threadkeep.context.tokens import TokenCounter, counter_named

@@ -1,10 +1,14 @@
-"""The chat model that a setting names: the built-in demo model, or any that LangChain knows."""
+"""The chat model that a setting names, and LangSmith's tracing around its calls."""
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from contextvars import Context
 from typing import Any, cast
 
+import langsmith
 from langchain_core.language_models import BaseChatModel
+from langsmith.utils import tracing_is_enabled
 
 from threadkeep.agent.demo import DemoModel
 from threadkeep.errors import InvalidSettings
@@ -44,3 +48,25 @@ def _reporting(model: BaseChatModel) -> BaseChatModel:
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
+
+
+def trace_without_threads() -> None:
+    """Let LangSmith set its runs up in the event loop of this process as long as tracing is off.
+
+    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads around
+    it, traced or not. For processes that are Threadkeep's own: the setting is LangSmith's, and holds for all agents.
+    """
+    langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
+
+
+async def _in_loop(
+    in_thread: Callable[..., Awaitable[Any]],
+    context: Context,
+    function: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    if tracing_is_enabled():
+        return await in_thread(context, function, *args, **kwargs)
+    return context.run(function, *args, **kwargs)

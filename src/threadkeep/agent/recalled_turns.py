@@ -11,7 +11,7 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.model_call import Extra
 from threadkeep.agent.model_facts import kept_name
-from threadkeep.agent.quoted_turns import turns_message
+from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
 from threadkeep.errors import InvalidInput

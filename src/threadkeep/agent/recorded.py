@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
+from langchain_core.messages import AIMessage
 from langchain_core.runnables import Runnable, RunnableConfig, ensure_config
+from langgraph.types import GraphOutput
 from pydantic import BaseModel
 
-from threadkeep.agent.recorded_ends import (
-    GraphEnd,
-    State,
-    output_of,
-    parts_of,
-)
-from threadkeep.agent.recorded_turns import GraphInput, GraphTurn, GraphTurns
+from threadkeep.agent.recorded_turns import GraphEnd, GraphInput, GraphTurn, GraphTurns, State
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.history.memory import Memory
 from threadkeep.memory.on_loop import OnLoop
@@ -154,3 +150,34 @@ class RecordedGraph(Runnable[Any, Any]):
     async def _abegun(self, given: GraphInput, config: RunnableConfig | None) -> GraphTurn:
         config = ensure_config(config)
         return await self._turns.call(lambda turns: turns.begin(given, config))
+
+
+def parts_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Iterator[Any]:
+    """Yield the stream of a turn that has ended, in the modes and the shape that the caller asks for."""
+    asked = options.get("stream_mode")
+    for mode in [asked] if isinstance(asked, str) else list(asked or ()):
+        for data in _data_of(mode, state, answers):
+            if options.get("version") == "v2":
+                yield {"type": mode, "ns": (), "data": data, **({"interrupts": ()} if mode == "values" else {})}
+                continue
+            part = (*([()] if options.get("subgraphs") else []), *([] if isinstance(asked, str) else [mode]), data)
+            yield part if len(part) > 1 else data
+
+
+def output_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Any:
+    """Return what a call gives back for a turn that has ended."""
+    if options.get("stream_mode", "values") != "values":
+        return list(parts_of(state, answers, options))
+    return GraphOutput(dict(state)) if options.get("version") == "v2" else dict(state)
+
+
+def _data_of(mode: str, state: State, answers: Sequence[AIMessage]) -> Iterator[Any]:
+    rest = {name: value for name, value in state.items() if name != "messages"}
+    if mode == "values":
+        yield dict(state)
+    elif mode == "updates":
+        for answer in answers:
+            yield {answer.name or "model": {"messages": [answer], **(rest if answer is answers[-1] else {})}}
+    elif mode == "messages":
+        for answer in answers:
+            yield answer, {"langgraph_node": answer.name or "model"}

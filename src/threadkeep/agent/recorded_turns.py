@@ -1,43 +1,40 @@
-"""The turns of a recorded graph: what is stored before it runs, what it is given, and what is stored when it ends."""
+"""The turns of a recorded graph: the input of the graph, and what is stored before and after it runs."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
-from typing import Any, cast
-from uuid import UUID
+from typing import Any, Final, cast
 
-from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, convert_to_messages
 from langchain_core.runnables import RunnableConfig
-from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.runtime import RunControl
 from langgraph.types import GraphOutput
+from pydantic import BaseModel, TypeAdapter, ValidationError
+from pydantic_core import PydanticSerializationError, to_jsonable_python
 
-from threadkeep.agent.agent_calls import final_answer
+from threadkeep.agent.answers import final_answer
+from threadkeep.agent.callbacks import Ending, with_callback
 from threadkeep.agent.conversion import id_of, text_of, to_langchain
-from threadkeep.agent.invocation import metadata_of, question_in, run_id_of, session_for
-from threadkeep.agent.node_turns import identify
+from threadkeep.agent.invocation import metadata_of, run_id_of, session_for
+from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
-from threadkeep.agent.quoted_turns import section_message
-from threadkeep.agent.recorded_ends import (
-    GraphEnd,
-    GraphEnds,
-    State,
-    kept_values,
-    restored_values,
-    upto,
-)
-from threadkeep.agent.root_runs import root_run
+from threadkeep.agent.questions import question_in
+from threadkeep.agent.quoted_sections import section_message
+from threadkeep.agent.root_runs import order_of, root_run
 from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
-from threadkeep.agent.session_order import order_of
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
+from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import summary_message_text
 from threadkeep.context.window import Limits
+from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import Past
-from threadkeep.records import Message
+from threadkeep.history.session import Session
+from threadkeep.records import Json, Message, dump_json
+from threadkeep.store.contexts import Steps
 
 type GraphInput = Any
 """The input of a LangGraph graph: a state, or a command."""
@@ -86,37 +83,6 @@ class GraphTurns:
         order_of(self._memory).leave(part.session.session_id, part.root)
 
 
-class Ending(GraphCallbackHandler):
-    """The output of the graph that is called with it; None if it was interrupted."""
-
-    run_inline = True
-
-    def __init__(self) -> None:
-        self.output: object = None
-        self._interrupted = False
-        self._run_id: UUID | None = None
-
-    @property
-    def ignore_llm(self) -> bool:
-        """Leave model calls out."""
-        return True
-
-    ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
-
-    def on_chain_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
-        """Note the first run, which is the graph's."""
-        self._run_id = self._run_id or run_id
-
-    def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Note that the graph waits for a person."""
-        self._interrupted = True
-
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-        """Note the output of the graph."""
-        if run_id == self._run_id and not self._interrupted:
-            self.output = outputs
-
-
 class GraphTurn:
     """The turn of one call of a graph."""
 
@@ -137,7 +103,7 @@ class GraphTurn:
         self._messages = messages
         self.ending = Ending()
         self.given = {**given, "messages": messages} if messages and isinstance(given, Mapping) else given
-        self.config = _with_callback(config, self.ending)
+        self.config = with_callback(config, self.ending, inherit=False)
         self._caller = Caller(run_id_of(config), metadata_of(config))
         self._history: set[str | None] = set()
 
@@ -238,10 +204,102 @@ def _messages_in(state: object) -> list[BaseMessage]:
     return messages
 
 
-def _with_callback(config: RunnableConfig, handler: BaseCallbackHandler) -> RunnableConfig:
-    callbacks = config.get("callbacks")
-    if isinstance(callbacks, BaseCallbackManager):
-        manager = callbacks.copy()
-        manager.add_handler(handler, inherit=False)
-        return {**config, "callbacks": manager}
-    return {**config, "callbacks": [*(callbacks or []), handler]}
+type State = Mapping[str, Any]
+
+_MOST_TURNS: Final = 1_000
+_MOST_CHARACTERS: Final = 16_000
+"""The most that is kept of one value of a state, as JSON."""
+
+
+@dataclass(frozen=True)
+class GraphEnd:
+    """The answers of a turn up to the final one, and what else the final state had."""
+
+    answers: tuple[Message, ...]
+    values: Mapping[str, Json] = field(default_factory=dict)
+
+    @property
+    def messages(self) -> list[AIMessage]:
+        """The answers as messages of a state, under the names of their authors."""
+        return [AIMessage(answer.content, id=answer.id, name=answer.author) for answer in self.answers]
+
+
+class GraphEnds:
+    """The ends of one graph's turns in one session."""
+
+    def __init__(self, memory: Memory, session: Session, graph_name: str) -> None:
+        self._memory = memory
+        self._session = session
+        self._author = f"threadkeep:graph:{graph_name}"
+
+    async def keep(self, turn: OpenTurn, answer_id: str, values: Mapping[str, Json]) -> None:
+        """Keep the end of a turn; a database that does not answer changes nothing."""
+        seq = turn.contexts.question_seq
+        if turn.question_id is None or seq is None:
+            return
+        body = dump_json({"answer": answer_id, "values": dict(values)})
+        try:
+            async with self._session.patience():
+                await self._memory.contexts.keep_steps(
+                    self._session.session_id,
+                    Steps(seq, body),
+                    question_id=turn.question_id,
+                    author=self._author,
+                    turns=_MOST_TURNS,
+                )
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._session.tell_write_failed(error)
+
+    async def of(self, turn: OpenTurn) -> GraphEnd | None:
+        """Return the end of a turn whose question is a repeat; None if it had none."""
+        seq = turn.contexts.question_seq
+        if not turn.earlier or seq is None:
+            return None
+        try:
+            async with self._session.patience():
+                kept = await self._memory.contexts.steps(self._session.session_id, self._author, since=seq)
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError):
+            return None
+        body = next((json.loads(steps.body) for steps in kept if steps.seq == seq), None)
+        ids = [answer.id for answer in turn.earlier]
+        if not isinstance(body, dict) or body.get("answer") not in ids:
+            return None
+        values = body.get("values")
+        answers = turn.earlier[: ids.index(str(body["answer"])) + 1]
+        return GraphEnd(tuple(answers), values if isinstance(values, dict) else {})
+
+
+def kept_values(state: State) -> dict[str, Json]:
+    """Return the values of a final state, but its messages, that can be kept as JSON."""
+    found: dict[str, Json] = {}
+    for name, value in state.items():
+        if name == "messages" or name.startswith("__"):
+            continue
+        try:
+            plain: Json = to_jsonable_python(value)
+        except (PydanticSerializationError, ValueError):
+            continue
+        if (isinstance(value, BaseModel) or plain == value) and len(dump_json(plain)) <= _MOST_CHARACTERS:
+            found[name] = plain
+    return found
+
+
+def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
+    """Return kept values as objects of the classes that the values of a state have had; others as JSON."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        try:
+            found[name] = TypeAdapter(classes[name]).validate_python(value) if name in classes else value
+        except ValidationError:  # kept by another version of the class
+            found[name] = value
+    return found
+
+
+def upto(messages: Sequence[BaseMessage], answer_id: str | None) -> list[BaseMessage] | None:
+    """Return the messages up to an answer; None if it is not among them."""
+    places = [place for place, message in enumerate(messages, start=1) if id_of(message) == answer_id]
+    return list(messages[: places[-1]]) if places else None

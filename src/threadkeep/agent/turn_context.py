@@ -13,8 +13,8 @@ from threadkeep.agent.conversion import id_of
 from threadkeep.agent.earlier_steps import TurnSteps
 from threadkeep.agent.extras import ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
-from threadkeep.agent.known_messages import digest_for, in_order, known_messages
 from threadkeep.agent.model_call import Assembled, Call, Draft, Extra
+from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
 from threadkeep.agent.superseded import superseded_places
 from threadkeep.agent.turn_options import CallPlace, TurnOptions

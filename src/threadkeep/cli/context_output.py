@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from rich.text import Text
 
 from threadkeep.agent.context_view import ContextView, SeenMessage
-from threadkeep.agent.context_words import in_words, join_ranges, recall_in_words
+from threadkeep.agent.explanations import in_words, join_ranges, recall_in_words
 from threadkeep.cli.terminal import counted, first_words, terminal
 from threadkeep.context.manifest import (
     ContextManifest,

@@ -17,7 +17,7 @@ from threadkeep.cli.terminal import terminal
 if TYPE_CHECKING:
     from threadkeep.errors import WorkflowProblem
     from threadkeep.workflows.definition import Workflow
-    from threadkeep.workflows.explaining import KeyExplanation
+    from threadkeep.workflows.describing import KeyExplanation
     from threadkeep.workflows.registry import Workflows
 
 commands = typer.Typer(help="The workflows there are, and their files.", no_args_is_help=True, rich_markup_mode=None)
@@ -117,7 +117,7 @@ def draw_workflow(
     ] = None,
 ) -> None:
     """Draw a workflow as Mermaid text, SVG or PNG, without network access."""
-    from threadkeep.workflows.drawing import draw_mermaid, draw_png, draw_svg
+    from threadkeep.workflows.describing import draw_mermaid, draw_png, draw_svg
 
     wanted = _format(format_name, output)
     workflow = _named(name)
@@ -163,7 +163,7 @@ def explain_keys(
     ] = False,
 ) -> None:
     """Show the key that each agent of a workflow derives from a payload, and why other candidates failed."""
-    from threadkeep.workflows.explaining import explain_key
+    from threadkeep.workflows.describing import explain_key
 
     found = explain_key(_named(workflow), read_payload(payload), by_hand=by_hand)
     if terminal.as_json:

@@ -28,7 +28,7 @@ from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.nodes import RecordQuestionNode
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.questions import question_recorder, reset_commands
+from threadkeep.workflows.turn_ends import question_recorder, reset_commands
 
 _AT_ONCE = 200
 

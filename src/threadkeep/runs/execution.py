@@ -37,15 +37,13 @@ from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
 from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.runs.usage import Account, Meter
 from threadkeep.workflows.built_in import ChatNode
-from threadkeep.workflows.children import result_of
-from threadkeep.workflows.compiling import Compiler
-from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
 from threadkeep.workflows.nodes.speaking import SpeakingNode, said
-from threadkeep.workflows.questions import question_recorder
-from threadkeep.workflows.redacting import LateQuestion
+from threadkeep.workflows.registry import result_of
 from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of
+from threadkeep.workflows.turn_ends import LateQuestion, question_recorder
 
 _TOOLS = "tools"
 """The name that `create_agent` gives its tool node; output of models inside tools is not part of the answer."""

@@ -21,9 +21,8 @@ from threadkeep.runs.runner import Runner
 from threadkeep.runs.waiting import shielded
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
-from threadkeep.workflows.definition import Workflow
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.questions import asked_at_once
+from threadkeep.workflows.definition import Workflow, asked_at_once
+from threadkeep.workflows.resources import RunOptions
 
 _MOST_KNOWN = 256
 

@@ -18,8 +18,7 @@ from threadkeep.records import Json
 from threadkeep.records.runs import ToolCall
 from threadkeep.runs.tracing import jsonable
 from threadkeep.store.runs.trace import RunTrace
-from threadkeep.workflows.resources import RunContext
-from threadkeep.workflows.tool_marks import is_idempotent
+from threadkeep.workflows.resources import RunContext, is_idempotent
 
 type ToolResult = ToolMessage | Command[Any]
 type Handler = Callable[[ToolCallRequest], Awaitable[ToolResult]]

@@ -17,11 +17,9 @@ from threadkeep.records.runs import Run, RunTrigger
 from threadkeep.runs.requests import RunRequest, begin_state, metadata_of
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode
-from threadkeep.workflows.nodes.history_fields import ConversationFields, key_scope
-from threadkeep.workflows.nodes.places import order_of
+from threadkeep.workflows.nodes.places import ConversationFields, key_scope, order_of
 from threadkeep.workflows.resources import BY_HAND
-from threadkeep.workflows.state import WorkflowState, initial_state
-from threadkeep.workflows.templates import nodes_named
+from threadkeep.workflows.state import WorkflowState, initial_state, nodes_named
 
 
 class _Caller(NamedTuple):

@@ -14,8 +14,7 @@ from threadkeep.runs.usage import RunLedger
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.runs.waiting import retry_until_available
 from threadkeep.store.runs.runs import Runs
-from threadkeep.workflows.definition import Workflow
-from threadkeep.workflows.questions import has_one_speaker
+from threadkeep.workflows.definition import Workflow, has_one_speaker
 
 
 class RunBeginnings:

@@ -29,7 +29,7 @@ from threadkeep.runs.unrecorded import UnrecordedTurns
 from threadkeep.runs.upkeep import RunUpkeep
 from threadkeep.runs.versions import RunWorkflows
 from threadkeep.store.address import DatabaseAddress
-from threadkeep.workflows.compiling import Compiler
+from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import Resources
 

@@ -10,11 +10,11 @@ from collections.abc import Awaitable, Callable
 from threadkeep.errors import InvalidWorkflow, WorkflowNotFound
 from threadkeep.records.runs import Run
 from threadkeep.store.runs.workflows import WorkflowVersions
+from threadkeep.workflows.built_in import session_workflows
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.loading import restore_workflow
-from threadkeep.workflows.nodes.references import references_in
+from threadkeep.workflows.nodes.base import references_in
 from threadkeep.workflows.registry import Workflows
-from threadkeep.workflows.session_workflows import session_workflows
 
 _MOST_RESTORED = 64
 _KNOWN_SECONDS = 60.0

@@ -16,7 +16,7 @@ from langchain_core.messages.tool import tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
 from pydantic import PrivateAttr
 
-from threadkeep.agent.offline_model import OfflineModel
+from threadkeep.agent.demo import OfflineModel
 
 type Piece = str | AIMessage | BaseException | Gate
 type Said = Piece | Sequence[Piece]

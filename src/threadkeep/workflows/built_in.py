@@ -1,4 +1,4 @@
-"""The built-in workflow `chat`: an agent with the memory of the session."""
+"""The built-in workflows: `chat`, and the reset and the deletion of a session."""
 
 from __future__ import annotations
 
@@ -10,25 +10,26 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.runnables.config import ensure_config, var_child_runnable_config
 from langchain_core.tools import BaseTool
 from langgraph.graph import END, START, StateGraph
+from langgraph.runtime import Runtime
 
 from threadkeep.agent.call_measure import ModelUse
-from threadkeep.agent.chat_options import ChatOptions
-from threadkeep.agent.invocation import question_before
-from threadkeep.agent.node_turns import identify
-from threadkeep.agent.partial import PartialAnswer, listening
+from threadkeep.agent.callbacks import PartialAnswer, with_callback
+from threadkeep.agent.nodes import identify
+from threadkeep.agent.questions import question_before
+from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.agent.turns import OpenTurn, Speaker
+from threadkeep.history.session import Session
 from threadkeep.records import Json
+from threadkeep.records.runs import DELETE, RESET
 from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import Workflow, digest_of
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.nodes.model import tell_model_failure
 from threadkeep.workflows.nodes.places import place_of_session
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.questions import only_wraps_tools
-from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.nodes.speaking import tell_model_failure
+from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
-from threadkeep.workflows.turn_ends import Graph
+from threadkeep.workflows.turn_ends import Graph, only_wraps_tools
 
 CHAT = "chat"
 
@@ -79,7 +80,7 @@ class ChatNode(AgentNode):
     ) -> AIMessage:
         """Return the model's answer; if there is none, store the part of it that came."""
         partial = PartialAnswer()
-        token = var_child_runnable_config.set(listening(ensure_config(), partial))
+        token = var_child_runnable_config.set(with_callback(ensure_config(), partial, inherit=True))
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 reply = await ask(model, messages)
@@ -125,3 +126,36 @@ def chat_workflow(options: ChatOptions | None = None, tools: Sequence[BaseTool] 
         # A client waits for the answer: it learns of a failure at once and can send the message again.
         options=RunOptions(max_tries=1, double_texting=options.double_texting),
     )
+
+
+_VERSION = "1"
+
+
+def session_workflows() -> list[Workflow]:
+    """Return a reset and a deletion that wait for their turn in the session; they are registered automatically."""
+    return [
+        _workflow(RESET, "Lets the model see only what comes after this.", _reset),
+        _workflow(DELETE, "Deletes the session with all its messages.", _delete),
+    ]
+
+
+async def _reset(session: Session) -> None:
+    await session.reset()
+
+
+async def _delete(session: Session) -> None:
+    await session.delete()
+
+
+def _workflow(name: str, description: str, change: Callable[[Session], Awaitable[None]]) -> Workflow:
+    async def act(state: WorkflowState, runtime: Runtime[RunContext]) -> WorkflowState:
+        context = runtime.context
+        if context.session_id is not None:
+            await change(context.resources.memory.session(context.session_id, user_id=context.user_id))
+        return {}
+
+    builder: Graph = StateGraph(WorkflowState, context_schema=RunContext)
+    builder.add_node("act", act)
+    builder.add_edge(START, "act")
+    builder.add_edge("act", END)
+    return Workflow(name, builder, version=_VERSION, source="built-in", description=description)

@@ -1,4 +1,4 @@
-"""Workflows: uncompiled graphs with the data that their runs need."""
+"""Workflows: uncompiled graphs with the data that their runs need, and their compilation."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal
+from typing import Any, Literal
 
 from langgraph.graph import StateGraph
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.store.base import BaseStore
+from langgraph.types import Checkpointer
 
+from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.errors import InvalidWorkflow
 from threadkeep.records import Json
-from threadkeep.workflows.nodes import Node, SubworkflowNode
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.turn_ends import Graph, nodes_in, with_turn_ends
+from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, SubworkflowNode
+from threadkeep.workflows.nodes.base import Step
+from threadkeep.workflows.resources import Resources, RunContext, RunOptions
+from threadkeep.workflows.turn_ends import Graph, nodes_in, sees_question, stores_question, with_turn_ends
 from threadkeep.workflows.yaml_source import YamlSource
 
 type Source = Literal["yaml", "python", "built-in"]
@@ -26,7 +31,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True, eq=False)
 class Workflow:
-    """A workflow. `builder` is compiled only in `threadkeep.workflows.compiling`.
+    """A workflow. `builder` is compiled only in `threadkeep.workflows.definition`.
 
     `version` changes with the definition: a run ends on the version that it began with. `definition` is the YAML as
     JSON values, from which the same workflow can be rebuilt; None for Python. `output` names the node whose output
@@ -120,3 +125,71 @@ def _digest_of_module(name: str) -> str:
     except (OSError, TypeError):
         text = name
     return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGITS]
+
+
+def has_one_speaker(workflow: Workflow) -> bool:
+    """Return whether a workflow has one node, which answers in the run's session: nothing follows its answer."""
+    nodes = list(workflow.nodes.values())
+    if len(workflow.builder.nodes) != 1 or len(nodes) != 1:
+        return False
+    [node] = nodes
+    return isinstance(node, AgentNode | ModelNode) and node.answers and stores_question(node)
+
+
+def asked_at_once(workflow: Workflow, resources: Resources) -> TurnOptions | None:
+    """Return the options of the only speaker, if its question may be stored before it is called; else None.
+
+    Middleware may change a question before it is stored.
+    """
+    if not has_one_speaker(workflow) or any(map(sees_question, resources.middleware)):
+        return None
+    [(name, node)] = workflow.nodes.items()
+    if not isinstance(node, AgentNode | ModelNode) or (isinstance(node, AgentNode) and node.reset_command is not None):
+        return None
+    options = node.turn_options(Step(name, RunContext("", workflow.name, resources), None))
+    return options if options.scope == "turn" and not options.no_history else None
+
+
+type CompiledWorkflow = CompiledStateGraph[Any, Any, Any, Any]
+
+_MOST_COMPILED = 256
+
+
+class Compiler:
+    """A compiler that compiles each workflow once, with the application's checkpointer and graph store.
+
+    Both are opened by the application and passed in.
+    """
+
+    def __init__(self, *, checkpointer: Checkpointer, store: BaseStore | None) -> None:
+        self._checkpointer = checkpointer
+        self._store = store
+        self._compiled: dict[Workflow, CompiledWorkflow] = {}
+
+    @property
+    def store(self) -> BaseStore | None:
+        """The graph store."""
+        return self._store
+
+    def compiled(self, workflow: Workflow) -> CompiledWorkflow:
+        """Return the compiled graph of a workflow.
+
+        Raises:
+            InvalidWorkflow: LangGraph cannot compile the graph and says why.
+        """
+        known = self._compiled.get(workflow)
+        if known is None:
+            if len(self._compiled) >= _MOST_COMPILED:
+                del self._compiled[next(iter(self._compiled))]
+            known = self._compiled[workflow] = self._compile(workflow)
+        return known
+
+    def without_checkpoints(self) -> Compiler:
+        """Return a compiler with the same store and without a checkpointer."""
+        return Compiler(checkpointer=False, store=self._store)
+
+    def _compile(self, workflow: Workflow) -> CompiledWorkflow:
+        try:
+            return workflow.builder.compile(checkpointer=self._checkpointer, store=self._store, name=workflow.name)
+        except ValueError as error:
+            raise InvalidWorkflow(f"The graph of workflow {workflow.name!r} cannot be compiled: {error}") from error

@@ -1,13 +1,22 @@
-"""Descriptions of workflows as JSON values."""
+"""Views of workflows: descriptions as JSON values, explanations of keys, and drawings."""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
 
+from langchain_core.runnables.graph import Edge as DrawableEdge
+from langchain_core.runnables.graph import Graph as DrawableGraph
+from langchain_core.runnables.graph import Node as DrawableNode
 from langgraph.graph import END, START
 
-from threadkeep.workflows.compiling import Compiler
-from threadkeep.workflows.definition import Workflow
+from threadkeep.errors import InvalidInput
+from threadkeep.history.keys import Refusal
+from threadkeep.records import Json
+from threadkeep.workflows.definition import Compiler, Workflow
+from threadkeep.workflows.nodes import AgentNode, NodeKind, SubworkflowNode
 
 _PLACES = {START: "start", END: "end"}
 
@@ -46,3 +55,163 @@ def describe_whole(workflow: Workflow) -> dict[str, Any]:
         "output": workflow.output,
         "definition": workflow.definition,
     }
+
+
+_SCOPES = ("inputs", "results", "node_outputs", "configurable", "user_context")
+
+
+@dataclass(frozen=True)
+class KeyExplanation:
+    """The key that one agent derives from a payload.
+
+    `key` is None if no candidate gives one: the agent would work in memory only. `winner` is the candidate that gave
+    the key; `refused` are the candidates before it, each with its reason. If `uses_store` is false, the agent uses
+    the turns of the run's session, and the key is hypothetical.
+    """
+
+    node: str
+    uses_store: bool
+    namespace: tuple[str, ...]
+    key: str | None
+    conversation_key: str | None
+    winner: str | None
+    refused: tuple[Refusal, ...]
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the explanation as JSON values."""
+        return {
+            "node": self.node,
+            "uses_store": self.uses_store,
+            "namespace": list(self.namespace),
+            "key": self.key,
+            "conversation_key": self.conversation_key,
+            "winner": self.winner,
+            "refused": [{"candidate": one.candidate, "reason": one.reason} for one in self.refused],
+        }
+
+
+def explain_key(workflow: Workflow, payload: Mapping[str, Json], *, by_hand: bool = False) -> list[KeyExplanation]:
+    """Return the key of each agent of a workflow for a payload, in the order of the nodes. Nothing is read or written.
+
+    A payload with `inputs`, `results`, `node_outputs`, `configurable` or `user_context` provides the values that
+    candidates may name; any other payload is the `inputs`. `thread_id` counts only in runs that are started
+    `by_hand`.
+    """
+    if not isinstance(payload, Mapping):
+        raise InvalidInput("A payload is a JSON object; put what the channel delivers into one.")
+    scope: dict[str, object] = dict(payload) if any(name in payload for name in _SCOPES) else {"inputs": payload}
+    scope["thread_id"] = payload.get("thread_id")
+    found: list[KeyExplanation] = []
+    for name, node in workflow.nodes.items():
+        if not isinstance(node, AgentNode):
+            continue
+        resolution = node.resolve(scope, by_hand=by_hand)
+        tried = len(resolution.refused)
+        texts = [one for one in node.history_key_candidates if isinstance(one, str)]
+        won = resolution.conversation_key is not None
+        found.append(
+            KeyExplanation(
+                node=name,
+                uses_store=node.use_graph_chat_history,
+                namespace=node.history_namespace,
+                key=resolution.key,
+                conversation_key=resolution.conversation_key,
+                winner=texts[tried if resolution.key is not None else tried - 1] if won else None,
+                refused=resolution.refused,
+            )
+        )
+    return found
+
+
+# Keywords of Mermaid: a node id that begins with one would be misread.
+_WORDS = frozenset(
+    {"call", "class", "classdef", "click", "default", "direction", "end", "flowchart", "graph", "href", "interpolate"}
+    | {"linkstyle", "style", "subgraph"}
+)
+_PLAIN_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[A-Za-z0-9_]+)*")
+_MOST_LABEL_CHARACTERS = 60
+
+type PictureFormat = Literal["mermaid", "svg", "png"]
+
+_COLORS: Mapping[str, tuple[NodeKind, ...]] = {
+    "fill:#dbeafe,stroke:#2563eb,color:#111": ("agent", "model"),
+    "fill:#fef3c7,stroke:#d97706,color:#111": ("categorizer", "router"),
+    "fill:#dcfce7,stroke:#16a34a,color:#111": ("retrieve", "identify_user", "remember", "recall"),
+    "fill:#ede9fe,stroke:#7c3aed,color:#111": ("subworkflow",),
+    "fill:#f3f4f6,stroke:#6b7280,color:#111": ("template", "append_message", "ingest_prompt", "build_candidate"),
+    "fill:#ffffff,stroke:#9ca3af,color:#6b7280,stroke-dasharray:4": ("record_question", "record_answer"),
+}
+
+
+def draw_mermaid(workflow: Workflow) -> str:
+    """Return the workflow in Mermaid's language, as GitHub and most editors show it.
+
+    Raises:
+        InvalidWorkflow: the graph cannot be compiled.
+    """
+    graph = Compiler(checkpointer=None, store=None).compiled(workflow).get_graph()
+    kinds = {name: node.node_kind for name, node in workflow.nodes.items()}
+    ids = {name: _id_of(name, number) for number, name in enumerate(graph.nodes)}
+    drawn = DrawableGraph(
+        {ids[name]: _labelled(node, ids[name], _label(workflow, name, kinds)) for name, node in graph.nodes.items()},
+        [_drawn_edge(edge, ids) for edge in graph.edges],
+    )
+    lines = [drawn.draw_mermaid().rstrip()]
+    for color, colored in _COLORS.items():
+        for kind in colored:
+            named = [ids[name] for name, found in kinds.items() if found == kind]
+            if named:
+                lines += [f"\tclassDef {kind} {color}", f"\tclass {','.join(named)} {kind}"]
+    return "\n".join(lines) + "\n"
+
+
+def draw_svg(workflow: Workflow) -> str:
+    """Return the workflow as SVG. Needs the extra `draw`: an embedded Mermaid engine without a browser or network.
+
+    Raises:
+        ModuleNotFoundError: the extra is not installed.
+    """
+    return str(_drawn(workflow).svg())
+
+
+def draw_png(workflow: Workflow, *, scale: float = 2.0) -> bytes:
+    """Return the workflow as PNG on white; see `draw_svg`."""
+    return bytes(_drawn(workflow).png(scale=scale, background="#ffffff"))
+
+
+def _drawn(workflow: Workflow) -> Any:
+    import mermaidx  # type: ignore[import-untyped]
+
+    return mermaidx.render(draw_mermaid(workflow))
+
+
+def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
+    kind = kinds.get(name)
+    if kind is None or kind in ("record_question", "record_answer"):
+        return name.replace("_", " ") if kind is not None else _harmless(name)
+    node = workflow.nodes[name]
+    told = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
+    return f"{_harmless(name)}<br/><small>{_harmless(told)}</small>"
+
+
+def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
+    # The label already has the metadata that LangGraph would draw.
+    return node._replace(id=node_id, name=label, metadata=None)
+
+
+def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
+    label = _harmless(str(edge.data)) if edge.data is not None else None
+    return edge._replace(source=ids[edge.source], target=ids[edge.target], data=label)
+
+
+def _id_of(name: str, number: int) -> str:
+    """Return the node's own name if it is a valid Mermaid id, else a number."""
+    plain = _PLAIN_ID.fullmatch(name) and name.partition("-")[0].lower() not in _WORDS
+    return name if plain else f"_node{number}"
+
+
+def _harmless(text: str) -> str:
+    """Return a text as a label on one line, with Mermaid's special characters as numeric entities."""
+    line = " ".join(text.split())
+    shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"
+    return re.sub(r"[^\w →…=,-]", lambda found: f"#{ord(found[0])};", shown)

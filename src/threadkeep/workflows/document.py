@@ -24,7 +24,7 @@ from threadkeep.workflows.nodes import (
     SubworkflowNode,
     TemplateNode,
 )
-from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.resources import RunOptions
 from threadkeep.workflows.state import WorkflowState
 
 SCHEMA_VERSION = 1

@@ -1,21 +1,155 @@
-"""Loading of workflows from files and modules."""
+"""Loading of workflows from files and modules, and checks of edges, names and imports."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from threadkeep.errors import InvalidInput, InvalidWorkflow, WorkflowProblem
 from threadkeep.records import Json
-from threadkeep.workflows.building import build_graph
-from threadkeep.workflows.checking import check_document
-from threadkeep.workflows.compiling import Compiler
-from threadkeep.workflows.definition import Workflow, digest_of, python_workflow
-from threadkeep.workflows.document import NAME, NAME_CURE
-from threadkeep.workflows.nodes.references import import_named, made_by
-from threadkeep.workflows.reading import document_of
+from threadkeep.workflows.building import Paths, build_graph, targets_of
+from threadkeep.workflows.definition import Compiler, Workflow, digest_of, python_workflow
+from threadkeep.workflows.document import NAME, NAME_CURE, RESERVED_NAMES, Entry, WorkflowDocument
+from threadkeep.workflows.nodes import AgentNode, AppendMessageNode, RetrieveNode, RouterNode, SubworkflowNode
+from threadkeep.workflows.nodes.agent import check_tools
+from threadkeep.workflows.nodes.base import END_NAME, import_named, made_by
+from threadkeep.workflows.reading import document_of, in_order, meant
+from threadkeep.workflows.state import check_template, nodes_named
 from threadkeep.workflows.yaml_source import MOST_CHARACTERS, YamlSource, read_yaml
+from threadkeep.workflows.yaml_source import Path as ValuePath
+
+
+def check_document(document: WorkflowDocument, source: YamlSource, *, imports: bool = True) -> None:
+    """Check that a document can be run.
+
+    Args:
+        document: the parsed file.
+        source: the positions in the file.
+        imports: True to import everything that is named by import strings.
+
+    Raises:
+        InvalidWorkflow: lists all problems, each with its line.
+    """
+    checks = _Checks(document, source, Paths.of(document))
+    problems = [*checks.names(), *checks.edges()]
+    if not problems:
+        # The other checks are meaningless if edges lead nowhere.
+        problems = [*checks.ways(), *checks.templates(), *checks.children()]
+    if imports:
+        problems += checks.imports()
+    if problems:
+        raise InvalidWorkflow(in_order(problems))
+
+
+@dataclass(frozen=True)
+class _Checks:
+    document: WorkflowDocument
+    source: YamlSource
+    paths: Paths
+
+    def names(self) -> Iterator[WorkflowProblem]:
+        for name in RESERVED_NAMES & self.document.nodes.keys():
+            sentence = f"{name!r} has a meaning of its own; call the node otherwise."
+            yield self.source.problem(sentence, ("nodes", name), at_key=True)
+        if self.document.output is not None and self.document.output not in self.document.nodes:
+            yield self.source.problem(self._nothing("output", self.document.output), ("output",))
+
+    def edges(self) -> Iterator[WorkflowProblem]:
+        if self.document.start is not None and self.document.start not in self.document.nodes:
+            yield self.source.problem(self._nothing("start", self.document.start), ("start",))
+        for name, entry in self.document.nodes.items():
+            for place, target in targets_of(entry):
+                if target != END_NAME and target not in self.document.nodes:
+                    option = next(str(step) for step in reversed(place) if isinstance(step, str))
+                    yield self.source.problem(self._nothing(option, target), ("nodes", name, *place))
+
+    def ways(self) -> Iterator[WorkflowProblem]:
+        reached = self.paths.beginning_at(self.paths.start)
+        for name in self.document.nodes:
+            if name not in reached:
+                sentence = f"No way leads from {self.paths.start!r} to {name!r}; name it in a next, or take it away."
+            elif END_NAME not in self.paths.after(name):
+                sentence = f"No way leads from {name!r} to the end; send the run to end from here or from a later node."
+            else:
+                continue
+            yield self.source.problem(sentence, ("nodes", name), at_key=True)
+
+    def templates(self) -> Iterator[WorkflowProblem]:
+        for name, entry in self.document.nodes.items():
+            for option, template in entry.templates():
+                at: ValuePath = ("nodes", name, option)
+                try:
+                    check_template(template)
+                except InvalidInput as error:
+                    yield self.source.problem(str(error), at)
+                else:
+                    yield from self._named_before(name, nodes_named(template), at)
+            if isinstance(entry, AppendMessageNode) and entry.session is not None:
+                yield from self._named_before(name, nodes_named(entry.session), ("nodes", name, "session"))
+            if isinstance(entry, RouterNode):
+                for place, rule in enumerate(entry.rules):
+                    named = nodes_named(f"{{{{{rule.path}}}}}")
+                    yield from self._named_before(name, named, ("nodes", name, "rules", place, "path"))
+
+    def children(self) -> Iterator[WorkflowProblem]:
+        for name, entry in self.document.nodes.items():
+            if not isinstance(entry, SubworkflowNode):
+                continue
+            if entry.workflow == self.document.name:
+                sentence = f"Node {name!r} runs its own workflow, in a circle; name another one."
+                yield self.source.problem(sentence, ("nodes", name, "workflow"))
+            if entry.input_source != "node_output":
+                continue
+            if entry.source_node_id is None:
+                sentence = f"Node {name!r} takes a node's output and names none; add source_node_id."
+                yield self.source.problem(sentence, ("nodes", name), at_key=True)
+            else:
+                yield from self._named_before(name, [entry.source_node_id], ("nodes", name, "source_node_id"))
+
+    def imports(self) -> Iterator[WorkflowProblem]:
+        for name, entry in self.document.nodes.items():
+            for at, error in _import_errors(entry):
+                yield self.source.problem(str(error), ("nodes", name, *at))
+
+    def _named_before(self, name: str, named: Iterable[str], at: ValuePath) -> Iterator[WorkflowProblem]:
+        known = {*self.paths.before(name), *self.document.given_results}
+        for other in dict.fromkeys(named):
+            if other in known:
+                continue
+            if other == name:
+                sentence = f"Node {name!r} cannot use what it has not found yet; name an earlier node."
+            elif other in self.document.nodes:
+                sentence = f"Node {name!r} uses what {other!r} finds, which comes later; change their order."
+            else:
+                sentence = (
+                    f"Node {name!r} uses what {other!r} finds, and there is no such node: correct the name"
+                    f"{self._near(other)}, or list it in given_results if the run is given it."
+                )
+            yield self.source.problem(sentence, at)
+
+    def _nothing(self, option: str, name: str) -> str:
+        return (
+            f"{option} names {name!r}, and there is no such node: correct the name{self._near(name)}, or add the node."
+        )
+
+    def _near(self, name: str) -> str:
+        return meant(name, [*self.document.nodes, END_NAME])
+
+
+def _import_errors(entry: Entry) -> Iterator[tuple[ValuePath, InvalidInput]]:
+    for place, reference in enumerate(entry.tools if isinstance(entry, AgentNode) else ()):
+        try:
+            check_tools(reference)
+        except InvalidInput as error:
+            yield ("tools", place), error
+    if isinstance(entry, RetrieveNode):
+        try:
+            _ = entry.made_retriever
+        except InvalidInput as error:
+            yield ("retriever",), error
+
 
 SUFFIXES = (".yaml", ".yml")
 

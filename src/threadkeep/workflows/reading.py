@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from threadkeep.errors import InvalidWorkflow, WorkflowProblem
 from threadkeep.records import Json
 from threadkeep.workflows.document import ENTRIES, NAME_CURE, WorkflowDocument
-from threadkeep.workflows.options import RunOptions
+from threadkeep.workflows.resources import RunOptions
 from threadkeep.workflows.yaml_source import Path, YamlSource
 
 # A union branch that only Python objects can match, never values of a file.

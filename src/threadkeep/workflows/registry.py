@@ -1,21 +1,82 @@
-"""The registry of a service's workflows, by name."""
+"""The registry of a service's workflows, by name, and children that run in the process of their parent."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextvars import Context
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.agent.conversion import text_of
 from threadkeep.context.budget import input_budget
 from threadkeep.errors import BudgetTooSmall, InvalidWorkflow, WorkflowNotFound, WorkflowProblem
+from threadkeep.records import Json
 from threadkeep.records.runs import OWN_NAMES
 from threadkeep.workflows.built_in import chat_workflow
-from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
-from threadkeep.workflows.nesting import Way, circles, deepest_ways, drawn
 from threadkeep.workflows.nodes import SubworkflowNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
 from threadkeep.workflows.reading import meant
+from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus, Resources, RunContext
+from threadkeep.workflows.state import answer_of, initial_state
 from threadkeep.workflows.yaml_source import Path as ValuePath
+
+type Way = tuple[str, ...]
+type Children = Mapping[str, Sequence[str]]
+
+_MOST_DRAWN = 8
+
+
+def circles(children: Children) -> Iterator[Way]:
+    """Yield cycles of workflows that run each other, each as a path from a workflow back to itself.
+
+    Not every cycle is listed: removing one call from each listed cycle leaves no cycle.
+    """
+    seen: set[str] = set()
+    for first in children:
+        way, waiting = [first], [iter(_known(children, first))]
+        while waiting and first not in seen:
+            child = next(waiting[-1], None)
+            if child is None:
+                seen.add(way.pop())
+                waiting.pop()
+            elif child in way:
+                yield (*way[way.index(child) :], child)
+            elif child not in seen:
+                way.append(child)
+                waiting.append(iter(_known(children, child)))
+
+
+def deepest_ways(children: Children) -> dict[str, Way]:
+    """Return the longest path down from each workflow; the workflows must have no cycles."""
+    found: dict[str, Way] = {}
+    for first in children:
+        waiting = [first]
+        while waiting:
+            name = waiting[-1]
+            below = _known(children, name)
+            unknown = [child for child in below if child not in found]
+            waiting += unknown
+            if not unknown:
+                found[name] = (name, *max((found[child] for child in below), key=len, default=()))
+                waiting.pop()
+    return found
+
+
+def drawn(way: Way) -> str:
+    """Return a path with arrows; of a long path, its beginning and its end."""
+    shown = way if len(way) <= _MOST_DRAWN else (*way[: _MOST_DRAWN - 2], "…", way[-1])
+    return " → ".join(shown)
+
+
+def _known(children: Children, name: str) -> list[str]:
+    return [child for child in children.get(name, ()) if child in children]
 
 
 class Workflows:
@@ -170,3 +231,82 @@ def _call_of(workflow: Workflow, child: str) -> ValuePath:
 
 def _told(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
     return workflow.places.problem(sentence, path) if workflow.places else WorkflowProblem(sentence)
+
+
+_INTERRUPT = "__interrupt__"
+
+
+class InProcessChildren:
+    """A runner that executes children at once in the current process, without an engine: for the library and for tests.
+
+    Only its request is passed to a child: no state, callbacks, streams or checkpoints of the parent. A child ends
+    with its parent's process, and cannot wait for a person.
+    """
+
+    def __init__(self, workflows: Workflows, compiler: Compiler, resources: Resources) -> None:
+        self._workflows = workflows
+        self._compiler = compiler.without_checkpoints()
+        self._resources = replace(resources, children=self)
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of parents whose children run here."""
+        return self._resources
+
+    async def run(self, request: ChildRequest, /) -> ChildResult:
+        """Run a child to its end; a child that would wait for a person fails. Raises `WorkflowNotFound`."""
+        workflow = self._workflows.get(request.workflow)
+        run_id = str(uuid7())
+        # A separate context: LangGraph passes the parent's callbacks and streams in context variables.
+        work = asyncio.create_task(self._carry_out(workflow, run_id, request), context=Context())
+        try:
+            async with asyncio.timeout(request.deadline_seconds):
+                return await work
+        except TimeoutError:
+            return ChildResult(run_id, None, "", "deadline" if work.cancelled() else "failed")
+        except asyncio.CancelledError:
+            work.cancel()
+            await asyncio.wait([work])
+            raise
+        except Exception:  # noqa: BLE001 - whatever a child raises, its parent is told by the status
+            return ChildResult(run_id, None, "", "failed")
+
+    async def _carry_out(self, workflow: Workflow, run_id: str, request: ChildRequest) -> ChildResult:
+        context = RunContext(
+            run_id=run_id,
+            workflow=workflow.name,
+            resources=self._resources,
+            session_id=f"child:{run_id}" if request.with_session else None,
+            trigger="child",
+            depth=request.depth,
+            user_context=_user_context(request.input),
+            ancestors=request.ancestors,
+        )
+        config: RunnableConfig = {"recursion_limit": workflow.options.recursion_limit}
+        graph = self._compiler.compiled(workflow)
+        state = await graph.ainvoke(child_state(request.input), config, context=context)
+        if _INTERRUPT in state:
+            return ChildResult(run_id, None, "", "waiting")
+        return result_of(workflow, run_id, state)
+
+
+def child_state(given: Mapping[str, Json]) -> Any:
+    """Return the initial state of a child: its given text as the question, and all given values as inputs."""
+    text = given.get("text")
+    return initial_state(text if isinstance(text, str) else "", inputs=given, user_context=_user_context(given))
+
+
+def result_of(workflow: Workflow, run_id: str, state: Mapping[str, Any], status: ChildStatus = "done") -> ChildResult:
+    """Return the result of a run: the output of the node that the workflow names, else the answer; and a text."""
+    answer = answer_of(state)
+    said = text_of(answer) if answer is not None else ""
+    outputs = state.get("node_outputs") or {}
+    if workflow.output is None:
+        return ChildResult(run_id, {"text": said}, said, status)
+    output: Json = outputs.get(workflow.output)
+    return ChildResult(run_id, output, said or (output if isinstance(output, str) else ""), status)
+
+
+def _user_context(given: Mapping[str, Json]) -> dict[str, Json]:
+    known = given.get("user_context")
+    return dict(known) if isinstance(known, Mapping) else {}

@@ -1,4 +1,4 @@
-"""The runtime context of nodes: their run, and the resources that it may use."""
+"""The runtime context of nodes: their run, its options, and the resources that it may use."""
 
 from __future__ import annotations
 
@@ -6,15 +6,44 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.memory import Memory
 from threadkeep.observe import Observer
 from threadkeep.records import Json
-from threadkeep.records.runs import RunTrigger
+from threadkeep.records.runs import DoubleTexting, RunTrigger
 
 if TYPE_CHECKING:
     from langchain.agents.middleware import AgentMiddleware
     from langchain_core.language_models import BaseChatModel
+
+from typing import Final
+
+from langchain_core.tools import BaseTool
+
+MAX_DEPTH = 3
+"""The default depth to which workflows may nest below a run."""
+
+
+class RunOptions(BaseModel):
+    """Options for the runs of a workflow; None means no such limit."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, allow_inf_nan=False)
+
+    double_texting: DoubleTexting = Field(
+        "enqueue",
+        description="What a message does that comes while a turn of its session goes on: wait (enqueue), end that turn "
+        "(interrupt), be refused (reject), become one turn with others that wait (coalesce), or end that turn and take "
+        "its messages back (rollback).",
+    )
+    max_tokens: int | None = Field(None, ge=1, description="Tokens that a run and its children may take, in and out.")
+    max_cost: float | None = Field(None, gt=0, description="What they may cost, in the unit of the price table.")
+    deadline_seconds: float | None = Field(None, gt=0, description="Seconds that a run may take.")
+    max_depth: int = Field(MAX_DEPTH, ge=0, le=20, description="How deep workflows may nest below a run.")
+    max_tries: int = Field(3, ge=1, le=20, description="How often a failing run is tried before it is set aside.")
+    recursion_limit: int = Field(100, ge=2, le=10_000, description="Steps of the graph at most: loops come to an end.")
+
 
 type ChildStatus = Literal["done", "failed", "cancelled", "interrupted", "waiting", "deadline"]
 
@@ -104,3 +133,27 @@ class RunContext:
     def by_hand(self) -> bool:
         """True if a person started the run and knows its thread; in other runs the thread is always new."""
         return self.trigger in BY_HAND
+
+
+_MARK: Final = "idempotent"
+
+
+def not_idempotent[T](tool: T) -> T:
+    """Mark a tool, or a function that becomes one, so that it is not run twice without a person's consent.
+
+    This equals the metadata `{"idempotent": False}` of a LangChain tool. In a run of a workflow each of its calls
+    runs once. If its process died during a call, so that the outcome is unknown, the run asks a person.
+    """
+    if isinstance(tool, BaseTool):
+        tool.metadata = {**(tool.metadata or {}), _MARK: False}
+    else:
+        setattr(tool, _MARK, False)
+    return tool
+
+
+def is_idempotent(tool: object) -> bool:
+    """Return True if a tool, or a function that becomes one, may run again after a call with an unknown outcome."""
+    marked = [tool, getattr(tool, "func", None), getattr(tool, "coroutine", None)]
+    marks: list[object] = [getattr(each, _MARK, None) for each in marked]
+    metadata = tool.metadata if isinstance(tool, BaseTool) else None
+    return (metadata or {}).get(_MARK) is not False and not any(mark is False for mark in marks)

@@ -1,7 +1,14 @@
-"""The shared state of a workflow's nodes in one run. It never contains a session's history."""
+"""The shared state of a workflow's nodes in one run, and the templates that name its values.
+
+`{{results.search.text}}` is replaced with the result of the node `search` in this run. Placeholders use the same paths
+as session ids: names and indexes, no expressions and no code. Each run renders the unchanged template again. Inserted
+text is not rendered again, so users cannot inject placeholders.
+"""
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, TypedDict
 
@@ -10,6 +17,9 @@ from langchain_core.utils.uuid import uuid7
 from langgraph.graph.message import add_messages
 
 from threadkeep.agent.conversion import text_of
+from threadkeep.context.cut import cut_end
+from threadkeep.errors import InvalidInput
+from threadkeep.history.keys import MAX_TEMPLATE_CHARACTERS, PLACEHOLDER, WHOLE, is_path, look_up, whole_path
 from threadkeep.records import Json
 
 
@@ -73,3 +83,99 @@ def last_text(state: WorkflowState) -> str:
     """Return the text of the newest message; empty if there is none."""
     messages: Sequence[BaseMessage] = state.get("messages") or ()
     return text_of(messages[-1]) if messages else ""
+
+
+MOST_RENDERED_CHARACTERS = 100_000
+MOST_AUTHORED_CHARACTERS = 20_000
+ROOTS = ("results", "node_outputs", "inputs", "user_context", "text")
+KEY_ROOTS = (*ROOTS, "configurable", "thread_id", "conversation_key")
+
+
+def scope_of(state: WorkflowState) -> dict[str, object]:
+    """Return the values that the placeholders of a template may name."""
+    return {name: state.get(name) for name in ROOTS}
+
+
+def render(template: str, scope: Mapping[str, object]) -> str:
+    """Render the template.
+
+    Text and numbers are inserted as they are, booleans as true and false, lists and objects as JSON; missing values
+    are empty. A result of more than a hundred thousand characters is cut with a mark.
+    """
+    left = MOST_RENDERED_CHARACTERS
+
+    def value_at(path: str) -> str:
+        nonlocal left
+        text = _text_of(look_up(scope, path.strip()))[: max(left, 0) + 1]
+        left -= len(text)
+        return text
+
+    rendered = PLACEHOLDER.sub(lambda found: value_at(found[1]), template)
+    return rendered if len(rendered) <= MOST_RENDERED_CHARACTERS else cut_end(rendered, MOST_RENDERED_CHARACTERS, len)
+
+
+def paths_of(template: str) -> list[str]:
+    """Return the paths of the template's placeholders, in order."""
+    if (path := whole_path(template)) is not None:
+        return [path]
+    return [found[1].strip() for found in PLACEHOLDER.finditer(template)]
+
+
+def check_template(template: str, *, for_key: bool = False, whole: bool | None = None) -> None:
+    """Check a template; `whole` says if it may consist of one key, `{{key:path}}`.
+
+    Raises:
+        InvalidInput: it is too long, or has a placeholder that is not a path or names an unknown value.
+    """
+    most = MAX_TEMPLATE_CHARACTERS if for_key else MOST_AUTHORED_CHARACTERS
+    if len(template) > most:
+        raise InvalidInput(f"A template has at most {most} characters here; shorten it.")
+    rest = PLACEHOLDER.sub("", template)
+    if "{{" in rest:
+        raise InvalidInput(
+            "A template has a {{ that is not closed, or braces inside of braces; write {{path.to.value}}."
+        )
+    roots = KEY_ROOTS if for_key else ROOTS
+    if any(place[1].strip().startswith(WHOLE) for place in PLACEHOLDER.finditer(template)) and (
+        not (for_key if whole is None else whole) or whole_path(template) is None
+    ):
+        raise InvalidInput(
+            "{{key:…}} is a whole key and stands alone in a candidate of a key, such as {{key:inputs.history_key}}."
+        )
+    for path in paths_of(template):
+        if not is_path(path):
+            raise InvalidInput(
+                f"{{{{{path}}}}} is no path: write names and indexes with dots between, such as results.a.b."
+            )
+        if path.partition(".")[0].partition("[")[0] not in roots:
+            raise InvalidInput(f"{{{{{path}}}}} names nothing there is; paths begin with {', '.join(roots)}.")
+
+
+def nodes_named(template: str) -> list[str]:
+    """Return the nodes whose results or outputs a template names."""
+    steps = [path.replace("[", ".").split(".") for path in paths_of(template)]
+    return [step[1] for step in steps if len(step) > 1 and step[0] in ("results", "node_outputs")]
+
+
+def _text_of(value: object) -> str:
+    match value:
+        case None:
+            return ""
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return value
+        case int():
+            # str() rejects very large numbers.
+            return f"{value:d}" if value.bit_length() <= 1024 else ""
+        case float():
+            return repr(value) if math.isfinite(value) else ""
+        case _:
+            return _json_of(value)
+
+
+def _json_of(value: object) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return ""

@@ -1,19 +1,104 @@
-"""Storing of the turn for graphs in Python that store neither question nor answer themselves."""
+"""The question and answer of a run, for workflows without nodes that store them, and questions behind middleware."""
 
 from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
+from langchain.agents.middleware import AgentMiddleware
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.messages import BaseMessage, HumanMessage
 from langgraph.graph import END, START, StateGraph
+from langgraph.pregel import Pregel
 
-from threadkeep.workflows.nodes import Node, RecordAnswerNode, RecordQuestionNode
+from threadkeep.agent.conversion import text_of
+from threadkeep.history.blocking import MemoryLoop
+from threadkeep.workflows.nodes import AgentNode, ModelNode, Node, RecordAnswerNode, RecordQuestionNode
 from threadkeep.workflows.nodes.base import END_NAME
-from threadkeep.workflows.nodes.recording import RecordingNode
+from threadkeep.workflows.nodes.messages import RecordingNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
-from threadkeep.workflows.redacting import has_middleware
+
+_HOOKS: Final = (".before_agent", ".before_model")
+"""The ends of the names of the nodes that `create_agent` makes for the hooks of its middleware."""
+
+_OWN: Final = "SessionMemory."
+
+
+def has_middleware(builder: StateGraph[Any, Any, Any, Any]) -> bool:
+    """Return whether an agent in a graph has middleware that sees the question before its model.
+
+    Agents are found as nodes, and in the functions, methods and objects that are nodes.
+    """
+    try:
+        graph = builder.compile()
+    except ValueError:
+        return False  # the error is reported when the graph is compiled for its runs
+    graphs = [graph, *(found for _, found in graph.get_subgraphs(recurse=True)), *_owned(builder)]
+    return any(_is_hook(name) for one in graphs if isinstance(one, Pregel) for name in one.nodes)
+
+
+class LateQuestion(BaseCallbackHandler):
+    """Stores the question of a run at the first model call that follows hooks of middleware, before the model is asked.
+
+    Agents may be given the question in a message with another id; it is known by its words at the first hook.
+    """
+
+    run_inline = True
+
+    def __init__(
+        self,
+        loop: MemoryLoop,
+        asked: Sequence[BaseMessage],
+        keep: Callable[[Sequence[BaseMessage]], Awaitable[None]],
+    ) -> None:
+        self._loop = loop
+        self._asked = asked
+        self._keep = keep
+        self._seen: dict[str, BaseMessage] = {}
+        self._stored = False
+
+    def on_chain_start(self, serialized: Any, inputs: object, *, name: str | None = None, **_: Any) -> None:
+        """Look for the question in the state that a hook is given."""
+        if self._stored or name is None or not _is_hook(name) or not isinstance(inputs, Mapping):
+            return
+        for message in inputs.get("messages") or ():
+            if isinstance(message, HumanMessage) and message.id and message.id not in self._seen:
+                found = [one for one in self._asked if one.id == message.id or text_of(one) == text_of(message)]
+                if found:
+                    self._seen[message.id] = found[-1]
+
+    async def on_chat_model_start(self, serialized: Any, messages: Sequence[Sequence[BaseMessage]], **_: Any) -> None:
+        """Store the question as a model is sent it."""
+        sent = [message for one in messages for message in one if message.id in self._seen]
+        if self._stored or not sent:
+            return
+        self._stored = True
+        asked = [message.model_copy(update=self._origin(message)) for message in sent]
+        await self._loop.run_from_any_loop(self._store(asked))
+
+    def _origin(self, message: BaseMessage) -> dict[str, object]:
+        """Return the id of the question that a message is a copy of, and the time when it was sent."""
+        one = self._seen[str(message.id)]
+        return {"id": one.id, "response_metadata": one.response_metadata}
+
+    async def _store(self, asked: Sequence[BaseMessage]) -> None:
+        await self._keep(asked)
+
+
+def _is_hook(name: str) -> bool:
+    return name.endswith(_HOOKS) and not name.startswith(_OWN)
+
+
+def _owned(builder: StateGraph[Any, Any, Any, Any]) -> Iterator[Pregel[Any, Any, Any, Any]]:
+    """Yield the graphs that nodes have as attributes: of an object that is called, or of the object of a method."""
+    for spec in builder.nodes.values():
+        for called in (getattr(spec.runnable, "afunc", None), getattr(spec.runnable, "func", None)):
+            owner = getattr(called, "__self__", called)
+            yield from (value for value in getattr(owner, "__dict__", {}).values() if isinstance(value, Pregel))
+
 
 type Graph = StateGraph[Any, Any, Any, Any]
 
@@ -81,3 +166,45 @@ def _copied(builder: Graph) -> Graph:
 def _free_name(builder: Graph, name: str) -> str:
     names = (name if number == 1 else f"{name}_{number}" for number in count(1))
     return next(one for one in names if one not in builder.nodes and one not in builder.channels)
+
+
+def stores_question(node: Node) -> bool:
+    """Return True if a node stores its question in the run's session."""
+    if isinstance(node, AgentNode):
+        return node.input is None and not node.use_graph_chat_history
+    return isinstance(node, RecordQuestionNode) or (isinstance(node, ModelNode) and node.input is None)
+
+
+def reset_commands(nodes: Iterable[Node]) -> tuple[str, ...]:
+    """Return the reset commands of the nodes; these messages are not questions."""
+    commands: dict[str, None] = {}
+    for node in nodes:
+        if isinstance(node, RecordQuestionNode):
+            commands |= dict.fromkeys(node.reset_commands)
+        elif isinstance(node, AgentNode) and node.reset_command is not None:
+            commands[node.reset_command] = None
+    return tuple(commands)
+
+
+def question_recorder(nodes: Iterable[Node]) -> RecordQuestionNode | None:
+    """Return a node that stores the question as these nodes would; None if they do not store it."""
+    known = tuple(nodes)
+    if not any(map(stores_question, known)):
+        return None
+    waits = any(isinstance(node, RecordQuestionNode) and node.waits for node in known)
+    return RecordQuestionNode(reset_commands=reset_commands(known), waits=waits)
+
+
+def only_wraps_tools(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
+    """Return whether a middleware does nothing for an agent without tools."""
+    hooks = ("after_agent", "aafter_agent", "after_model", "aafter_model", "wrap_model_call", "awrap_model_call")
+    return not getattr(middleware, "tools", ()) and not sees_question(middleware) and not _has_any(middleware, hooks)
+
+
+def sees_question(middleware: AgentMiddleware[Any, Any, Any]) -> bool:
+    """Return whether a middleware has a hook that runs before the question is stored."""
+    return _has_any(middleware, ("before_agent", "abefore_agent", "before_model", "abefore_model"))
+
+
+def _has_any(middleware: AgentMiddleware[Any, Any, Any], hooks: Iterable[str]) -> bool:
+    return any(getattr(type(middleware), hook) is not getattr(AgentMiddleware, hook) for hook in hooks)

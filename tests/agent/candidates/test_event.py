@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep import InvalidInput
-from threadkeep.agent.candidates.event import prompt_of
+from threadkeep.agent.prompts import prompt_of
 
 
 def text_of(event: dict[str, Any]) -> str | None:

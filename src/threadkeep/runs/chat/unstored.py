@@ -24,12 +24,9 @@ from threadkeep.runs.once_only import Handler, ToolResult
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.runs.usage import spent_budget
-from threadkeep.workflows.children import InProcessChildren
-from threadkeep.workflows.compiling import Compiler
-from threadkeep.workflows.options import RunOptions
-from threadkeep.workflows.registry import Workflows
-from threadkeep.workflows.resources import Resources
-from threadkeep.workflows.tool_marks import is_idempotent
+from threadkeep.workflows.definition import Compiler
+from threadkeep.workflows.registry import InProcessChildren, Workflows
+from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
 
 _NOT_NOW = "This tool cannot be used for the moment: it may not run twice, and no record of it can be kept."
 

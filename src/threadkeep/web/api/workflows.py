@@ -12,9 +12,7 @@ from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC, READS
 from threadkeep.web.problems import documented
 from threadkeep.workflows.definition import Source
-from threadkeep.workflows.describing import describe, describe_whole
-from threadkeep.workflows.drawing import draw_mermaid
-from threadkeep.workflows.explaining import explain_key
+from threadkeep.workflows.describing import describe, describe_whole, draw_mermaid, explain_key
 
 
 class WorkflowSummary(BaseModel):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from threadkeep.agent.context_difference import Difference, call_before
 from threadkeep.agent.context_view import ContextView, SeenMessage, look_back
-from threadkeep.agent.context_words import in_words, join_ranges
+from threadkeep.agent.explanations import in_words, join_ranges
 from threadkeep.context.manifest import ContextManifest, Exclusion, FactReference, TurnReference
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.history.session import Session

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from threadkeep.agent.message_fate import CallRecord, Fate, fate_of
+from threadkeep.agent.explanations import CallRecord, Fate, fate_of
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import SessionNotFound
 from threadkeep.history.all_sessions import AllSessions

@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.exceptions import HTTPException
 
-from threadkeep.agent.context_words import recall_in_words
+from threadkeep.agent.explanations import recall_in_words
 from threadkeep.errors import ThreadkeepError
 from threadkeep.version import __version__
 from threadkeep.web.console import charts

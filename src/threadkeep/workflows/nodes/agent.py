@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import fields, replace
 from typing import Any, ClassVar
 
 from langchain.agents import create_agent
+from langchain.agents.middleware import AgentMiddleware, AgentState, ModelRequest, ModelResponse
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage, messages_to_dict
 from langchain_core.runnables import RunnableConfig
@@ -19,26 +21,24 @@ from threadkeep.agent.conversion import text_of
 from threadkeep.agent.knowledge_tools import MemoryKind, knowledge_tools
 from threadkeep.agent.lookup_tools import history_tools
 from threadkeep.agent.middleware import SessionMemory
-from threadkeep.agent.model_deadline import ModelDeadline
 from threadkeep.agent.turn_options import CallPlace, NodeTurnOptions, TurnOptions
 from threadkeep.errors import InvalidInput
-from threadkeep.workflows.nodes.base import Again, NodeKind, Step
-from threadkeep.workflows.nodes.history_fields import HistoryFields, is_reset
-from threadkeep.workflows.nodes.passages import FoundPassages, passages_in
+from threadkeep.workflows.nodes.base import Again, NodeKind, Reference, Step, import_named
 from threadkeep.workflows.nodes.places import (
+    HistoryFields,
     Place,
     PlaceKind,
     StepContext,
+    is_reset,
     place_in_store,
     place_of_run,
     place_of_session,
     step_context,
 )
-from threadkeep.workflows.nodes.references import Reference, import_named
+from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
 from threadkeep.workflows.nodes.speaking import SpeakingNode, said
-from threadkeep.workflows.resources import Resources, RunContext
+from threadkeep.workflows.resources import Resources, RunContext, is_idempotent
 from threadkeep.workflows.state import WorkflowState
-from threadkeep.workflows.tool_marks import is_idempotent
 
 type Tool = BaseTool | Callable[..., Any]
 type ToolReference = Reference | SkipJsonSchema[InstanceOf[BaseTool]]
@@ -192,6 +192,21 @@ class AgentNode(SpeakingNode, HistoryFields):
             return named
         # Anchors and summaries exist only in tables, which do not cover other stores.
         return replace(named, plan=replace(options.plan, window="sliding"), compression=None, learning=None)
+
+
+class ModelDeadline(AgentMiddleware[AgentState[Any], Any, Any]):
+    """A time limit for each model call of an agent; a call beyond it raises `TimeoutError`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self._seconds = seconds
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelResponse[Any]:
+        """Call the model within the limit."""
+        async with asyncio.timeout(self._seconds):
+            return await handler(request)
 
 
 def check_tools(reference: str | BaseTool) -> None:

@@ -11,8 +11,7 @@ from langgraph.runtime import Runtime
 from langgraph.types import Command
 from pydantic import Field
 
-from threadkeep.agent.candidates.nodes import SOURCE, CandidateNodes
-from threadkeep.agent.candidates.state import CandidateState
+from threadkeep.agent.candidates import SOURCE, CandidateNodes, CandidateState
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.reducers import bounded_messages
 from threadkeep.records import Json

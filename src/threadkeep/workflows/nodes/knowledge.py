@@ -15,8 +15,9 @@ from langgraph.runtime import Runtime
 from pydantic import Field
 
 from threadkeep.agent.conversion import id_of, text_of
-from threadkeep.agent.invocation import question_before, workspace_in
+from threadkeep.agent.invocation import workspace_in
 from threadkeep.agent.knowledge_tools import MemoryKind
+from threadkeep.agent.questions import question_before
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.keys import channel_of

@@ -1,9 +1,9 @@
-"""`retrieve`: passages of a knowledge base that fit the question, from any LangChain retriever."""
+"""`retrieve`: passages of a knowledge base that fit the question, and their section in later contexts."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import ClassVar
 
@@ -15,16 +15,70 @@ from pydantic import Field, InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.invocation import question_before
-from threadkeep.agent.retrieved_snippets import query_with
+from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.model_call import Extra
+from threadkeep.agent.questions import question_before
+from threadkeep.agent.quoted_sections import query_with, snippets_block
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError
-from threadkeep.observe import ExtraNotFound
+from threadkeep.observe import ExtraNotFound, ExtraSection
 from threadkeep.records import Json
 from threadkeep.records.json_values import as_json
-from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
-from threadkeep.workflows.nodes.references import Reference, import_named, made_by
+from threadkeep.workflows.nodes.base import (
+    Again,
+    Node,
+    NodeKind,
+    Reference,
+    Step,
+    found,
+    import_named,
+    made_by,
+    rendered,
+)
+from threadkeep.workflows.nodes.places import step_context
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
+
+type Passage = tuple[str | None, str]
+"""The id of a passage, if it has one, and its text."""
+
+
+class FoundPassages:
+    """The section `snippets` with passages already found in this run; `passages` None: those of the agent's step."""
+
+    def __init__(self, passages: Sequence[Passage] | None = None) -> None:
+        self._passages = passages
+
+    @property
+    def section(self) -> ExtraSection:
+        """The section `snippets`."""
+        return "snippets"
+
+    async def find(self, request: ExtraRequest, room: int) -> Extra | None:
+        """Return the passages that fit, in the order in which they were found."""
+        passages = self._passages
+        if passages is None:
+            context = step_context()
+            passages = context.passages if context is not None else ()
+        return snippets_block([Document(text, id=name) for name, text in passages], request, room)
+
+
+def passages_in(state: WorkflowState) -> tuple[Passage, ...]:
+    """Return the passages that all `retrieve` nodes of the run have found so far, each once."""
+    return tuple(dict.fromkeys(_passages_in(state)))
+
+
+def _passages_in(state: WorkflowState) -> Iterator[Passage]:
+    for result in (state.get("results") or {}).values():
+        for passage in _listed(result):
+            if isinstance(passage, Mapping) and isinstance(text := passage.get("text"), str):
+                name = passage.get("id")
+                yield name if isinstance(name, str) else None, text
+
+
+def _listed(result: Json) -> Sequence[Json]:
+    passages = result.get("passages") if isinstance(result, Mapping) else None
+    return passages if isinstance(passages, Sequence) and not isinstance(passages, str) else ()
+
 
 _MOST_CHARACTERS = 20_000
 

@@ -1,21 +1,133 @@
-"""Shared parts of nodes whose model call produces a message: model, prompt, question, and limits of the context."""
+"""Nodes that call a model: the choice of the model, the limits of its context, and the node `model`."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal, Self
 
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
-from pydantic import Field
+from langchain_core.runnables import RunnableConfig
+from langgraph.errors import GraphBubbleUp
+from langgraph.runtime import Runtime
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, InstanceOf, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.invocation import question_before
-from threadkeep.agent.turn_options import TurnOptions
-from threadkeep.errors import InvalidInput
-from threadkeep.workflows.nodes.asking import ContextNode
-from threadkeep.workflows.nodes.base import Step, found, rendered
+from threadkeep.agent.model_facts import ModelFacts, facts_of
+from threadkeep.agent.nodes import session_turn
+from threadkeep.agent.questions import question_before
+from threadkeep.agent.summarizer import ModelSummarizer
+from threadkeep.agent.turn_options import NodeTurnOptions, TurnOptions
+from threadkeep.context.budget import context_window, input_budget
+from threadkeep.errors import BudgetTooSmall, InvalidInput
+from threadkeep.history.compression import Compression, Summarizer, read_size
+from threadkeep.history.keys import channel_of
+from threadkeep.observe import ModelFailed
+from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
+from threadkeep.workflows.nodes.places import Place, place_of_run, place_of_session
+from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
+from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
+
+
+def _size(text: str) -> str:
+    read_size(text)
+    return text
+
+
+type ModelName = Annotated[str, Field(min_length=1)] | SkipJsonSchema[InstanceOf[BaseChatModel]]
+type SizeText = Annotated[str, AfterValidator(_size)]
+
+
+class NodeCompression(BaseModel):
+    """The summarisation of older messages in calls of one node."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+    trigger: SizeText = Field(
+        "tokens:20000",
+        description="How much there is without a summary when one is made: tokens:20000, messages:40 or fraction:0.5.",
+    )
+    keep: SizeText = Field("messages:20", description="How much stays as it was said.")
+    max_summary_tokens: int = Field(2_000, ge=100, description="Tokens that all summaries may have together.")
+    model: ModelName | None = Field(
+        None, description="Who writes the summaries; by default THREADKEEP_SUMMARY_MODEL, or the node's own model."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.options(None)
+        return self
+
+    def options(self, summarizer: Summarizer | None) -> Compression:
+        """Return the compression with the given summarizer."""
+        return Compression(read_size(self.trigger), read_size(self.keep), self.max_summary_tokens, summarizer)
+
+
+class AskingNode(Node):
+    """A node that calls a model: the service's own unless it names another."""
+
+    model: ModelName | None = Field(None, description="As THREADKEEP_MODEL names models; the service's own if not set.")
+    context_window: int | None = Field(
+        None,
+        ge=1,
+        description="Tokens of the model's context window; by default what its profile or its name says, and for the "
+        "service's own model THREADKEEP_CONTEXT_WINDOW.",
+    )
+    timeout_seconds: float = Field(60.0, gt=0, description="Seconds that a model call may take.")
+
+    def chat_model(self, step: Step) -> BaseChatModel:
+        """Return the model to call."""
+        return _model_of(self.model, step)
+
+    def window_in(self, given: TurnOptions) -> int | None:
+        """Return the context window that overrides the known one of the model; None without an override."""
+        if self.context_window is not None or self.model is not None:
+            return self.context_window
+        return given.context_window
+
+
+class ContextNode(AskingNode):
+    """A node that calls a model in the memory of the run's session."""
+
+    max_output_tokens: int | None = Field(None, ge=1, description="Tokens that are kept free for the reply.")
+    compression: NodeCompression | Literal[False] | None = Field(
+        None, description="When older messages become summaries; false for never, the service's options if not set."
+    )
+
+    @model_validator(mode="after")
+    def _check_room(self) -> Self:
+        """Reject a reply size that leaves no tokens for a prompt; the service checks its own model."""
+        if self.model is None and self.context_window is None:
+            return self
+        model = self.model
+        facts = facts_of(model) if isinstance(model, BaseChatModel) else ModelFacts(model, context_window(model))
+        if self.max_output_tokens is not None or self.context_window is not None:
+            try:
+                input_budget(facts.name, self.max_output_tokens, self.context_window or facts.window)
+            except BudgetTooSmall as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def compression_in(self, step: Step) -> Compression | None:
+        """Return the compression settings that apply after a call of this node."""
+        given = step.context.resources.turn_options.compression
+        if self.compression is None:
+            return given
+        if self.compression is False:
+            return None
+        summarizer = None if given is None else given.summarizer
+        if self.compression.model is not None:
+            model = _model_of(self.compression.model, step)
+            summarizer = ModelSummarizer(model, timeout_seconds=self.timeout_seconds)
+        return self.compression.options(summarizer)
+
+
+def _model_of(model: str | BaseChatModel | None, step: Step) -> BaseChatModel:
+    return model if isinstance(model, BaseChatModel) else step.context.resources.model(model)
 
 
 class SpeakingNode(ContextNode):
@@ -87,3 +199,75 @@ def said(step: Step, message: AIMessage) -> WorkflowState:
     """Return the state update of a speaking node: one final message, and its text."""
     text = text_of(message)
     return {"messages": [message], **found(step, text, {"text": text})}
+
+
+class ModelNode(SpeakingNode):
+    """A single model call in the memory of the run's session, without tools."""
+
+    node_kind: ClassVar[NodeKind] = "model"
+
+    on_error: Literal["raise", "continue"] = Field(
+        "raise", description="What a failing model does: end the run, or leave `error` in the node's result."
+    )
+
+    @property
+    def again(self) -> Again:
+        """Return its model call."""
+        return "a model call"
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Answer the run's question."""
+        step = Step.of(config, runtime)
+        messages = self.asked(state, step)
+        place = place_of_run(step) if self.input is not None else place_of_session(step)
+        try:
+            reply = await self._ask(step, place, state, messages, config)
+        except GraphBubbleUp:
+            raise
+        except Exception as error:
+            tell_model_failure(step, error)
+            if self.on_error == "raise":
+                raise
+            return found(step, "", {"text": "", "error": type(error).__name__})
+        return said(step, reply)
+
+    async def _ask(
+        self, step: Step, place: Place, state: WorkflowState, messages: list[BaseMessage], config: RunnableConfig
+    ) -> AIMessage:
+        model = self.chat_model(step)
+        options = self._options_for(step, place, state)
+        async with session_turn(place.memory, messages, config, options) as turn:
+            if turn.answered is not None:
+                return turn.answered
+            sent = await turn.messages(self.system_message(state), model=model)
+            async with asyncio.timeout(self.timeout_seconds):
+                reply: AIMessage = await model.ainvoke(sent)
+            turn.answer(reply)
+        return turn.reply if isinstance(turn.reply, AIMessage) else reply
+
+    def _options_for(self, step: Step, place: Place, state: WorkflowState) -> TurnOptions:
+        options = self.turn_options(step)
+        found_before = (FoundPassages(passages_in(state)),) if self.snippets else ()
+        kept = options.sources if place.kind == "session" else ()
+        return replace(
+            NodeTurnOptions.of(options, lambda _: place.call),
+            sources=(*kept, *found_before),
+            session_id=lambda _: place.session_id,
+            user_id=lambda _: place.user_id,
+            compression=options.compression if place.kind == "session" else None,
+        )
+
+
+def tell_model_failure(step: Step, error: Exception) -> None:
+    """Report that the model of a node failed."""
+    context = step.context
+    context.resources.observer.notify(
+        ModelFailed(
+            channel=channel_of(context.session_id or ""),
+            error=type(error).__name__,
+            run_id=context.run_id,
+            session_id=context.session_id,
+        )
+    )

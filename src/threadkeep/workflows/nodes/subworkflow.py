@@ -14,8 +14,7 @@ from pydantic import Field
 from threadkeep.errors import ChildFailed
 from threadkeep.records import Json
 from threadkeep.workflows.nodes.base import Node, NodeKind, Step, found
-from threadkeep.workflows.options import MAX_DEPTH
-from threadkeep.workflows.resources import ChildRequest, ChildResult, RunContext
+from threadkeep.workflows.resources import MAX_DEPTH, ChildRequest, ChildResult, RunContext
 from threadkeep.workflows.state import WorkflowState, last_text
 
 

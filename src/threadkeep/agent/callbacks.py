@@ -1,4 +1,4 @@
-"""The input and the end of a root run, which LangChain's callbacks tell and no hook of a middleware does."""
+"""Callback handlers of LangChain: for root runs, for the end of a graph, and for the model calls of an agent."""
 
 from __future__ import annotations
 
@@ -9,10 +9,16 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.callbacks import BaseCallbackHandler, BaseCallbackManager
+from langchain_core.messages import BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, GenerationChunk, LLMResult
+from langchain_core.runnables import RunnableConfig
 from langchain_core.tracers.context import register_configure_hook
+from langgraph.callbacks import GraphCallbackHandler, GraphInterruptEvent
 from langgraph.errors import GraphBubbleUp
 from langgraph.types import Command
+
+from threadkeep.agent.conversion import text_of
 
 type OnEnd = Callable[[object, BaseException | None], Awaitable[None] | None]
 """Called at the end of a root run with its output or its error; both are None if it was interrupted."""
@@ -131,3 +137,107 @@ root_callbacks: Final = RootCallbacks()
 """The handler of this process. LangChain has it from the first import of an agent's memory on."""
 
 register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=root_callbacks), inheritable=False)
+
+
+class Ending(GraphCallbackHandler):
+    """The output of the graph that is called with it; None if it was interrupted."""
+
+    run_inline = True
+
+    def __init__(self) -> None:
+        self.output: object = None
+        self._interrupted = False
+        self._run_id: UUID | None = None
+
+    @property
+    def ignore_llm(self) -> bool:
+        """Leave model calls out."""
+        return True
+
+    ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
+
+    def on_chain_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
+        """Note the first run, which is the graph's."""
+        self._run_id = self._run_id or run_id
+
+    def on_interrupt(self, event: GraphInterruptEvent) -> None:
+        """Note that the graph waits for a person."""
+        self._interrupted = True
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
+        """Note the output of the graph."""
+        if run_id == self._run_id and not self._interrupted:
+            self.output = outputs
+
+
+class PartialAnswer(BaseCallbackHandler):
+    """The text of a streaming model so far, kept if the run is cancelled in the middle.
+
+    Of several model calls (a retry, say) it is the newest one's. `failed` says that the last call ended with an error.
+    `asked` has the messages of each call, `models` the names of the models. Calls that other middleware makes for
+    itself (to pick tools) do not count.
+    """
+
+    run_inline = True  # asynchronous runs call it without a thread
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.failed = False
+        self.asked: list[list[BaseMessage]] = []
+        self.models: set[object] = set()
+        self._run_id: UUID | None = None
+        self._foreign: set[UUID] = set()
+
+    def on_chat_model_start(
+        self,
+        serialized: dict[str, Any],
+        messages: list[list[BaseMessage]],
+        *,
+        run_id: UUID,
+        metadata: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take what a model is asked."""
+        if metadata and metadata.get("lc_source"):
+            self._foreign.add(run_id)
+        else:
+            self.asked += messages
+            self.models.add((metadata or {}).get("ls_model_name"))
+
+    def on_llm_new_token(
+        self,
+        token: str | list[str | dict[str, Any]],
+        *,
+        chunk: GenerationChunk | ChatGenerationChunk | None = None,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        tags: list[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Take the text of one chunk."""
+        if run_id in self._foreign:
+            return
+        if run_id != self._run_id:
+            self._run_id, self.text = run_id, ""
+        if isinstance(chunk, ChatGenerationChunk):
+            self.text += text_of(chunk.message)
+        elif isinstance(token, str):
+            self.text += token
+
+    def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note a call that gave an answer."""
+        self.failed &= run_id in self._foreign
+
+    def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """Note a call that failed."""
+        self.failed |= run_id not in self._foreign
+
+
+def with_callback(config: RunnableConfig, handler: BaseCallbackHandler, *, inherit: bool) -> RunnableConfig:
+    """Return a config with one more handler; `inherit` says whether the runs below get it too."""
+    callbacks = config.get("callbacks")
+    if isinstance(callbacks, BaseCallbackManager):
+        manager = callbacks.copy()
+        manager.add_handler(handler, inherit=inherit)
+        return {**config, "callbacks": manager}
+    return {**config, "callbacks": [*(callbacks or []), handler]}

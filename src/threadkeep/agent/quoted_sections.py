@@ -1,4 +1,4 @@
-"""The section `snippets`: passages of a knowledge base that bear on the new input, from any LangChain retriever."""
+"""Sections of a context that nobody said: quoted older turns, and passages of a knowledge base."""
 
 from __future__ import annotations
 
@@ -6,17 +6,31 @@ import asyncio
 from collections.abc import Sequence
 
 from langchain_core.documents import Document
+from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import ExtraRequest
 from threadkeep.agent.model_call import Extra
-from threadkeep.agent.quoted_turns import section_message
 from threadkeep.agent.sent_messages import digest_of, dump_message
-from threadkeep.context.manifest import Entry
-from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, fitting, render
+from threadkeep.context.manifest import Entry, Section
+from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, QuotedTurn, fitting, render, turns_text
 from threadkeep.errors import InvalidInput
 from threadkeep.observe import ExtraSection
+
+SECTION_KEY = "threadkeep_section"
+"""In a message's `additional_kwargs`: which section of the context it is. Providers are not sent it."""
+
+
+def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
+    """The block of these turns, in their order, in a prompt of the session `home`."""
+    return section_message("selected", turns_text(turns, home=home))
+
+
+def section_message(section: Section, text: str) -> HumanMessage:
+    """A message that nobody said: a section of the context."""
+    return HumanMessage(text, additional_kwargs={SECTION_KEY: section})
+
 
 _RECENT_CHARACTERS = 1_000
 

@@ -1,32 +1,86 @@
-"""The three nodes of a candidate graph. They are the door where a model's failure becomes an outcome."""
+"""A small graph with in-run memory that proposes an answer to an event."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import cast
+from typing import Annotated, Any, Literal, TypedDict, cast
+from weakref import WeakKeyDictionary
 
 from langchain_core.language_models import LanguageModelInput
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, HumanMessage, RemoveMessage, SystemMessage
 from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import merge_configs
 from langchain_core.utils.uuid import uuid7
+from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.errors import GraphBubbleUp
+from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import REMOVE_ALL_MESSAGES
+from langgraph.graph.state import CompiledStateGraph
+from langgraph.store.base import BaseStore
+from langgraph.types import Checkpointer
 
-from threadkeep.agent.candidates.event import prompt_of
-from threadkeep.agent.candidates.state import Candidate, CandidateError, CandidateState
 from threadkeep.agent.conversion import role_of, text_of
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.invocation import run_id_of
-from threadkeep.agent.prompt_template import PromptTemplate, flatten_messages
-from threadkeep.agent.reducers import BoundedMessages
+from threadkeep.agent.prompts import PromptTemplate, flatten_messages, prompt_of
+from threadkeep.agent.reducers import BoundedMessages, bounded_messages
 from threadkeep.agent.sendable_messages import repair
 from threadkeep.agent.trimming import with_text
-from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, PromptSent
+from threadkeep.graph_store.items import Locks
+from threadkeep.history.memory_options import utc_now
+from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, Observers, PromptSent
 from threadkeep.records import Json
 from threadkeep.store.codec import clean_text
+
+type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
+
+
+class Candidate(TypedDict):
+    """A proposed answer; the same event gives it the same id each time."""
+
+    id: str
+    kind: Literal["text"]
+    status: Literal["proposed"]
+    source: str
+    text: str
+    created_at: str
+
+
+class CandidateError(TypedDict):
+    """Why there is no answer; `error` is the name of the error's class, since its sentence may quote people."""
+
+    source: str
+    error: str
+    message: str
+    created_at: str
+
+
+class CandidateState(TypedDict, total=False):
+    """The state: the event comes in, and goes out with its `candidates` and `errors` when there are new ones."""
+
+    event: Mapping[str, Json]
+    messages: list[BaseMessage]
+    outcome: CandidateOutcome | None
+    candidate: Candidate | None
+    errors: list[CandidateError]
+    combinedPrompt: str | None
+    llmText: str | None
+
+
+def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
+    """The state with a reducer of its own for the messages; nodes are annotated with `CandidateState`."""
+
+    class BoundedState(CandidateState, total=False):
+        """The state of a candidate graph."""
+
+    # Not written in the class: annotations are kept as text, and there a reducer of this function has no name.
+    BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
+    return BoundedState
+
 
 SOURCE = "llm-bot"
 """Who proposes candidates and reports errors."""
@@ -184,3 +238,107 @@ def _with(event: Mapping[str, Json], field: str, entry: Candidate | CandidateErr
     """The event with one more entry in one of its lists."""
     before = event.get(field)
     return {**event, field: [*(before if isinstance(before, list) else []), cast("Json", entry)]}
+
+
+_LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = WeakKeyDictionary()
+
+
+class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
+    """A compiled candidate graph.
+
+    With a checkpointer, the runs of one thread come one after the other in this process: LangGraph lets each of several
+    runs at once begin with the same checkpoint, and keeps the memory of one of them.
+    """
+
+    async def astream(
+        self,
+        input: Any,  # noqa: A002 - LangGraph's name
+        config: RunnableConfig | None = None,
+        **options: Any,
+    ) -> AsyncIterator[Any]:
+        """Run the graph when it is its thread's turn, and yield what LangGraph yields."""
+        running = cast("AsyncGenerator[Any]", super().astream(input, config, **options))
+        # The turn ends when the run does, also when its reader goes away in the middle.
+        async with self._turn(config), aclosing(running) as parts:
+            async for part in parts:
+                yield part
+
+    @asynccontextmanager
+    async def _turn(self, config: RunnableConfig | None) -> AsyncIterator[None]:
+        saver = self.checkpointer
+        thread_id = merge_configs(self.config, config).get("configurable", {}).get("thread_id")
+        if not isinstance(saver, BaseCheckpointSaver) or thread_id is None:
+            yield
+            return
+        # A lock belongs to one event loop.
+        key = (id(asyncio.get_running_loop()), str(thread_id))
+        async with _LOCKS.setdefault(saver, Locks[tuple[int, str]]()).of(key):
+            yield
+
+
+def candidate_graph(
+    model: PromptedModel,
+    *,
+    system_prompt: str = "",
+    max_messages: int = 8,
+    max_chars: int = 8000,
+    flat: bool | PromptTemplate = False,
+    timeout_seconds: float | None = None,
+    observers: Sequence[Observer] = (),
+    clock: Callable[[], datetime] = utc_now,
+    checkpointer: Checkpointer = None,
+    store: BaseStore | None = None,
+) -> CandidateGraph:
+    """A compiled graph that makes a prompt of an event, calls a model, and proposes its answer.
+
+    ::
+
+        result = await candidate_graph(model).ainvoke({"event": {"message": {"id": "42", "text": "Hi"}}})
+        result["outcome"], result["candidate"]
+
+    Without a checkpointer the memory is that of one run; with one, the events of a thread have their turns. To add
+    nodes or to compile it otherwise, take its `builder`.
+
+    Args:
+        model: a chat model, or anything else that takes messages (or a text, if `flat`) and gives a message or a text.
+        system_prompt: stands first in every call.
+        max_messages: how many messages are remembered, the system prompt counted; less than 1 is 1.
+        max_chars: how many characters they may have together; 0 is unlimited.
+        flat: whether the model is sent one text, `(role) content` joined by blank lines; a template makes another text.
+        timeout_seconds: how long the model may take; None is without end.
+        observers: told of each update of the memory, each call and each failure; never of what was said.
+        clock: gives the time of candidates and errors.
+        checkpointer: keeps the memory from run to run of a thread; True: the one of the graph that this is a node of.
+        store: a LangGraph store for nodes that are added.
+    """
+    reducer = bounded_messages(max_messages, max_chars)
+    nodes = CandidateNodes(
+        model=model,
+        system_prompt=system_prompt,
+        flat=flat,
+        timeout_seconds=timeout_seconds,
+        reducer=reducer,
+        observer=Observers(*observers),
+        clock=clock,
+    )
+    builder = StateGraph(bounded_state(reducer))
+    builder.add_node("ingest_prompt", nodes.ingest_prompt)
+    builder.add_node("call_model", nodes.call_model)
+    builder.add_node("build_candidate", nodes.build_candidate)
+    builder.add_edge(START, "ingest_prompt")
+    builder.add_conditional_edges("ingest_prompt", _after_prompt, ["call_model", "build_candidate", END])
+    builder.add_conditional_edges("call_model", _after_call, ["build_candidate", END])
+    builder.add_edge("build_candidate", END)
+    compiled = builder.compile(checkpointer=checkpointer, store=store, name="candidate_graph")
+    return CandidateGraph(**vars(compiled))
+
+
+def _after_prompt(state: CandidateState) -> str:
+    if state.get("outcome") == "SKIP":
+        return END
+    # The text is there already when the same event came again.
+    return "call_model" if state.get("llmText") is None else "build_candidate"
+
+
+def _after_call(state: CandidateState) -> str:
+    return END if state.get("outcome") == "ERROR" else "build_candidate"

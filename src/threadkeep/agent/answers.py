@@ -1,0 +1,175 @@
+"""Answers of agents, and what other middleware does to them."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, Literal
+
+from langchain.agents.middleware import AgentState, ModelRequest, ModelResponse, PIIMiddleware
+from langchain.agents.structured_output import AutoStrategy, ProviderStrategy, ToolStrategy
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from threadkeep.agent.callbacks import PartialAnswer
+from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.errors import MiddlewareWarning
+
+_LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
+"""Parts of the answers that LangChain's call limits give; tests hold them against the real middleware."""
+
+
+def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
+    """Return a stored answer in the place of a model call, with its structured response if the agent gives one."""
+    structured = _structured(text_of(answer), request.response_format)
+    return ModelResponse(result=[named_as_agent(answer, config)], structured_response=structured)
+
+
+def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
+    """Return an answer under the name of the agent, as its model's own answers are; a nameless agent gives none."""
+    name = config.get("metadata", {}).get("lc_agent_name")
+    return answer.model_copy(update={"name": str(name)}) if name else answer
+
+
+def _structured(text: str, wanted: object) -> object:
+    if not isinstance(wanted, AutoStrategy | ProviderStrategy | ToolStrategy):
+        return None
+    try:
+        data = json.loads(text)
+        # A JSON schema gives plain data.
+        schema: Any = wanted.schema
+        return data if isinstance(schema, Mapping) else TypeAdapter(schema).validate_python(data)
+    except (ValueError, ValidationError):
+        return None
+
+
+def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
+    """Return the last assistant message after the question, a tool's direct result, or a structured response as JSON.
+
+    The answer has the id of the message in the state, so that the two are known to be the same.
+    """
+    for message in reversed(state["messages"]):
+        if message.type == "human":
+            return None
+        if isinstance(message, ToolMessage) and message.tool_call_id in direct_calls:
+            return AIMessage(text_of(message), id=message.id)
+        if isinstance(message, AIMessage):
+            structured = state.get("structured_response")
+            if text_of(message).strip() or structured is None:
+                return message
+            return AIMessage(to_json(structured).decode(), id=message.id)
+    return None
+
+
+def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool:
+    """Return whether an answer is the notice of a call limit instead of a model's answer."""
+    return answer.id not in said_ids and any(notice in text_of(answer) for notice in _LIMIT_NOTICES)
+
+
+HELD_BACK_CHARACTERS: Final = 128
+"""The end of a cut-off text that is left out, since it may be the beginning of an address or a number.
+
+LangChain holds back as much of a redacted stream.
+"""
+
+
+def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
+    """Return an answer without data of some kinds; nothing if only the program's own code can find one of them.
+
+    Args:
+        said: the answer as the model gave it.
+        kinds: the kinds of all `PIIMiddleware` of the agent, which may look at answers or not.
+        whole: True if the model had finished.
+    """
+    if not kinds:
+        return said
+    text = received = said if isinstance(said, str) else text_of(said)
+    for kind in kinds:
+        try:
+            middleware = PIIMiddleware(kind, apply_to_input=False, apply_to_output=True)
+        except ValueError:
+            return ""
+        update = middleware.after_model({"messages": [AIMessage(text)]}, Runtime())
+        if update is not None:
+            text = text_of(update["messages"][-1])
+    if not whole:
+        text = text[:-HELD_BACK_CHARACTERS]
+    if text == received or isinstance(said, str):
+        return said if text == received else text
+    return AIMessage(text, id=said.id)
+
+
+type Finding = Literal["summaries", "cleared", "behind", "model", "before"]
+
+_SENTENCES: Final[Mapping[Finding, str]] = {
+    "summaries": (
+        "SummarizationMiddleware and SessionMemory both shorten the conversation, and the model is sent the summary "
+        "beside turns that it covers; remove it and use SessionMemory(memory, compression=Compression())."
+    ),
+    "cleared": (
+        "ContextEditingMiddleware and SessionMemory both shorten old tool results; remove it: SessionMemory keeps each "
+        "model call within max_tokens."
+    ),
+    "behind": (
+        "A middleware behind SessionMemory changed the messages of a model call: the change is neither within the "
+        "budget nor in the manifest; list SessionMemory behind it."
+    ),
+    "model": (
+        "A middleware behind SessionMemory called another model, and the messages were chosen for the window of the "
+        "first one; list SessionMemory behind it."
+    ),
+    "before": (
+        "A middleware before SessionMemory changed the answer in after_agent, when it was stored already; list "
+        "SessionMemory before it."
+    ),
+}
+
+
+class OtherMiddleware:
+    """Gives each warning once."""
+
+    def __init__(self) -> None:
+        self._found: set[Finding] = set()
+
+    def look_at_state(self, messages: Sequence[BaseMessage]) -> None:
+        """Look for summaries and cleared tool results in what the memory is given."""
+        if any(message.additional_kwargs.get("lc_source") == "summarization" for message in messages):
+            self._warn("summaries")
+        if any(map(_is_cleared, messages)):
+            self._warn("cleared")
+
+    def look_at_calls(self, sent: Sequence[BaseMessage], heard: PartialAnswer) -> None:
+        """Compare what the memory sent with what models were asked."""
+        if len(heard.models) > 1:
+            self._warn("model")
+        if heard.asked and not any(_is_same(sent, messages) for messages in heard.asked):
+            self._warn("cleared" if any(map(_is_cleared, heard.asked[-1])) else "behind")
+
+    def look_at_end(self, state: object, answers: Sequence[AIMessage]) -> None:
+        """Compare the answers that were stored with the final state of the agent."""
+        messages = state.get("messages") if isinstance(state, Mapping) else None
+        last = messages[-1] if isinstance(messages, list) and messages else None
+        if not isinstance(last, AIMessage) or not last.id:
+            return
+        if any(id_of(last) == answer.id and text_of(last) != text_of(answer) for answer in answers):
+            self._warn("before")
+
+    def _warn(self, finding: Finding) -> None:
+        if finding not in self._found:
+            self._found.add(finding)
+            warnings.warn(_SENTENCES[finding], MiddlewareWarning, stacklevel=2)
+
+
+def _is_cleared(message: BaseMessage) -> bool:
+    editing = message.response_metadata.get("context_editing") if isinstance(message, ToolMessage) else None
+    return bool(editing)
+
+
+def _is_same(sent: Sequence[BaseMessage], asked: Sequence[BaseMessage]) -> bool:
+    if len(sent) != len(asked):
+        return False
+    return all(a is b or (a.type == b.type and a.text == b.text) for a, b in zip(sent, asked, strict=True))

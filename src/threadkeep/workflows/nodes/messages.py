@@ -1,0 +1,254 @@
+"""Nodes that write messages without a model: `append_message`, `template`, and those that store the turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
+
+from langchain_core.messages import AIMessage, AnyMessage, BaseMessage, SystemMessage
+from langchain_core.runnables import RunnableConfig
+from langgraph.runtime import Runtime
+from pydantic import AfterValidator, Field, model_validator
+
+from threadkeep.agent.conversion import refused_message, text_of
+from threadkeep.agent.invocation import metadata_of
+from threadkeep.agent.questions import question_before
+from threadkeep.agent.turn_options import TurnOptions
+from threadkeep.agent.turns import OpenTurn
+from threadkeep.errors import InvalidInput, InvalidKey
+from threadkeep.history.keys import Reason, channel_of, check_session_id, resolve_key
+from threadkeep.history.session import Session
+from threadkeep.observe import KeyResolutionFailed
+from threadkeep.records import Json, Message
+from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
+from threadkeep.workflows.nodes.places import ConversationFields, is_reset, place_in_store, place_of_session
+from threadkeep.workflows.resources import RunContext
+from threadkeep.workflows.state import WorkflowState, answer_of, check_template, paths_of, scope_of
+
+
+class RecordingNode(Node):
+    """The base of both nodes: access to the turn of the run's session. A run without a session has none."""
+
+    reset_commands: tuple[str, ...] = Field((), description="Messages that are not stored: they begin anew.")
+
+    @property
+    def again(self) -> Again:
+        """Return nothing: a message is stored once by its id."""
+        return "nothing"
+
+    def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
+        """Return the turn of the run's session, or of another; None if there is nothing to store."""
+        place = place_of_session(step)
+        texts = [text_of(message) for message in question]
+        if session is None and place.kind == "session":
+            session = place.memory.session(place.session_id, user_id=place.user_id)
+        if session is None or not question or any(is_reset(one, texts) for one in self.reset_commands):
+            return None
+        given = step.context.resources.turn_options
+        options = TurnOptions(keep_originals=given.keep_originals)
+        return OpenTurn(place.memory, session, options, question)
+
+
+class RecordQuestionNode(RecordingNode):
+    """Stores the run's question before all other nodes, so that no failure loses it.
+
+    A node that `waits` leaves the question to the first model call behind middleware, which may redact it, and to the
+    `RecordAnswerNode` if there is no such call. Until then only the request of the run has the words.
+    """
+
+    node_kind: ClassVar[NodeKind] = "record_question"
+
+    waits: bool = Field(False, description="Whether the question is stored when middleware has seen it.")
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Store the question unless it is already stored."""
+        if self.waits:
+            return {}
+        await self.store(Step.of(config, runtime), state.get("messages") or (), metadata_of(config))
+        return {}
+
+    async def store(
+        self,
+        step: Step,
+        messages: Sequence[BaseMessage],
+        metadata: Mapping[str, Json] | None,
+        session: Session | None = None,
+        *,
+        received: Sequence[BaseMessage] = (),
+    ) -> None:
+        """Store the question at the end of messages, in the run's session or in another.
+
+        `received` is the question as it came, if middleware has changed it.
+        """
+        turn = self.turn(step, question_before(messages), session)
+        if turn is not None:
+            await turn.begin(step.context.run_id, metadata, received=received)
+
+    async def refuse(self, step: Step, messages: Sequence[BaseMessage], metadata: Mapping[str, Json] | None) -> None:
+        """Store the question as `failed` without its text, unless it is stored: middleware may have refused it."""
+        turn = self.turn(step, question_before(messages))
+        if turn is not None and not await turn.is_stored(turn.question[-1]):
+            refused = refused_message(turn.question[-1], step.context.run_id, metadata)
+            await step.context.resources.memory.finish(turn.session.record, [refused])
+
+
+class RecordAnswerNode(RecordingNode):
+    """Stores the run's last message as the answer to its question, unless a node has already done so."""
+
+    node_kind: ClassVar[NodeKind] = "record_answer"
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Store the answer, and the question unless it is stored."""
+        step = Step.of(config, runtime)
+        answer = answer_of(state)
+        turn = self.turn(step, question_before(state.get("messages") or ()))
+        if turn is not None:
+            await turn.begin(step.context.run_id, metadata_of(config))
+            first = None if answer is None else turn.answered or await turn.close(answer)
+            if answer is not None and first is not None and first.id != answer.id:
+                # Another process has answered the same question; its answer becomes the run's answer.
+                return {"messages": [first]}
+        return {}
+
+
+def _session_template(template: str) -> str:
+    check_template(template, whole=True)
+    if not paths_of(template):
+        check_session_id(template)
+    return template
+
+
+type SessionTemplate = Annotated[str, AfterValidator(_session_template)]
+
+
+class AppendMessageNode(Node, ConversationFields):
+    """Stores a message in the run's session, or in the session that a template names; once, even if it runs repeatedly.
+
+    With `use_graph_chat_history` the message goes to the conversation in the graph's store that an agent with the
+    same fields uses. With `deliver` it is also sent to the person, through the channel by which the session is known.
+    """
+
+    node_kind: ClassVar[NodeKind] = "append_message"
+
+    text: str = Field(min_length=1, description="The message; a template.")
+    role: Literal["assistant", "system"] = Field("assistant", description="Who says it.")
+    session: SessionTemplate | None = Field(
+        None, description="The session it is for, if not the run's own: its id, or a template of a key."
+    )
+    deliver: bool = Field(
+        False, description="Send it to the person too, through the channel in which they wrote last in this session."
+    )
+
+    @model_validator(mode="after")
+    def _check_place(self) -> AppendMessageNode:
+        if self.deliver and (self.role != "assistant" or self.use_graph_chat_history):
+            raise ValueError("Only a message of the assistant in a session is delivered: leave out `deliver`.")
+        if self.session is not None and self.use_graph_chat_history:
+            raise ValueError("A message goes to a session or to a conversation in the graph's store: leave one out.")
+        return self
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return the text; the session is a key with its own rules."""
+        yield "text", self.text
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Store the message and add it to the run's messages."""
+        step = Step.of(config, runtime)
+        session = await self._session(step, state, config)
+        text = rendered(self.text, state)
+        result = {"text": text, "session_id": session.session_id, "message_id": step.message_id}
+        update = found(step, text, result)
+        if not text.strip():
+            return update
+        message = Message(role=self.role, content=text, id=step.message_id, run_id=step.context.run_id)
+        await session.record([message])
+        if self.deliver:
+            # Stored first: a message that was only sent would be unknown to the agent.
+            outbox = step.context.resources.memory.channels.outbox
+            await outbox.send(session.session_id, step.message_id, text)
+            is_known = await outbox.place(session.session_id) is not None
+            update = found(step, text, {**result, "delivery": "queued" if is_known else "none"})
+        said: AnyMessage = (
+            AIMessage(text, id=step.message_id) if self.role == "assistant" else SystemMessage(text, id=step.message_id)
+        )
+        return {**update, "messages": [said]}
+
+    async def _session(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Session:
+        """Return the session for the message.
+
+        Raises:
+            InvalidKey: the run has no session, or the template gives no key.
+            InvalidInput: the graph has no store.
+        """
+        context = step.context
+        if not self.use_graph_chat_history:
+            user_id = context.user_id if self.session is None else None
+            return context.resources.memory.session(self._session_id(step, state), user_id=user_id)
+        resolution = self.resolve_in(state, context, config)
+        if resolution.key is None:
+            raise _no_key(step, resolution.reason or "empty")
+        place = await place_in_store(step, self.layout, resolution.key)
+        if place.kind == "run":
+            raise InvalidInput(f"Node {step.name!r} has no store to write to; compile the graph with one.")
+        return place.memory.session(place.session_id, user_id=place.user_id)
+
+    def _session_id(self, step: Step, state: WorkflowState) -> str:
+        context = step.context
+        if self.session is None:
+            if context.session_id is None:
+                raise InvalidKey(
+                    f"Node {step.name!r} has no session to append to: run it in one, or give it a session.",
+                    reason="empty",
+                )
+            return context.session_id
+        if not paths_of(self.session):
+            return self.session
+        resolution = resolve_key([self.session], scope_of(state))
+        if resolution.key is None:
+            reason = resolution.reason or "empty"
+            context.resources.observer.notify(
+                KeyResolutionFailed(
+                    channel=channel_of(self.session), reason=reason, candidates=1, run_id=context.run_id
+                )
+            )
+            raise _no_key(step, reason)
+        return resolution.key
+
+
+def _no_key(step: Step, reason: Reason) -> InvalidKey:
+    return InvalidKey(f"The session of node {step.name!r} is no key in this run ({reason}).", reason=reason)
+
+
+class TemplateNode(Node):
+    """Renders a text from a template: for later nodes, or as a message of the run."""
+
+    node_kind: ClassVar[NodeKind] = "template"
+
+    text: str = Field(min_length=1, description="The text; a template.")
+    as_message: bool = Field(False, description="Whether the run says it: an assistant message.")
+
+    @property
+    def again(self) -> Again:
+        """Return nothing."""
+        return "nothing"
+
+    def templates(self) -> Iterable[tuple[str, str]]:
+        """Return the text."""
+        yield "text", self.text
+
+    async def __call__(
+        self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
+    ) -> WorkflowState:
+        """Render the text."""
+        step = Step.of(config, runtime)
+        text = rendered(self.text, state)
+        update = found(step, text, {"text": text})
+        if self.as_message and text.strip():
+            update["messages"] = [AIMessage(text, id=step.message_id)]
+        return update
