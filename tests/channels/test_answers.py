@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from threadkeep.channels.answers import split_markdown, split_text, utf8_length, utf16_length
+from threadkeep.channels.formatting import split_markdown, split_text, utf8_length, utf16_length
 
 
 def test_ten_thousand_characters_are_three_messages_of_telegram() -> None:

@@ -55,8 +55,8 @@ def test_a_bot_may_have_limits_texts_and_a_workflow(tmp_path: Path) -> None:
     [
         ("channels:\n  - [", "channels.yaml:2: this is not YAML"),
         ("", "the file: input should be a valid dictionary"),
-        ("bots: []", "channels: field required"),
-        (BOT + "    tokn: x", "channel 1, tokn: extra inputs are not permitted"),
+        ("bots: []", "channels: is missing; add it"),
+        (BOT + "    tokn: x", "channel 1, tokn: is not a field of this kind; remove it"),
         (BOT + "    receive: mail", "channel 1, receive: input should be 'polling' or 'webhook'"),
         (BOT + "    receive: webhook", "channel 'support': A bot that receives by webhook needs a secret"),
         (BOT + "    secret: a b", "channel 'support': A webhook's secret has 1 to 256"),

@@ -21,8 +21,8 @@ from tests.channels.platforms import (
     WeComDirect,
     WeComService,
 )
-from threadkeep.channels.answers import utf8_length, utf16_length
 from threadkeep.channels.contract import Callback, Ignored, IncomingMessage, Received
+from threadkeep.channels.formatting import utf8_length, utf16_length
 from threadkeep.errors import CallbackRefused
 from threadkeep.history.keys import channel_of, check_key
 from threadkeep.records import Message

@@ -214,7 +214,7 @@ async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path
         assert "/forget yes" in (await desk.answered(2))[1]
         assert len(await desk.transcript()) == 2
         await desk.say("/forget yes", 3)
-        assert (await desk.answered(3))[2] == "Everything that we talked about is deleted."
+        assert (await desk.answered(3))[2] == "Our conversation is deleted."
         assert await desk.transcript() == []
         await desk.say("/forget yes", 4, chat=GROUP)
         assert "group" in (await desk.answered(4))[3]
@@ -257,7 +257,7 @@ async def test_who_writes_too_fast_is_told_once(tmp_path: Path, telegram: FakeTe
             await desk.say("hi", number)
         await desk.say("hi", 5, chat={"id": 8, "type": "private"}, **{"from": {"id": 8, "is_bot": False}})
         sent = await desk.answered(4)
-    assert sorted(sent) == ["You write faster than I can answer. Please wait a minute.", "ok", "ok", "ok"]
+    assert sorted(sent) == ["You are sending messages too fast. Please wait a minute.", "ok", "ok", "ok"]
     assert len(model.calls) == 3
 
 

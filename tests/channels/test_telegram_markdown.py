@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.channels.markdown_v2 import visible
-from threadkeep.channels.telegram_markdown import markdown_v2
+from threadkeep.channels.formatting import markdown_v2
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,10 @@
-"""The YAML file that lists the bots; secrets come from the environment."""
+"""The YAML file that lists the bots. Secrets come from the environment or from the file, which may be private."""
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal
@@ -11,13 +13,14 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
 from threadkeep.channels import telegram_client, wecom_client
+from threadkeep.channels.bots import TEXTS, Language, Texts
 from threadkeep.channels.delivery import DeliveryOptions
 from threadkeep.channels.telegram import ChatType, TelegramChannel, TelegramOptions, UpdateKind
-from threadkeep.channels.texts import TEXTS, Language, Texts
 from threadkeep.channels.wecom_aibot import WeComAIBotChannel, WeComAIBotOptions
 from threadkeep.channels.wecom_cs import WeComServiceChannel, WeComServiceOptions
 from threadkeep.channels.wecom_dm import WeComDirectChannel, WeComDirectOptions
 from threadkeep.errors import InvalidInput
+from threadkeep.records import Json
 from threadkeep.records.runs import DoubleTexting
 
 type ApiAddress = Annotated[str, Field(pattern=r"^https?://[^/\s]+.*$")]
@@ -189,7 +192,7 @@ def read_channels(path: Path, environment: Mapping[str, str]) -> ChannelsFile:
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidInput(f"{path}: the file of the channels cannot be read ({type(error).__name__}).") from None
     try:
-        content = _filled(yaml.safe_load(text), environment)
+        content = _expanded(yaml.safe_load(text), environment)
         file = ChannelsFile.model_validate(content)
     except yaml.YAMLError as error:
         line = getattr(getattr(error, "problem_mark", None), "line", 0) + 1
@@ -214,12 +217,12 @@ def _check(path: Path, bots: Sequence[AnyBot]) -> None:
             raise InvalidInput(f"{path}: channel {bot.name!r}: {error}") from None
 
 
-def _filled(value: object, environment: Mapping[str, str]) -> object:
+def _expanded(value: object, environment: Mapping[str, str]) -> object:
     """Return a value with its environment variables replaced."""
     if isinstance(value, dict):
-        return {key: _filled(each, environment) for key, each in value.items()}
+        return {key: _expanded(each, environment) for key, each in value.items()}
     if isinstance(value, list):
-        return [_filled(each, environment) for each in value]
+        return [_expanded(each, environment) for each in value]
     if not isinstance(value, str):
         return value
 
@@ -233,9 +236,65 @@ def _filled(value: object, environment: Mapping[str, str]) -> object:
 
 def _sentence(error: ValidationError) -> str:
     """Return the first error as a sentence that names the bot and the field."""
-    first = error.errors(include_input=False, include_url=False, include_context=False)[0]
-    place = [str(part) for part in first["loc"]]
-    if place[:1] == ["channels"] and len(place) > 1:
+    first = error.errors(include_input=False, include_url=False)[0]
+    location = [str(part) for part in first["loc"]]
+    if location[:1] == ["channels"] and len(location) > 1:
         # The third part is the kind, if the kind is known.
-        place = [f"channel {int(place[1]) + 1}", *place[3 if len(place) > 3 else 2 :]]
-    return f"{', '.join(place) or 'the file'}: {first['msg'].rstrip('.').lower()}; correct it."
+        location = [f"channel {int(location[1]) + 1}", *location[3 if len(location) > 3 else 2 :]]
+    problem = {
+        "missing": "is missing; add it",
+        "extra_forbidden": "is not a field of this kind; remove it",
+        "union_tag_not_found": "kind is missing; add it",
+        "union_tag_invalid": f"kind is none of {first.get('ctx', {}).get('expected_tags')}; correct it",
+    }.get(first["type"], f"{first['msg'].rstrip('.').lower()}; correct it")
+    return f"{', '.join(location) or 'the file'}: {problem}."
+
+
+def add_bot(path: Path, fields: Mapping[str, Json], environment: Mapping[str, str]) -> None:
+    """Append a bot to the file, or create the file; nobody else may read it, because it can hold secrets.
+
+    Comments and the order of the file stay as they are.
+
+    Raises:
+        InvalidInput: the result would not be valid, or the file's `channels` are not a list at its end.
+    """
+    lines = yaml.safe_dump([dict(fields)], sort_keys=False, allow_unicode=True)
+    text = _read(path)
+    if text.strip():
+        indent = _indent_of_last_list(path, text)
+        added = "".join(f"{' ' * indent}{line}\n" for line in lines.splitlines())
+        content = f"{text.rstrip()}\n{added}"
+    else:
+        content = f"channels:\n{lines}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(content)
+        try:
+            read_channels(Path(name), environment)
+        except InvalidInput as error:
+            raise InvalidInput(str(error).replace(name, str(path))) from None
+        Path(name).replace(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+
+
+def _indent_of_last_list(path: Path, text: str) -> int:
+    """Return the column of the items of `channels`, which must be the last key of the file, in block style."""
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        root = None
+    if isinstance(root, yaml.MappingNode) and root.value:
+        key, value = root.value[-1]
+        if key.value == "channels" and isinstance(value, yaml.SequenceNode) and not value.flow_style:
+            return int(value.start_mark.column)
+    raise InvalidInput(f"{path}: a bot is appended to a block list `channels` at the end of the file; add it by hand.")

@@ -1,7 +1,8 @@
-"""The contract of a channel: it verifies callbacks, reads them into updates, and splits answers into messages.
+"""The contract of a channel, which reads callbacks, and of its client, which sends answers.
 
-A channel does no I/O. The service that receives callbacks, starts runs and delivers answers works with these
-records.
+A `Channel` verifies callbacks, reads them into updates, and splits answers into messages. It does no I/O. A
+`ChannelClient` makes the calls to the platform. The service that starts runs and delivers answers works with these
+records only.
 """
 
 from __future__ import annotations
@@ -206,3 +207,68 @@ def complete(message: IncomingMessage) -> IncomingMessage | Ignored:
     if message.session_id is None:
         return Ignored("incomplete")
     return message if message.text.strip() else Ignored("no_text", message)
+
+
+type Address = Mapping[str, Json]
+type Account = Mapping[str, Json]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A text that fits into one message.
+
+    `key` is the same for each attempt, for platforms that drop duplicates. Only the `first` part is sent as a reply.
+    `again` means that the part may have been sent before.
+    """
+
+    text: str = field(repr=False)
+    key: str
+    first: bool = True
+    again: bool = False
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The part has arrived."""
+
+
+@dataclass(frozen=True)
+class Later:
+    """The part must be sent again, after `seconds` if the platform says so. `error` names a kind.
+
+    `uncertain` means that the part may have arrived, because the connection broke after sending.
+    """
+
+    error: str
+    seconds: float | None = None
+    uncertain: bool = False
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The part can never be delivered: the person blocked the bot, or a limit of the platform is reached."""
+
+    error: str
+
+
+@dataclass(frozen=True)
+class Moved:
+    """The chat has a new address."""
+
+    address: Address = field(repr=False)
+
+
+type Outcome = Sent | Later | Refused | Moved
+
+
+class ChannelClient(Protocol):
+    """The calls to a platform for one bot. Failures of the platform or the network are returned, never raised."""
+
+    async def send(self, address: Address, part: Part) -> Outcome:
+        """Send one part of an answer."""
+
+    async def show_working(self, address: Address) -> None:
+        """Show the person that the bot is working, if the platform supports it."""
+
+    async def account(self) -> Account | str:
+        """Return the bot as the platform knows it, for operators; or the kind of an error."""

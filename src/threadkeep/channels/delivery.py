@@ -11,12 +11,13 @@ from datetime import timedelta
 
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.channels.answer_texts import answer_text
-from threadkeep.channels.bot import Bot
-from threadkeep.channels.sending import Later, Moved, Part, Refused, Sent
+from threadkeep.channels.bots import Bot
+from threadkeep.channels.contract import Later, Moved, Part, Refused, Sent
 from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
+from threadkeep.records.runs import RunResult
+from threadkeep.runs.kept_answers import with_answer
 from threadkeep.store.outbox import Outgoing
 
 
@@ -71,12 +72,12 @@ class Delivery:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._options.poll_seconds):
                     await self._woken.wait()
-            late = not self._woken.is_set()
+            timed_out = not self._woken.is_set()
             self._woken.clear()
             try:
-                await self.deliver_due(look_for_all=late)
-            except Exception as error:  # noqa: BLE001 - the loop outlives any failure, which is told
-                self._tell_trouble(error)
+                await self.deliver_due(of_all=timed_out)
+            except Exception as error:  # noqa: BLE001 - the loop survives any failure, which is reported
+                self._notify_trouble(error)
 
     async def finish(self, *, seconds: float) -> None:
         """Send the answers that are ready, within a time limit; the rest is sent by other processes or later."""
@@ -87,9 +88,9 @@ class Delivery:
         for task in self._sending.values():
             task.cancel()
 
-    async def deliver_due(self, *, look_for_all: bool = True) -> None:
-        """Start sending due answers; with `look_for_all` also those that other processes claimed but did not send."""
-        if look_for_all:
+    async def deliver_due(self, *, of_all: bool = True) -> None:
+        """Start sending due answers; with `of_all` also mark the answers of runs that other processes executed."""
+        if of_all:
             await self._outbox.make_ready()
             await self._outbox.end_unasked(older_than=timedelta(seconds=self._options.unasked_seconds))
             await self._outbox.remove_ended(older_than=timedelta(seconds=self._options.keep_seconds))
@@ -103,7 +104,7 @@ class Delivery:
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         self._sending = {number: each for number, each in self._sending.items() if each is not task}
-        # The next message of the session may be sent now, and there is capacity for another message.
+        # The next message of the session may be sent now, and a slot is free.
         self.wake()
 
     async def _deliver(self, bot: Bot, number: int) -> None:
@@ -111,15 +112,15 @@ class Delivery:
             message = await self._outbox.claim(number, self._owner, seconds=self._options.claim_seconds)
             if message is not None:
                 await self._send(bot, message)
-        except Exception as error:  # noqa: BLE001 - the claim runs out, and the message is tried again
-            self._tell_trouble(error, bot)
+        except Exception as error:  # noqa: BLE001 - the claim expires, and the message is sent again
+            self._notify_trouble(error, bot)
 
     async def _send(self, bot: Bot, message: Outgoing) -> None:
         text = await answer_text(self._memory, bot, message)
         parts = bot.channel.split(text)
         if not parts:
             await self._outbox.end(message.number, self._owner, "nothing")
-            self._tell(bot, message, "nothing")
+            self._notify(bot, message, "nothing")
             return
         address, index = message.address, message.parts_sent
         while index < len(parts):
@@ -135,7 +136,7 @@ class Delivery:
                     if not await self._outbox.note_part(
                         message, self._owner, index, seconds=self._options.claim_seconds
                     ):
-                        return  # dropped, or another process has it
+                        return  # it was dropped, or another process claimed it
                 case Moved(address):
                     await self._outbox.move(message.number, self._owner, address)
                 case Later() as later:
@@ -143,26 +144,26 @@ class Delivery:
                     return
                 case Refused(error):
                     await self._outbox.fail(message.number, self._owner, error)
-                    self._tell(bot, message, "failed", error=error)
+                    self._notify(bot, message, "failed", error=error)
                     return
         await self._outbox.end(message.number, self._owner, "delivered")
-        self._tell(bot, message, "delivered", parts=len(parts))
+        self._notify(bot, message, "delivered", parts=len(parts))
 
     async def _postpone(self, bot: Bot, message: Outgoing, later: Later) -> None:
         now, options = self._memory.clock(), self._options
         if (now - message.created_at).total_seconds() > options.give_up_seconds:
             await self._outbox.fail(message.number, self._owner, later.error)
-            self._tell(bot, message, "failed", error=later.error)
+            self._notify(bot, message, "failed", error=later.error)
             return
         pause = min(options.first_pause_seconds * 2.0 ** min(message.tries - 1, 30), options.longest_pause_seconds)
         pause = later.seconds if later.seconds is not None else pause * random.uniform(0.8, 1.2)
         until = now + timedelta(seconds=pause)
         await self._outbox.postpone(message.number, self._owner, until, later.error, uncertain=later.uncertain)
-        self._tell(bot, message, "postponed", error=later.error)
+        self._notify(bot, message, "postponed", error=later.error)
         if pause < options.poll_seconds:
             asyncio.get_running_loop().call_later(pause, self.wake)
 
-    def _tell(
+    def _notify(
         self, bot: Bot, message: Outgoing, outcome: DeliveryOutcome, *, parts: int = 0, error: str | None = None
     ) -> None:
         waited = self._memory.clock() - message.created_at
@@ -177,6 +178,38 @@ class Delivery:
         )
         self._memory.observers.notify(event)
 
-    def _tell_trouble(self, error: Exception, bot: Bot | None = None) -> None:
+    def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
         kind = "other" if bot is None else bot.channel.kind
         self._memory.observers.notify(ChannelTrouble(channel=kind, work="delivery", error=type(error).__name__))
+
+
+async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:
+    """Return the text to send; empty if the message gets no answer of its own."""
+    if message.run_id is None:
+        return message.content or ""
+    run = await memory.runs.run(message.run_id)
+    if run is None:
+        return ""
+    return _answer_to(message, RunResult.of(await with_answer(memory, run)), bot)
+
+
+def _answer_to(message: Outgoing, result: RunResult, bot: Bot) -> str:
+    """Return the answer to a message; of several messages of one run, only the newest gets the answer."""
+    inputs = result.run.inputs
+    if inputs and inputs[-1].message_id != message.message_id:
+        return ""
+    match result.status:
+        case "done":
+            return message.content or result.text
+        case "failed" | "interrupted":
+            return bot.texts.failed
+        case "waiting":
+            return _question(result)
+        case _:
+            return ""
+
+
+def _question(result: RunResult) -> str:
+    """Return a run's question to a person, if it is a text."""
+    asked = [one.get("value") for one in result.interrupts]
+    return "\n".join(value for value in asked if isinstance(value, str))

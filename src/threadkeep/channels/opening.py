@@ -10,7 +10,7 @@ from typing import assert_never
 
 import httpx2
 
-from threadkeep.channels.bot import Bot
+from threadkeep.channels.bots import Bot, SenderRates
 from threadkeep.channels.configuration import (
     AnyBot,
     ChannelsFile,
@@ -19,17 +19,13 @@ from threadkeep.channels.configuration import (
     WeComDirectSettings,
     WeComServiceSettings,
 )
-from threadkeep.channels.contract import Channel
+from threadkeep.channels.contract import Channel, ChannelClient
 from threadkeep.channels.delivery import Delivery
-from threadkeep.channels.desk_fetching import DeskFetching
-from threadkeep.channels.polling import TelegramPolling
-from threadkeep.channels.rates import SenderRates
-from threadkeep.channels.sending import ChannelClient
 from threadkeep.channels.service import ChannelService
 from threadkeep.channels.telegram import TelegramChannel
-from threadkeep.channels.telegram_client import TelegramClient
+from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
 from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDirectClient, WeComServiceClient
-from threadkeep.channels.wecom_cs import WeComServiceChannel
+from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.memory import Memory
 from threadkeep.runs.on_demand import RunsOnDemand
 

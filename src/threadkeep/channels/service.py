@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import timedelta
 from weakref import WeakValueDictionary
 
-from threadkeep.channels.bot import Bot
-from threadkeep.channels.commands import Command, command_in
+from threadkeep.channels.bots import Bot, Command, command_in
 from threadkeep.channels.contract import (
     Callback,
     CallbackResponse,
-    ChatEntered,
     ChatMigrated,
     DeskNotified,
     Ignored,
     IncomingMessage,
     MessageRecalled,
+    Received,
     Sender,
-    StreamRefresh,
     Update,
 )
-from threadkeep.channels.streaming import STREAM_TIME, AnswerStreams
 from threadkeep.channels.telegram import in_chat
-from threadkeep.channels.wecom_aibot import WeComAIBotChannel
+from threadkeep.channels.wecom_aibot import STREAM_TIME, AnswerStreams, WeComAIBotChannel
 from threadkeep.errors import (
     CallbackRefused,
     ChannelNotFound,
@@ -34,6 +30,8 @@ from threadkeep.errors import (
     RunNotFound,
     SessionBusy,
     StoreError,
+    ThreadkeepError,
+    WorkflowNotFound,
     WrongUser,
 )
 from threadkeep.memory import Memory
@@ -48,13 +46,8 @@ TAKE_SECONDS = 4.0
 
 _SHOW_WORKING_SECONDS = 4.0
 
-
-@dataclass(frozen=True)
-class _Begun:
-    """A run that answers a message."""
-
-    message: IncomingMessage
-    submitted: Submitted
+type Started = tuple[IncomingMessage, Submitted]
+"""A message and the run that answers it."""
 
 
 class ChannelService:
@@ -74,12 +67,12 @@ class ChannelService:
         self._outbox = memory.channels.outbox
         self._streams = AnswerStreams(memory)
         self._desks: dict[str, Callable[[DeskNotified], Awaitable[None]]] = {}
-        self._following: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
         # One lock per session: its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
-        """Have notices of a bot's desks stored by `notice`."""
+        """Call `notice` with each notice of a bot's desks."""
         self._desks[bot.name] = notice
 
     async def receive(self, name: str, callback: Callback) -> CallbackResponse:
@@ -96,72 +89,82 @@ class ChannelService:
         try:
             received = bot.channel.receive(callback)
         except CallbackRefused as refusal:
-            self._tell(bot, "refused", refusal.reason)
+            self._notify(bot, "refused", refusal.reason)
             raise
-        taking = asyncio.create_task(self._take_all(bot, received.updates))
-        done, _ = await asyncio.wait([taking], timeout=TAKE_SECONDS)
+        responding = asyncio.create_task(self._respond(bot, received))
+        done, _ = await asyncio.wait([responding], timeout=TAKE_SECONDS)
         if not done:
-            # The task continues; when the platform repeats the callback, taken messages are recognised.
-            self._follow(taking)
+            # The task continues; when the platform repeats the callback, its messages are found stored.
+            self._in_background(responding)
             raise TimeoutError
-        await taking
+        return await responding
+
+    async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
+        """Take updates that belong together; their runs start after all of them are stored, so that they may join.
+
+        Raises:
+            StoreUnavailable: some were not taken.
+        """
+        started: list[Started] = []
+        try:
+            for update in updates:
+                await self.take(bot, update, started)
+        finally:
+            for each in started:
+                self._in_background(self._until_ready(bot, each))
+
+    async def take(self, bot: Bot, update: Update, started: list[Started] | None = None) -> None:
+        """Take one update; repeating it changes nothing. A run is appended to `started` instead of being executed now.
+
+        An update that can never be taken is reported and skipped, so that the next ones are not blocked.
+
+        Raises:
+            StoreUnavailable: it was not taken.
+        """
+        try:
+            await self._take(bot, update, started)
+        except StoreError:
+            raise
+        except ThreadkeepError as error:
+            self._notify_trouble(error, bot)
+
+    async def close(self) -> None:
+        """Stop waiting for runs; answers that become ready later are found by a poll of any process."""
+        for task in self._background:
+            task.cancel()
+        if self._background:
+            await asyncio.wait(self._background)
+
+    async def _respond(self, bot: Bot, received: Received) -> CallbackResponse:
+        """Take the updates of a callback and return the response to it."""
+        for update in received.updates:
+            await self.take(bot, update)
         if isinstance(bot.channel, WeComAIBotChannel):
             for update in received.updates:
                 if response := await self._streams.response(bot, bot.channel, update):
                     return response
         return received.response
 
-    async def take_page(self, bot: Bot, updates: Iterable[Update]) -> None:
-        """Take updates that belong together; their runs begin after all of them are stored, so that they may join.
-
-        Raises:
-            StoreUnavailable: some were not taken.
-        """
-        begun: list[_Begun] = []
-        try:
-            for update in updates:
-                await self.take(bot, update, begun)
-        finally:
-            for each in begun:
-                self._follow(self._until_ready(bot, each))
-
-    async def take(self, bot: Bot, update: Update, begun: list[_Begun] | None = None) -> None:
-        """Take one update; repeating it changes nothing. With a list `begun` its run is added and not yet started.
-
-        Raises:
-            StoreUnavailable: it was not taken.
-        """
+    async def _take(self, bot: Bot, update: Update, started: list[Started] | None) -> None:
         match update:
             case IncomingMessage():
-                await self._take_message(bot, await self._in_first_chat(bot, update), begun)
+                await self._take_message(bot, await self._in_first_chat(bot, update), started)
+                return
             case Ignored(reason, message):
                 if reason == "no_text" and message is not None and message.wants_answer and bot.allows(message):
                     await self._say(bot, await self._in_first_chat(bot, message), bot.texts.media)
-                self._tell(bot, "ignored", reason)
+                self._notify(bot, "ignored", reason)
+                return
             case ChatMigrated(old, new):
                 await self._memory.channels.state.keep_first(bot.channel.scope, _chat_name(new), old)
-                self._tell(bot, "taken")
             case DeskNotified() if bot.name in self._desks:
                 await self._desks[bot.name](update)
-                self._tell(bot, "taken")
-            case StreamRefresh() | ChatEntered():
-                self._tell(bot, "taken")
             case MessageRecalled():
                 await self._note_recall(update)
-                self._tell(bot, "taken", session_id=update.session_id)
-            case _:
-                self._tell(bot, "ignored", "kind")
-
-    async def _take_all(self, bot: Bot, updates: Iterable[Update]) -> None:
-        for update in updates:
-            await self.take(bot, update)
-
-    async def close(self) -> None:
-        """Stop following runs; later polls of any process find answers that become ready."""
-        for task in self._following:
-            task.cancel()
-        if self._following:
-            await asyncio.wait(self._following)
+            case DeskNotified():
+                self._notify(bot, "ignored", "kind")
+                return
+        self._notify(bot, "taken")
 
     async def _in_first_chat(self, bot: Bot, message: IncomingMessage) -> IncomingMessage:
         """Return the message with the first id of its chat, if the chat has changed its id."""
@@ -172,41 +175,41 @@ class ChannelService:
         first = await self._memory.channels.state.value(bot.channel.scope, _chat_name(str(chat)))
         return message if first is None else in_chat(message, first)
 
-    async def _take_message(self, bot: Bot, message: IncomingMessage, begun: list[_Begun] | None) -> None:
+    async def _take_message(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> None:
         session_id = message.session_id or ""
         if not bot.allows(message):
-            self._tell(bot, "ignored", "not_for_us")
+            self._notify(bot, "ignored", "not_for_us")
             return
         if not message.wants_answer:
             await self._store(message, session_id)
-            self._tell(bot, "taken", session_id=session_id)
+            self._notify(bot, "taken", session_id=session_id)
             return
         if len(message.text) > bot.max_characters:
             await self._say(bot, message, bot.texts.too_long)
-            self._tell(bot, "ignored", "too_long", session_id)
+            self._notify(bot, "ignored", "too_long", session_id)
             return
         rate = bot.rates.count(message.sender.id if message.sender else session_id, message.message_id)
         if rate != "within":
             if rate == "first_beyond":
                 await self._say(bot, message, bot.texts.too_many)
-            self._tell(bot, "ignored", "too_many", session_id)
+            self._notify(bot, "ignored", "too_many", session_id)
             return
         if message.sender is not None:
-            self._follow(self._meet(message.sender))
-        async with self._in_turn(session_id):
-            command = command_in(message, bot)
+            self._in_background(self._identify(message.sender))
+        async with self._locks.setdefault(session_id, asyncio.Lock()):
+            command = command_in(message, bot.texts)
             if command is None:
-                taken = await self._answer(bot, message, begun)
+                is_new = await self._answer(bot, message, started)
             else:
-                taken = await self._obey(bot, message, command)
-        self._tell(bot, "taken" if taken else "repeated", session_id=session_id)
+                is_new = await self._execute(bot, message, command)
+        self._notify(bot, "taken" if is_new else "repeated", session_id=session_id)
 
-    async def _meet(self, sender: Sender) -> None:
-        """Let the sender become known as a person, beside the answer; the next message tries again if that fails."""
+    async def _identify(self, sender: Sender) -> None:
+        """Register the sender as a person; the next message tries again on failure."""
         with contextlib.suppress(StoreError, InvalidInput):
             await self._memory.persons.resolve(sender.id, name=sender.name or None)
 
-    async def _answer(self, bot: Bot, message: IncomingMessage, begun: list[_Begun] | None) -> bool:
+    async def _answer(self, bot: Bot, message: IncomingMessage, started: list[Started] | None) -> bool:
         request = RunRequest(
             workflow=bot.workflow,
             text=message.text,
@@ -221,93 +224,93 @@ class ChannelService:
             stream=isinstance(bot.channel, WeComAIBotChannel),
             double_texting=bot.double_texting,
         )
-        return await self._begin(bot, message, request, begun=begun)
+        return await self._start(bot, message, request, started=started)
 
-    async def _obey(self, bot: Bot, message: IncomingMessage, command: Command) -> bool:
-        if command.action == "say":
-            return await self._say(bot, message, command.text)
-        if command.action == "reset":
-            request = RunRequest(
-                workflow=RESET,
-                session_id=message.session_id,
-                user_id=message.user_id,
-                message_id=message.message_id,
-                trigger="webhook",
-            )
-            return await self._begin(bot, message, request, content=command.text)
-        self._follow(self._forget(bot, message, command.text))
+    async def _execute(self, bot: Bot, message: IncomingMessage, command: Command) -> bool:
+        match command.action:
+            case "say":
+                return await self._say(bot, message, command.text)
+            case "reset":
+                request = RunRequest(
+                    workflow=RESET,
+                    session_id=message.session_id,
+                    user_id=message.user_id,
+                    message_id=message.message_id,
+                    trigger="webhook",
+                )
+                return await self._start(bot, message, request, content=command.text)
+            case "forget":
+                await self._forget(bot, message, command.text)
         return True
 
-    async def _begin(
+    async def _start(
         self,
         bot: Bot,
         message: IncomingMessage,
         request: RunRequest,
         *,
         content: str | None = None,
-        begun: list[_Begun] | None = None,
+        started: list[Started] | None = None,
     ) -> bool:
-        """Record that an answer is owed and start its run; return False if that was already done."""
+        """Add the answer to the outbox and start its run; return False if that was already done."""
         session_id = message.session_id or ""
-        added = await self._outbox.add(
-            bot.name,
-            session_id,
-            message.message_id,
-            address=message.reply_to,
-            content=content,
-            after=_fetch_time(bot),
-        )
+        added = await self._owe(bot, message, content)
         # A process may have died between the two steps; an answered message starts no second run.
         if not added and not await self._outbox.waits(bot.name, session_id, message.message_id):
             return False
         runs = await self._runs.service()
         try:
-            submitted = await runs.submit(request, mode="wait" if begun is None else "later")
-        except SessionBusy:
-            await self._outbox.answer(bot.name, session_id, message.message_id, bot.texts.busy)
+            submitted = await runs.submit(request, mode="wait" if started is None else "later")
+        except (SessionBusy, WrongUser, WorkflowNotFound, InvalidInput) as error:
+            busy = isinstance(error, SessionBusy)
+            if not busy:
+                # The workflow is missing, or another user created the session in another way.
+                self._notify_trouble(error, bot)
+            text = bot.texts.busy if busy else bot.texts.failed
+            await self._outbox.answer(bot.name, session_id, message.message_id, text)
             self._wake()
             return added
-        except WrongUser:
-            # The session was created in another way, for another person.
-            await self._outbox.answer(bot.name, session_id, message.message_id, bot.texts.failed)
-            self._wake()
-            return added
-        run = _Begun(message, submitted)
-        if begun is None:
-            self._follow(self._until_ready(bot, run))
+        if started is None:
+            self._in_background(self._until_ready(bot, (message, submitted)))
         else:
-            begun.append(run)
+            started.append((message, submitted))
         return added
 
     async def _say(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
         """Send a text that is not the answer of a run; return False if that was already done."""
         if not text:
             return True
-        added = await self._outbox.add(
+        added = await self._owe(bot, message, text, waits=False)
+        self._wake()
+        return added
+
+    async def _owe(self, bot: Bot, message: IncomingMessage, content: str | None, *, waits: bool = True) -> bool:
+        """Add the answer to a message to the outbox; return False if it was there already."""
+        # The platform fetches an answer of an AI bot itself, for some time.
+        after = STREAM_TIME if isinstance(bot.channel, WeComAIBotChannel) else timedelta()
+        return await self._outbox.add(
             bot.name,
             message.session_id or "",
             message.message_id,
             address=message.reply_to,
-            content=text,
-            waits=False,
-            after=_fetch_time(bot),
+            content=content,
+            waits=waits,
+            after=after,
         )
-        self._wake()
-        return added
 
     async def _store(self, message: IncomingMessage, session_id: str) -> None:
         """Store a message of another participant on the bot's side."""
-        said = Message(
+        stored = Message(
             role=message.role,
             content=message.text,
             id=message.message_id,
             sent_at=message.sent_at,
             metadata=message.metadata,
         )
-        await self._memory.session(session_id, user_id=message.user_id).append([said])
+        await self._memory.session(session_id, user_id=message.user_id).append([stored])
 
     async def _note_recall(self, recalled: MessageRecalled) -> None:
-        """Note in the transcript that a message was taken back, and do not answer it if its run has not begun."""
+        """Note in the transcript that a message was taken back; cancel its run if it has not begun."""
         run_id = await self._outbox.run_of(recalled.session_id, recalled.message_id)
         run = None if run_id is None else await self._memory.runs.run(run_id)
         if run is not None and run.status == "queued" and len(run.inputs) == 1:
@@ -320,16 +323,16 @@ class ChannelService:
         )
         await self._memory.session(recalled.session_id).append([note])
 
-    async def _until_ready(self, bot: Bot, begun: _Begun) -> None:
-        """Show that the bot is working until the run ends, then have its answer sent."""
-        message, submitted = begun.message, begun.submitted
+    async def _until_ready(self, bot: Bot, started: Started) -> None:
+        """Show that the bot is working until the run ends, then send its answer."""
+        message, submitted = started
         runs = await self._runs.service()
         showing = asyncio.create_task(_show_working(bot, message))
         try:
             if isinstance(bot.channel, WeComAIBotChannel):
                 await self._streams.record(bot, message, runs.follow(submitted.run_id))
             else:
-                with contextlib.suppress(RunNotFound):  # it went with its session
+                with contextlib.suppress(RunNotFound):  # it was deleted with its session
                     await runs.result(submitted.run_id)
         finally:
             showing.cancel()
@@ -337,49 +340,55 @@ class ChannelService:
         self._wake()
 
     async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> None:
-        """Delete a person's conversations with this bot after its earlier turns have ended."""
+        """Order the deletion of a person's conversations with this bot, and confirm it in the background.
+
+        Each conversation is deleted after its earlier turns have ended.
+        """
         runs = await self._runs.service()
-        mine = f"{message.session_id}:"
-        async for info in self._memory.sessions(user_id=message.user_id):
-            if f"{info.session_id}:".startswith(mine):
-                submitted = await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id))
-                with contextlib.suppress(RunNotFound):  # it went with its session
-                    await runs.result(submitted.run_id)
-        await self._say(bot, message, text)
+        own_prefix = f"{message.session_id}:"
+        deletions = [
+            await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id))
+            async for info in self._memory.sessions(user_id=message.user_id)
+            if f"{info.session_id}:".startswith(own_prefix)
+        ]
 
-    def _follow(self, work: Awaitable[None]) -> None:
-        task = asyncio.create_task(self._guarded(work), name="threadkeep-channel")
-        self._following.add(task)
-        task.add_done_callback(self._following.discard)
+        async def confirm() -> None:
+            for deletion in deletions:
+                with contextlib.suppress(RunNotFound):  # it was deleted with its session
+                    await runs.result(deletion.run_id)
+            await self._say(bot, message, text)
 
-    async def _guarded(self, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - the answer is found by those who look for what is ready
-            self._memory.observers.notify(ChannelTrouble(channel="other", work="following", error=type(error).__name__))
+        self._in_background(confirm())
 
-    @contextlib.asynccontextmanager
-    async def _in_turn(self, session_id: str) -> AsyncIterator[None]:
-        lock = self._locks.setdefault(session_id, asyncio.Lock())
-        async with lock:
-            yield
+    def _in_background(self, work: Awaitable[object]) -> None:
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:  # noqa: BLE001 - a poll of any process finds the answer
+                self._notify_trouble(error)
 
-    def _tell(
+        task = asyncio.create_task(guarded(), name="threadkeep-channel")
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _notify(
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
     ) -> None:
         event = UpdateReceived(channel=bot.channel.kind, outcome=outcome, reason=reason, session_id=session_id)
         self._memory.observers.notify(event)
+
+    def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
+        name = type(error).__name__
+        if bot is None:
+            self._memory.observers.notify(ChannelTrouble(channel="other", work="following", error=name))
+        else:
+            self._memory.observers.notify(ChannelTrouble(channel=bot.channel.kind, work="taking", error=name))
 
 
 async def _show_working(bot: Bot, message: IncomingMessage) -> None:
     while True:
         await bot.client.show_working(message.reply_to)
         await asyncio.sleep(_SHOW_WORKING_SECONDS)
-
-
-def _fetch_time(bot: Bot) -> timedelta:
-    """Return the time within which the platform fetches an answer itself."""
-    return STREAM_TIME if isinstance(bot.channel, WeComAIBotChannel) else timedelta()
 
 
 def _chat_name(chat_id: str) -> str:

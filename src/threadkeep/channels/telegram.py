@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
-from threadkeep.channels.answers import split_markdown, utf16_length
 from threadkeep.channels.contract import (
     Callback,
     ChatMigrated,
@@ -20,6 +19,7 @@ from threadkeep.channels.contract import (
     check_name,
     complete,
 )
+from threadkeep.channels.formatting import split_markdown, utf16_length
 from threadkeep.channels.payloads import id_in, list_in, number_in, object_in, read_json, text_in, time_in
 from threadkeep.errors import CallbackRefused, InvalidInput
 from threadkeep.observe import UpdateReason

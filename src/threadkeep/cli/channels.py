@@ -19,7 +19,7 @@ from threadkeep.records.channels import OUTBOX_STATUSES, OutboxStatus
 
 if TYPE_CHECKING:
     from threadkeep.channels.configuration import AnyBot, ChannelsFile
-    from threadkeep.channels.sending import ChannelClient
+    from threadkeep.channels.contract import ChannelClient
     from threadkeep.store.outbox import Outgoing
 
 _OPEN: tuple[OutboxStatus, ...] = ("waiting", "ready", "failed")
@@ -88,7 +88,7 @@ def add_channel(
     ] = None,
 ) -> None:
     """Add a bot to the file of the channels; a service that starts with this file runs it."""
-    from threadkeep.channels.adding import add_bot
+    from threadkeep.channels.configuration import add_bot
     from threadkeep.settings import default_channels
 
     path = command_settings().channels or default_channels()

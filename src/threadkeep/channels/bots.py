@@ -1,0 +1,188 @@
+"""A configured bot: its workflow, its limits, its texts, and the commands that people send to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
+
+from threadkeep.channels.contract import Channel, ChannelClient, IncomingMessage
+from threadkeep.errors import InvalidInput
+from threadkeep.records.runs import DoubleTexting
+
+_WINDOW_SECONDS = 60.0
+_MAX_SENDERS = 10_000
+
+type Language = Literal["en", "zh"]
+type Rate = Literal["within", "first_beyond", "beyond"]
+type Action = Literal["say", "reset", "forget"]
+
+
+@dataclass(frozen=True)
+class Texts:
+    """The texts that a bot sends without a model. An empty text is not sent.
+
+    `welcome` answers /start, `new` answers /new and /reset, and `media` answers a picture or another message without
+    text. `failed` replaces the answer of a failed run. `busy` answers a message that arrived during another run,
+    `too_many` the first message beyond the limit of a minute, and `later` ends a stream whose answer takes longer.
+    In `whoami`, `{id}` is the id of the sender and `{session}` the id of the conversation. `forget_question` asks for
+    confirmation before `forgotten`; `forget_group` rejects the command in a group.
+    """
+
+    welcome: str
+    help: str
+    new: str
+    whoami: str
+    forget_question: str
+    forgotten: str
+    forget_group: str
+    media: str
+    failed: str
+    busy: str
+    too_long: str
+    too_many: str
+    later: str
+
+    def changed(self, texts: Mapping[str, str]) -> Texts:
+        """Return the texts with some of them replaced.
+
+        Raises:
+            InvalidInput: there is no text of that name.
+        """
+        names = [field.name for field in fields(self)]
+        if unknown := sorted(set(texts) - set(names)):
+            raise InvalidInput(f"There is no text {unknown[0]!r}; there are {', '.join(names)}.")
+        return replace(self, **texts)
+
+
+TEXTS: Mapping[Language, Texts] = {
+    "en": Texts(
+        welcome="Hello! Write me a message. /help lists my commands.",
+        help="/new starts a new conversation\n/whoami shows your id\n/forget deletes our conversation",
+        new="This is a new conversation.",
+        whoami="Your id: {id}\nThis conversation: {session}",
+        forget_question="This permanently deletes our conversation. Send /forget yes to confirm.",
+        forgotten="Our conversation is deleted.",
+        forget_group="I cannot delete a group's conversation. Send me /forget in a private chat.",
+        media="I can only read text.",
+        failed="I could not answer that. Please try again later.",
+        busy="I am still answering your last message. Please try again later.",
+        too_long="That message is too long for me. Please send a shorter one.",
+        too_many="You are sending messages too fast. Please wait a minute.",
+        later="This takes longer. The answer follows.",
+    ),
+    "zh": Texts(
+        welcome="你好！请直接给我发消息。发送 /help 查看可用的命令。",
+        help="/new 开始新的对话\n/whoami 查看你的 ID\n/forget 删除我们的聊天记录",
+        new="已开始新的对话。",
+        whoami="你的 ID：{id}\n当前对话：{session}",
+        forget_question="这会永久删除我们所有的聊天记录。确认请发送 /forget yes。",
+        forgotten="所有聊天记录已删除。",
+        forget_group="群聊中不能替其他人删除记录，请私聊我。",
+        media="我目前只能阅读文字消息。",
+        failed="抱歉，我暂时无法回答，请稍后再试。",
+        busy="我还在处理你的上一条消息，请稍后再试。",
+        too_long="这条消息太长了，请发送短一些的内容。",
+        too_many="消息发送得太快了，请一分钟后再试。",
+        later="处理时间较长，稍后回复。",
+    ),
+}
+"""The texts by language."""
+
+
+class SenderRates:
+    """The messages of each sender within the last minute; no limit if `per_minute` is 0.
+
+    A message that the platform repeats counts once. Each process counts its own messages.
+    """
+
+    def __init__(self, per_minute: int = 0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        # Message ids by sender, with their times; None means that the sender was told to wait.
+        self._seen: dict[str, dict[str | None, float]] = {}
+
+    def count(self, sender: str, message_id: str) -> Rate:
+        """Count a message; return whether it is within the limit."""
+        if not self._per_minute:
+            return "within"
+        now = self._clock()
+        self._forget_old(now)
+        seen = self._seen.setdefault(sender, {})
+        if message_id in seen:
+            return "within"
+        for old in [known for known, at in seen.items() if now - at >= _WINDOW_SECONDS]:
+            del seen[old]
+        if len(seen.keys() - {None}) < self._per_minute:
+            seen[message_id] = now
+            return "within"
+        was_told = None in seen
+        seen.setdefault(None, now)
+        return "beyond" if was_told else "first_beyond"
+
+    def _forget_old(self, now: float) -> None:
+        if len(self._seen) <= _MAX_SENDERS:
+            return
+        self._seen = {
+            sender: seen
+            for sender, seen in self._seen.items()
+            if now - max(seen.values(), default=0.0) < _WINDOW_SECONDS
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bot:
+    """A bot. If `allowed_users` (ids of the platform) is not empty, it accepts only their messages.
+
+    `double_texting` replaces the workflow's own policy for a message that arrives during a turn.
+    """
+
+    channel: Channel
+    client: ChannelClient = field(repr=False)
+    workflow: str = "chat"
+    texts: Texts = TEXTS["en"]
+    allowed_users: frozenset[str] = frozenset()
+    max_characters: int = 20_000
+    double_texting: DoubleTexting | None = None
+    rates: SenderRates = field(default_factory=SenderRates, repr=False)
+
+    @property
+    def name(self) -> str:
+        """The configured name."""
+        return self.channel.name
+
+    def allows(self, message: IncomingMessage) -> bool:
+        """Return True if the bot answers the sender of this message."""
+        sender = message.sender.id.rpartition(":")[2] if message.sender is not None else ""
+        return not self.allowed_users or sender in self.allowed_users
+
+
+@dataclass(frozen=True)
+class Command:
+    """The action of a command, and the text of its answer."""
+
+    action: Action
+    text: str
+
+
+def command_in(message: IncomingMessage, texts: Texts) -> Command | None:
+    """Return the command in a message; None for other messages."""
+    words = message.text.lower().split()
+    match words:
+        case ["/new"] | ["/reset"]:
+            return Command("reset", texts.new)
+        case ["/forget", "yes"] if message.private:
+            return Command("forget", texts.forgotten)
+        case ["/forget"] | ["/forget", "yes"]:
+            text = texts.forget_question if message.private else texts.forget_group
+        case ["/start", *_]:  # a link to the bot may add a parameter
+            text = texts.welcome
+        case ["/help"]:
+            text = texts.help
+        case ["/whoami"]:
+            sender = message.sender.id if message.sender is not None else "-"
+            text = texts.whoami.replace("{id}", sender).replace("{session}", message.session_id or "-")
+        case _:
+            return None
+    return Command("say", text)
