@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from threadkeep.agent.recalled_turns import RecalledTurns as RecalledTurns
     from threadkeep.agent.recorded import recorded as recorded
     from threadkeep.agent.reducers import bounded_messages as bounded_messages
+    from threadkeep.agent.shortening import trim as trim
     from threadkeep.agent.summarizer import ModelSummarizer as ModelSummarizer
-    from threadkeep.agent.trimming import trim as trim
     from threadkeep.agent.turn_options import TurnOptions as TurnOptions
     from threadkeep.app import create_checkpointer as create_checkpointer
     from threadkeep.app import create_graph_store as create_graph_store
@@ -208,7 +208,7 @@ _HOMES = {
     "threadkeep.agent.reducers": ("bounded_messages",),
     "threadkeep.agent.counting": ("count_tokens",),
     "threadkeep.agent.summarizer": ("ModelSummarizer",),
-    "threadkeep.agent.trimming": ("trim",),
+    "threadkeep.agent.shortening": ("trim",),
     "threadkeep.agent.turn_options": ("TurnOptions",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

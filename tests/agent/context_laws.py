@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
 from threadkeep import ContextManifest, Memory, Message, count_tokens
-from threadkeep.agent.content_blocks import is_text
 from threadkeep.agent.conversion import id_of, text_of
+from threadkeep.agent.counting import is_text
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.tokens import TokenCounter
 

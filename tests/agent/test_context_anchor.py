@@ -24,7 +24,7 @@ from threadkeep import (
     count_tokens,
     open_memory,
 )
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import Exclusion
 from threadkeep.context.plan import WindowKind

@@ -18,7 +18,7 @@ from langchain_core.messages import (
 )
 
 from threadkeep.agent.conversion import from_langchain, text_of, to_langchain
-from threadkeep.agent.sendable_messages import NO_RESULT, Repaired, merge, plain, repair
+from threadkeep.agent.provider_messages import NO_RESULT, Repaired, merge, plain, repair
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import Message
 

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
 
-from threadkeep.agent.content_blocks import LOW_DETAIL_TOKENS
-from threadkeep.agent.counting import MEDIA_TOKENS, count_tokens
+from threadkeep.agent.counting import LOW_DETAIL_TOKENS, MEDIA_TOKENS, count_tokens
 from threadkeep.context.tokens import counter_for, estimate
 from threadkeep.records import Message
 

@@ -23,7 +23,7 @@ from tests.agent.talking import (
 )
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, SessionMemory
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import ContextBuilt, HistoryTruncated
 from threadkeep.testing import ScriptedModel
 

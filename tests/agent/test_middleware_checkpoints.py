@@ -13,7 +13,7 @@ from tests.agent.context_laws import check_state, rows_of, sent_calls
 from tests.agent.talking import ROOM, add, adding, ask, config_of, input_of, kept, make_agent, numbered, seen
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, Message, SessionMemory
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import ContextBuilt
 from threadkeep.testing import ScriptedModel
 

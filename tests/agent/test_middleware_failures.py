@@ -32,7 +32,7 @@ from tests.agent.talking import (
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, SessionMemory, WrongUser, open_memory
-from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.observe import ModelFailed
 from threadkeep.testing import Gate, ScriptedModel
 

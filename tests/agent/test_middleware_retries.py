@@ -11,7 +11,7 @@ from langchain_core.tools import tool
 
 from tests.agent.talking import ask, config_of, input_of, kept, kept_with_status, make_agent, seen, stream
 from threadkeep import Memory, SessionMemory
-from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.testing import Gate, ScriptedModel
 
 DOWN = ConnectionError("the provider is down")

@@ -11,7 +11,7 @@ from langchain_core.tools import BaseTool, tool
 
 from tests.agent.talking import ROOM, ask, config_of
 from threadkeep import Memory, SessionMemory, rebuild
-from threadkeep.agent.sent_messages import digest_of_all
+from threadkeep.agent.conversion import digest_of_all
 from threadkeep.testing import ScriptedModel
 
 

@@ -11,8 +11,8 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 
 from threadkeep import ContextGone, InvalidInput, Message, SessionMemory, rebuild
-from threadkeep.agent.sendable_messages import OPENING
-from threadkeep.agent.sent_messages import digest_of_all
+from threadkeep.agent.conversion import digest_of_all
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.history.memory import Memory

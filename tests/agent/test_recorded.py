@@ -13,7 +13,7 @@ from langchain.agents import create_agent
 from tests.agent.talking import ROOM, config_of, input_of, kept, numbered, seen
 from tests.outages import locked
 from threadkeep import Memory, MemoryOptions, Message, TurnOptions, open_memory, recorded
-from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
 from threadkeep.records import Summary
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import ScriptedModel

@@ -16,7 +16,7 @@ from tests.agent.talking import ROOM, ask, config_of, kept, make_agent
 from tests.databases import query
 from threadkeep import ContextManifest, InvalidInput, Memory, Message, SessionMemory, TurnOptions, open_memory, rebuild
 from threadkeep.agent.counting import count_tokens
-from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.context.plan import ContextPlan
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import Retention, RetentionLimits

@@ -12,7 +12,7 @@ from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, System
 
 from threadkeep.agent.conversion import text_of
 from threadkeep.agent.counting import MEDIA_TOKENS, count_tokens
-from threadkeep.agent.trimming import trim
+from threadkeep.agent.shortening import trim
 from threadkeep.context.cut import CUT_MARK
 from threadkeep.context.tokens import TokenCounter, chars4, estimate
 from threadkeep.errors import BudgetTooSmall, InvalidInput

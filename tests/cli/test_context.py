@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.running import CommandLine
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.context.tokens import estimate
 
 

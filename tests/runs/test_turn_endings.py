@@ -10,7 +10,7 @@ from langchain.agents.middleware import AgentMiddleware
 from langgraph.graph import START, StateGraph
 
 from tests.runs.desk import LEAVING, RunDesk, carried_out
-from threadkeep.agent.sendable_messages import NO_ANSWER
+from threadkeep.agent.provider_messages import NO_ANSWER
 from threadkeep.errors import RunNotFound
 from threadkeep.records.runs import DELETE, NewRun
 from threadkeep.runs.requests import RunRequest

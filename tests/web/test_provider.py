@@ -14,7 +14,7 @@ from langchain_core.messages import convert_to_messages
 from tests.web.provider import Provider, providing
 from tests.web.services import check_problem, history, listening, said, say, settings_for, streamed
 from threadkeep.agent.counting import count_tokens
-from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
 from threadkeep.app import App, open_app
 from threadkeep.records import Message
 

@@ -15,7 +15,7 @@ from langgraph.types import Command
 from tests.workflows import tools
 from tests.workflows.desk import Desk, spoken
 from threadkeep import InvalidInput, InvalidKey
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import ContextBuilt, ExtraNotFound, KeyResolutionFailed
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflows.building import add_node

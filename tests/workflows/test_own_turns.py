@@ -11,7 +11,7 @@ from tests.agent.context_laws import check_shape
 from tests.workflows.desk import Desk, spoken
 from tests.workflows.test_agent_history import BOT, said_in, telegram
 from threadkeep import InvalidKey, InvalidWorkflow
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.loading import read_workflow

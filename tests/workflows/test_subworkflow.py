@@ -13,7 +13,7 @@ from langchain_core.messages import AIMessage, BaseMessage
 
 from tests.workflows.desk import Desk, spoken
 from threadkeep import ChildFailed, InvalidWorkflow
-from threadkeep.agent.sendable_messages import OPENING
+from threadkeep.agent.provider_messages import OPENING
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.resources import ChildRequest, ChildResult
 from threadkeep.workflows.state import initial_state

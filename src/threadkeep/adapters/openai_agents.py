@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, cast
 
 from threadkeep.adapters.items import item_message, read_messages, stored_item, take_back_newest
-from threadkeep.agent.content_blocks import media_name
+from threadkeep.agent.counting import media_name
 from threadkeep.history.session import Session
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop

@@ -13,15 +13,23 @@ from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.agent.conversion import id_of, to_langchain
+from threadkeep.agent.conversion import (
+    digest_of,
+    digests_of,
+    dump_message,
+    id_of,
+    is_plain,
+    is_stored_as,
+    to_langchain,
+)
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
-from threadkeep.agent.left_out import dropped, exclusions
-from threadkeep.agent.model_call import Assembled, Call, Draft, Extra, Piece
+from threadkeep.agent.exclusions import dropped, exclusions
+from threadkeep.agent.extras import Extra
+from threadkeep.agent.model_call import Assembled, Call, Draft, Piece
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, Repaired, merge, merged_system, plain, repair
 from threadkeep.agent.quoted_sections import section_message
-from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING, Repaired, merge, plain, repair
-from threadkeep.agent.sent_messages import digest_of, digests_of, dump_message, is_plain, is_stored_as, merged_system
-from threadkeep.agent.trimming import items_of, shortened, size_of
+from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
 from threadkeep.context.plan import ContextPlan
 from threadkeep.context.quotation import fitting_summaries, summary_message_text

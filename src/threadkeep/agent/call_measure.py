@@ -21,7 +21,7 @@ from threadkeep.history.memory import Memory
 
 @dataclass(frozen=True)
 class ModelUse:
-    """The model that a call is for, and the tools that it is told of."""
+    """The model of a call, and the tools that it may use."""
 
     model: BaseChatModel | None = None
     tools: Sequence[object] = ()
@@ -29,10 +29,10 @@ class ModelUse:
 
 @dataclass(frozen=True)
 class CallMeasure:
-    """The counter of a call and the budget of its messages; `tools` is what the tools take in addition.
+    """The counter of a call and the budget of its messages; `tools` are the additional tokens of the tools.
 
-    `as_stored` says that stored messages were counted by this counter, but for what it learned. `learns` says whether
-    the provider's own count tells something of this one. `shared` is the most tokens that shares are parts of.
+    `as_stored` is True if stored messages were counted by this counter without its learned factor. `learns` is True if
+    the provider's count can correct the counter. `shared` is the number of tokens to which shares apply.
     """
 
     model: str | None
@@ -45,11 +45,11 @@ class CallMeasure:
     shared: int | None = None
 
     def unscaled(self, tokens: int) -> int:
-        """The tokens without the factor that was learned."""
+        """Return the tokens without the learned factor."""
         return tokens * 100 // _hundredths(self.counter)
 
     def for_messages(self, messages: Sequence[BaseMessage]) -> CallMeasure:
-        """The measure of a call of these: only of texts can be learned how texts are counted."""
+        """Return the measure of a call with these messages: the counter learns only from calls that are all text."""
         if not self.learns:
             return self
         texts_only = not any(count_message(message, _no_text) for message in messages)
@@ -57,7 +57,7 @@ class CallMeasure:
 
 
 class Measuring:
-    """Measures the calls of one turn, all of one model alike: what is learned meanwhile counts in the next turn."""
+    """The measures of the calls of one turn; a factor that is learned meanwhile applies from the next turn on."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -66,10 +66,10 @@ class Measuring:
         self._counters: dict[str | None, TokenCounter] = {}
 
     async def of(self, use: ModelUse) -> CallMeasure:
-        """The measure of a call of this model.
+        """Return the measure of a call of this model.
 
         Raises:
-            BudgetTooSmall: the tools leave no room in the model's window.
+            BudgetTooSmall: the tools fill the model's window.
         """
         options, memory = self._options, self._memory
         facts = facts_of(use.model, options.context_window)
@@ -110,13 +110,13 @@ class Measuring:
 
 def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
     """Return the usage that a provider reported for a call; None if it reported no token counts."""
-    told: object = reply.usage_metadata if reply is not None else None
-    if not isinstance(told, Mapping):
+    usage: object = reply.usage_metadata if reply is not None else None
+    if not isinstance(usage, Mapping):
         return None
-    taken, given = _tokens(told.get("input_tokens")), _tokens(told.get("output_tokens"))
+    taken, given = _tokens(usage.get("input_tokens")), _tokens(usage.get("output_tokens"))
     if taken is None or given is None:
         return None
-    details = told.get("input_token_details")
+    details = usage.get("input_token_details")
     cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
     return ReportedUsage(taken, given, min(cached or 0, taken))
 

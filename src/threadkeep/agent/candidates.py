@@ -27,9 +27,9 @@ from threadkeep.agent.conversion import role_of, text_of
 from threadkeep.agent.counting import count_tokens
 from threadkeep.agent.invocation import run_id_of
 from threadkeep.agent.prompts import PromptTemplate, flatten_messages, prompt_of
+from threadkeep.agent.provider_messages import repair
 from threadkeep.agent.reducers import BoundedMessages, bounded_messages
-from threadkeep.agent.sendable_messages import repair
-from threadkeep.agent.trimming import with_text
+from threadkeep.agent.shortening import with_text
 from threadkeep.graph_store.items import Locks
 from threadkeep.history.memory_options import utc_now
 from threadkeep.observe import MemoryUpdated, ModelFailed, Observer, Observers, PromptSent

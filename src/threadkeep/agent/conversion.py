@@ -1,9 +1,10 @@
-"""Between Threadkeep's messages and LangChain's."""
+"""Conversion between Threadkeep's messages and LangChain's; digests and JSON of sent messages."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from hashlib import sha256
 
@@ -20,9 +21,9 @@ from langchain_core.messages import (
 )
 from pydantic_core import to_jsonable_python
 
-from threadkeep.agent.content_blocks import media_mark, media_places
+from threadkeep.agent.counting import media_mark, media_places
 from threadkeep.errors import InvalidMessage
-from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role
+from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role, dump_json
 
 _CHAT_ROLES: dict[str, Role] = {
     "user": "user",
@@ -35,18 +36,18 @@ _CHAT_ROLES: dict[str, Role] = {
 
 
 SENT_AT = "sent_at"
-"""The name under which `response_metadata` of a human message has the platform's time, in ISO 8601."""
+"""The key in the `response_metadata` of a human message for the platform's time, in ISO 8601."""
 
 
 EDITS = "edits"
-"""The name under which `response_metadata` of a human message has the id of the message that it is a new version of."""
+"""The key in the `response_metadata` of a human message for the id of the message that it replaces."""
 
 
 def id_of(message: BaseMessage) -> str | None:
-    """The id under which a message is stored, looked for and merged: its own, or one made of an id that cannot be kept.
+    """Return the id under which a message is stored, searched and merged; None if it has none.
 
-    The same bad id (too long, or with characters that cannot be printed) always makes the same, so that a message which
-    is delivered again under it is known.
+    An id that cannot be stored (too long, or with unprintable characters) is replaced by its hash, which is always the
+    same, so that a repeated delivery is recognised.
     """
     if not message.id:
         return None
@@ -56,7 +57,7 @@ def id_of(message: BaseMessage) -> str | None:
 
 
 def text_of(message: BaseMessage) -> str:
-    """The text that people see: no images, no reasoning, no tool calls."""
+    """Return the text that people see: no images, no reasoning, no tool calls."""
     return str(message.text)
 
 
@@ -98,7 +99,7 @@ def opinion_of(message: BaseMessage) -> tuple[float | None, bool]:
 
 
 def to_langchain(message: Message) -> BaseMessage:
-    """The LangChain message of a stored one, with its id: the full one if it was kept and still says the same."""
+    """Return the LangChain message of a stored message: the full one if it was stored and has the same text."""
     if (full := _original(message)) is not None:
         return full
     if message.role == "user":
@@ -109,10 +110,10 @@ def to_langchain(message: Message) -> BaseMessage:
 
 
 def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
-    """The message to store: its `transcript_text` and its id, and with `full` all of it as JSON in `original`.
+    """Return the message to store: its `transcript_text` and its id, and with `full` its JSON in `original`.
 
     Raises:
-        InvalidMessage: a tool's result, or anything else that is not an utterance of user, assistant or system.
+        InvalidMessage: it is not an utterance of user, assistant or system, such as a tool's result.
     """
     original: Json = None
     if full:
@@ -136,7 +137,7 @@ def from_langchain(message: BaseMessage, *, full: bool = False) -> Message:
 
 
 def refused_message(question: BaseMessage, run_id: str | None, metadata: Mapping[str, Json] | None) -> Message:
-    """Return what is stored of a question that other middleware refused: no text, and an id made of its id.
+    """Return the row of a question that other middleware refused: without text, under an id made of its id.
 
     Its metadata names the id of the question.
     """
@@ -169,9 +170,9 @@ def _sent_at(message: BaseMessage) -> datetime | None:
 
 
 def as_data(message: BaseMessage) -> dict[str, Json]:
-    """All of a message that a provider may be sent, in the types of JSON, as `messages_from_dict` reads it.
+    """Return everything of a message that a provider may get, as JSON values that `messages_from_dict` reads.
 
-    What JSON does not have (bytes, NaN, objects) is there as text or None. A tool's artifact is not for the model.
+    Values that JSON lacks (bytes, NaN, objects) become text or None. A tool's artifact is not for the model.
     """
     if isinstance(message, ToolMessage) and message.artifact is not None:
         message = message.model_copy(update={"artifact": None})
@@ -186,8 +187,68 @@ def _original(message: Message) -> BaseMessage | None:
     try:
         (full,) = messages_from_dict([message.original])
     except (ValueError, TypeError):
-        return None  # written by another version of LangChain: the text is still there
-    # Messages that were stored before images left a mark have the text alone.
+        return None  # written by another version of LangChain: the text remains
+    # Messages from before marks for images have only the text.
     if message.content not in (transcript_text(full), text_of(full)):
         return None
     return full if full.id == message.id else full.model_copy(update={"id": message.id})
+
+
+def is_plain(message: BaseMessage) -> bool:
+    """Return whether a message is only role, text and id: what the transcript keeps."""
+    if type(message) not in (HumanMessage, AIMessage) or not isinstance(message.content, str):
+        return False
+    if isinstance(message, AIMessage) and (message.tool_calls or message.invalid_tool_calls):
+        return False
+    return not message.name and not message.additional_kwargs and _is_storable(message.content)
+
+
+def is_stored_as(row: Message, message: BaseMessage) -> bool:
+    """Return whether a sent message equals the stored one as it is read; plain messages only."""
+    read = to_langchain(row)
+    same = (read.type, read.id, read.content) == (message.type, message.id, message.content)
+    return same and is_plain(message) and is_plain(read)
+
+
+def dump_message(message: BaseMessage) -> str:
+    """Return the whole message as JSON, which `load_message` reads."""
+    return dump_json(as_data(message))
+
+
+def load_message(body: str) -> BaseMessage:
+    """Return the message that `dump_message` wrote. Raises `ValueError` for anything else."""
+    (message,) = messages_from_dict([json.loads(body)])
+    return message
+
+
+def digest_of(text: str) -> str:
+    """Return the SHA-256 of a text, in hexadecimal digits."""
+    return sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def digest_of_all(messages: Iterable[BaseMessage]) -> str:
+    """Return the SHA-256 of messages in order: role, id and text of plain messages, the JSON of others."""
+    return digests_of([(message, None) for message in messages], 0)[1]
+
+
+def digests_of(messages: Sequence[tuple[BaseMessage, str | None]], leading: int) -> tuple[str, str]:
+    """Return the digests of the `leading` messages and of all; each message may come with its `dump_message`."""
+    running = sha256()
+    beginning = running.hexdigest()
+    for number, (message, body) in enumerate(messages, start=1):
+        plain = is_plain(message)
+        written = f"{message.type}\0{message.id}\0{message.content}" if plain else body or dump_message(message)
+        running.update(written.encode("utf-8", "surrogatepass"))
+        running.update(b"\0\0")
+        if number == leading:
+            beginning = running.hexdigest()
+    return beginning, running.hexdigest()
+
+
+def _is_storable(text: str) -> bool:
+    """Return whether a database can store the text: no NUL, no half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in text

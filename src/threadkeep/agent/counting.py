@@ -1,15 +1,171 @@
-"""LangChain messages measured: their texts, tool calls, results and media."""
+"""Token counts of LangChain messages and of their content blocks, in the shapes of all providers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage
 
-from threadkeep.agent.content_blocks import MEDIA_TOKENS, as_json, count_block, is_call
-from threadkeep.agent.conversion import text_of
 from threadkeep.context.tokens import TokenCounter, counter_for
 from threadkeep.records import Message
+
+MEDIA_TOKENS = 1_000
+"""Tokens of an image, a recording or a file: providers charge by size, not by the length of its base64 text."""
+
+LOW_DETAIL_TOKENS = 100
+"""Tokens of an image that is sent with `detail: low`."""
+
+_OPAQUE_CHARACTERS = 6  # per token of encrypted text in base64
+_MEDIA = frozenset(
+    {"image", "image_url", "input_image", "audio", "input_audio", "video", "file", "input_file", "document", "media"}
+)
+_MEDIA_NAMES = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "audio": "recording",
+    "input_audio": "recording",
+    "video": "video",
+}
+_TEXTS = {
+    "text": "text",
+    "text-plain": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "summary_text": "text",
+    "reasoning_text": "text",
+    "thinking": "thinking",
+    "reasoning": "reasoning",
+    "refusal": "refusal",
+}
+_PARTS = {"tool_result": "content", "reasoning": "summary", "document": "source", "content": "content"}
+_CALLS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call"})
+_BLOBS = frozenset({"data", "base64", "bytes", "b64_json", "file_data", "image_data", "audio_data"})
+_SIGNATURES = frozenset({"signature", "thought_signature"})  # providers charge nothing for them
+_BASE64 = re.compile(r"[A-Za-z0-9+/_=\s-]{64,}")
+_DATA_ADDRESS = re.compile(r"data:[^,]{0,200};base64,")
+_LONG = 1_024
+
+
+def is_call(block: Mapping[str, object], known: frozenset[str]) -> bool:
+    """Return whether a block repeats one of the message's tool calls, by their ids."""
+    if block.get("type") not in _CALLS or not known:
+        return False
+    given = call_id_of(block)
+    return given is None or given in known
+
+
+def call_id_of(block: Mapping[str, object]) -> object:
+    """Return the id of the tool call that a block repeats; None if it has none."""
+    return block.get("call_id") or block.get("id")
+
+
+def media_name(block: object) -> str:
+    """Return the name of a block in the mark that replaces it: `image`, `recording`, `video`, `file`, else `part`."""
+    kind = str(block.get("type")) if isinstance(block, Mapping) else ""
+    return _MEDIA_NAMES.get(kind, "file" if kind in _MEDIA else "part")
+
+
+def media_places(message: BaseMessage) -> list[int]:
+    """Return the indexes of blocks that can be excluded, the oldest first: images, files, everything except text.
+
+    Reasoning and searches of an assistant's message are never excluded: its provider requires them.
+    """
+    if isinstance(message.content, str):
+        return []
+    places = ((place, block) for place, block in enumerate(message.content) if not is_text(block))
+    spoken = isinstance(message, AIMessage)
+    return [place for place, block in places if not spoken or media_name(block) != "part"]
+
+
+def media_mark(blocks: Sequence[object], fate: str = "") -> str:
+    """Return the mark that replaces blocks: `[image]`, `[2 images left out] [file left out]`."""
+    names = Counter(media_name(block) for block in blocks)
+    return " ".join(f"[{name if n == 1 else f'{n} {name}s'}{fate}]" for name, n in names.items())
+
+
+def is_text(block: object) -> bool:
+    """Return whether a block is text, plain or in a mapping."""
+    return isinstance(block, str) or (isinstance(block, Mapping) and block.get("type") == "text")
+
+
+def count_block(block: object, counter: TokenCounter) -> int:
+    """Return the tokens of one content block: its text, its nested blocks, or a fixed number for media.
+
+    A block of unknown shape counts as its JSON, without base64 data.
+    """
+    if isinstance(block, str):
+        return counter(block)
+    if isinstance(block, Mapping) and (tokens := _count_known(block, counter)) is not None:
+        return tokens
+    rest, extra = _without_blobs(block, "")
+    return counter(as_json(rest)) + extra
+
+
+def as_json(value: object) -> str:
+    """Return the JSON of arguments and unknown blocks, as a prompt has it."""
+    return json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _count_known(block: Mapping[str, object], counter: TokenCounter) -> int | None:
+    kind = str(block.get("type"))
+    if isinstance(text := block.get(_TEXTS.get(kind, "")), str):
+        return counter(text)
+    if kind in _PARTS and (parts := _parts(block.get(_PARTS[kind]))) is not None:
+        return sum(count_block(part, counter) for part in parts) + _opaque(block.get("encrypted_content"))
+    if kind in _MEDIA:
+        return LOW_DETAIL_TOKENS if _detail(block) == "low" else MEDIA_TOKENS
+    return _opaque(block.get("data")) if kind == "redacted_thinking" else None
+
+
+def _parts(value: object) -> list[object] | None:
+    """Return the contents of a block: texts, blocks, or a source of text or blocks; None for media."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, list | tuple):
+        return list(value)
+    if isinstance(value, Mapping) and value.get("type") == "text":
+        return [value.get("data", "")]
+    if isinstance(value, Mapping) and value.get("type") == "content":
+        return [value]
+    return None
+
+
+def _detail(block: Mapping[str, object]) -> object:
+    inner = block.get("image_url")
+    return inner.get("detail") if isinstance(inner, Mapping) else block.get("detail")
+
+
+def _opaque(value: object) -> int:
+    return -(-len(value) // _OPAQUE_CHARACTERS) if isinstance(value, str) else 0
+
+
+def _without_blobs(value: object, key: str) -> tuple[object, int]:
+    """Return the value without base64 and encrypted data, and the tokens of what was removed."""
+    if isinstance(value, Mapping):
+        found = {str(name): _without_blobs(item, str(name)) for name, item in value.items() if name not in _SIGNATURES}
+        kept = {name: item for name, (item, extra) in found.items() if item is not None or not extra}
+        return kept, sum(extra for _, extra in found.values())
+    if isinstance(value, list | tuple):
+        items = [_without_blobs(item, key) for item in value]
+        return [item for item, extra in items if item is not None or not extra], sum(extra for _, extra in items)
+    if key == "encrypted_content" and value:
+        return None, _opaque(value)
+    return (None, MEDIA_TOKENS) if _is_blob(value, key) else (value, 0)
+
+
+def _is_blob(value: object, key: str) -> bool:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return True
+    if not isinstance(value, str):
+        return False
+    if _DATA_ADDRESS.match(value):
+        return True
+    return (key in _BLOBS or len(value) >= _LONG) and _BASE64.fullmatch(value) is not None
+
 
 __all__ = ["MEDIA_TOKENS", "Countable", "count_message", "count_tokens"]
 
@@ -22,16 +178,16 @@ def count_tokens(
     *,
     counter: TokenCounter | None = None,
 ) -> int:
-    """The tokens of a text, a message, or several of them.
+    """Return the tokens of a text, a message, or several of them.
 
-    Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted; an image, a recording
-    or a file counts `MEDIA_TOKENS`, never the length of its base64 text. What a provider adds as frame of each
-    message is not counted: `input_budget` keeps room for it.
+    Text blocks, reasoning, tool calls (name and JSON arguments) and tool results are counted. An image, a recording
+    or a file counts `MEDIA_TOKENS`, regardless of the length of its base64 text. The provider's framing of each
+    message is not counted: `input_budget` reserves tokens for it.
 
     Args:
-        message_or_messages: what to count.
-        model: the model that it is for, which chooses the counter: exact for OpenAI's models with the extra `tokens`.
-        counter: what counts texts, in place of the model's.
+        message_or_messages: a text, a message, or a sequence of them.
+        model: the name of the model, which selects the counter: exact for OpenAI's models with the extra `tokens`.
+        counter: the counter of texts; overrides the model's.
     """
     measured = counter or counter_for(model)
     if isinstance(message_or_messages, str):
@@ -44,18 +200,18 @@ def count_tokens(
 
 
 def count_message(message: BaseMessage, counter: TokenCounter) -> int:
-    """The tokens of one LangChain message; see `count_tokens`. Always the same for the same message and counter."""
+    """Return the tokens of one LangChain message; see `count_tokens`."""
     tokens = sum(counter(call) for call in _calls(message))
     if isinstance(message.content, str):
         return tokens + counter(message.content)
     known = _call_ids(message)
     blocks = [block for block in message.content if not isinstance(block, str) and block.get("type") != "text"]
     tokens += sum(count_block(block, counter) for block in blocks if not is_call(block, known))
-    return tokens + counter(text_of(message))
+    return tokens + counter(str(message.text))
 
 
 def _calls(message: BaseMessage) -> Iterator[str]:
-    """Each tool call as name and arguments; those that the model spelt wrongly are sent back too."""
+    """Yield each tool call as name and arguments; invalid calls are sent back to the model too."""
     if isinstance(message, AIMessage):
         yield from (call["name"] + as_json(call["args"]) for call in message.tool_calls)
         yield from ((call["name"] or "") + (call["args"] or "") for call in message.invalid_tool_calls)

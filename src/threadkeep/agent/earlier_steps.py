@@ -13,7 +13,7 @@ from langchain_core.utils.uuid import uuid7
 from threadkeep.agent.call_measure import CallMeasure
 from threadkeep.agent.conversion import as_data, transcript_text
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.trimming import trim
+from threadkeep.agent.shortening import trim
 from threadkeep.agent.turn_options import TurnOptions
 from threadkeep.context.tokens import TokenCounter, estimate
 from threadkeep.errors import BudgetTooSmall, StoreClosed, StoreError

@@ -1,4 +1,4 @@
-"""Extra sections of a prompt: their sources, and their place in the prompt."""
+"""Extra sections of a prompt, such as recalled turns and results of a knowledge base, and their sources."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
 
-from langchain_core.messages import BaseMessage
+from langchain_core.messages import BaseMessage, HumanMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.model_call import Extra
-from threadkeep.context.manifest import ScopeRecall, Section
+from threadkeep.context.manifest import Entry, ScopeRecall, Section
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.errors import StoreClosed
 from threadkeep.history.session import Session
@@ -24,11 +23,20 @@ _LEAST_ROOM = 64
 
 
 @dataclass(frozen=True)
-class ExtraRequest:
-    """The input that something is looked for, and what came before it.
+class Extra:
+    """A block that a source found: its message, its entry, and the texts that the entry names by digest."""
 
-    `earlier` are the turns before it, oldest first; `known_ids` are in the prompt already; `question_seq` is its place
-    in the session, None before it has one. A source that asks Graphiti adds to `graph` how that went.
+    message: HumanMessage
+    entry: Entry
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ExtraRequest:
+    """The input to search for, and the messages before it.
+
+    `earlier` are the messages before the input, oldest first; `known_ids` are in the prompt already; `question_seq` is
+    the `seq` of the input, None before it has one. A source that queries Graphiti adds the outcome to `graph`.
     """
 
     session: Session
@@ -52,16 +60,16 @@ class ExtraRequest:
 
     @property
     def recent(self) -> list[str]:
-        """The last few messages before it, for inputs that point back with "it" and "that"."""
+        """Return the texts of the last messages before the input, to resolve words like "it" and "that"."""
         return [message.content for message in self.earlier[-_RECENT_TURNS:]]
 
 
 class ExtraSource(Protocol):
-    """Finds one section of a prompt anew for each input. What it raises is told of, and the section is left out."""
+    """A source of one section of a prompt, searched for each input. If it raises, the section is left out."""
 
     @property
     def section(self) -> ExtraSection:
-        """The section that it fills."""
+        """The section of its results."""
         ...
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
@@ -82,7 +90,7 @@ async def find_all(
             return await source.find(request, room)
         except StoreClosed:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a source does, the agent answers
+        except Exception as error:  # noqa: BLE001 - the agent answers without the section
             observer.notify(
                 ExtraNotFound(section=source.section, error=type(error).__name__, session_id=request.session.session_id)
             )

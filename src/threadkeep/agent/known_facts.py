@@ -10,12 +10,11 @@ from datetime import UTC
 
 from langchain_core.runnables.config import ensure_config
 
+from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import ExtraRequest
+from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
-from threadkeep.agent.model_call import Extra
 from threadkeep.agent.quoted_sections import section_message
-from threadkeep.agent.sent_messages import digest_of, dump_message
 from threadkeep.agent.turn_options import IdOf
 from threadkeep.context.manifest import Entry, FactReference, ScopeRecall, TurnReference
 from threadkeep.context.quotation import (

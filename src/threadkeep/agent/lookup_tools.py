@@ -12,8 +12,8 @@ from langchain.tools import ToolRuntime
 from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.tools import BaseTool, StructuredTool
 
-from threadkeep.agent.content_blocks import as_json
 from threadkeep.agent.conversion import text_of
+from threadkeep.agent.counting import as_json
 from threadkeep.agent.invocation import session_for
 from threadkeep.agent.knowledge_tools import memory_tool
 from threadkeep.agent.turn_options import IdOf, TurnOptions

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import BaseMessage, SystemMessage
 
+from threadkeep.agent.extras import Extra
 from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
@@ -36,15 +37,6 @@ class Call:
     question_as_stored: bool = True
     provider: str | None = None
     shared: int | None = None
-
-
-@dataclass(frozen=True)
-class Extra:
-    """A block that was found for an input: its message, its entry, and the texts that the entry names by digest."""
-
-    message: HumanMessage
-    entry: Entry
-    texts: Mapping[str, str] = field(default_factory=dict)
 
 
 class Piece(NamedTuple):

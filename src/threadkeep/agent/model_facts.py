@@ -1,4 +1,4 @@
-"""Facts about a model that set the budget of a call: its name, its context window, its token counter."""
+"""Facts about a model that determine the budget of a call: its name, context window and tools."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _MOST_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """A model's name and its provider's (None if it does not say), and its context window in tokens.
+    """The name of a model and of its provider (None if unknown), and its context window in tokens.
 
-    `known` is False when neither the model, its name nor the caller says what the window is: a common one is assumed.
+    `known` is False if the window is a default: neither the model, its name nor the caller gives it.
     """
 
     name: str | None
@@ -29,7 +29,7 @@ class ModelFacts:
 
 
 def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelFacts:
-    """The facts of a model: its window by the override, else by its profile, else by its name."""
+    """Return the facts of a model; its window is the override, else its profile's, else that of its name."""
     name = name_of_model(model)
     profile = getattr(model, "profile", None)
     told = profile.get("max_input_tokens") if isinstance(profile, Mapping) else None
@@ -38,7 +38,7 @@ def facts_of(model: BaseChatModel | None, override: int | None = None) -> ModelF
 
 
 def name_of_model(model: BaseChatModel | None) -> str | None:
-    """The name that a LangChain chat model gives its provider, as it can be kept."""
+    """Return the name that a LangChain chat model gives its provider, in a form that can be stored."""
     for attribute in ("model_name", "model"):
         name = getattr(model, attribute, None)
         if isinstance(name, str) and name:
@@ -47,14 +47,14 @@ def name_of_model(model: BaseChatModel | None) -> str | None:
 
 
 def _provider_of(model: BaseChatModel | None) -> str | None:
-    """Return what a model tells tracers about its provider."""
+    """Return the provider that a model reports to tracers."""
     told = model._get_ls_params() if model is not None else {}  # noqa: SLF001 - LangChain has no other way to ask
     provider = told.get("ls_provider")
     return provider if isinstance(provider, str) else None
 
 
 def kept_name(name: str) -> str:
-    """A model's name as a table takes it for a key: printable, and not long."""
+    """Return a model's name as a table key: printable and short."""
     return (name if name.isprintable() else ascii(name))[:_MOST_CHARACTERS]
 
 
@@ -67,5 +67,5 @@ def _tool_text(tool: object) -> str:
     try:
         told = convert_to_openai_tool(cast("dict[str, Any]", tool))
     except (ValueError, TypeError):
-        told = cast("dict[str, Any]", tool)  # a provider's own kind of tool, which LangChain hands on as it is
+        told = cast("dict[str, Any]", tool)  # a provider's own kind of tool, which LangChain passes on unchanged
     return json.dumps(told, ensure_ascii=False, default=str)

@@ -9,10 +9,9 @@ from langchain_core.documents import Document
 from langchain_core.messages import HumanMessage
 from langchain_core.retrievers import BaseRetriever
 
+from threadkeep.agent.conversion import digest_of, dump_message
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import ExtraRequest
-from threadkeep.agent.model_call import Extra
-from threadkeep.agent.sent_messages import digest_of, dump_message
+from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.context.manifest import Entry, Section
 from threadkeep.context.quotation import SNIPPETS_HEADER, Quote, QuotedTurn, fitting, render, turns_text
 from threadkeep.errors import InvalidInput

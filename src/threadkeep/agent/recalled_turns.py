@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from langchain_core.embeddings import Embeddings
 
 from threadkeep.agent.counting import count_message
-from threadkeep.agent.extras import ExtraRequest
-from threadkeep.agent.model_call import Extra
+from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.model_facts import kept_name
 from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.context.manifest import Entry, QuoteReference

@@ -21,10 +21,10 @@ from threadkeep.agent.conversion import id_of, text_of, to_langchain
 from threadkeep.agent.invocation import metadata_of, run_id_of, session_for
 from threadkeep.agent.nodes import identify
 from threadkeep.agent.participation import Caller, Participation
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING
 from threadkeep.agent.questions import question_in
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.root_runs import order_of, root_run
-from threadkeep.agent.sendable_messages import NO_ANSWER, OPENING
 from threadkeep.agent.turn_options import AUTO_TOKENS, TurnOptions
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.context.quotation import summary_message_text

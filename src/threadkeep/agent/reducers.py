@@ -8,7 +8,7 @@ from typing import cast
 from langchain_core.messages import BaseMessage, MessageLikeRepresentation, ToolMessage
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.trimming import items_of, with_text
+from threadkeep.agent.shortening import items_of, with_text
 from threadkeep.context.cut import cut_end, cut_middle
 from threadkeep.context.reducers import Bounded, TrimReport, bound
 

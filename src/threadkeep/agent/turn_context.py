@@ -11,12 +11,12 @@ from threadkeep.agent.assembly import Assembler
 from threadkeep.agent.call_measure import CallMeasure, Measuring, ModelUse, usage_of
 from threadkeep.agent.conversion import id_of
 from threadkeep.agent.earlier_steps import TurnSteps
-from threadkeep.agent.extras import ExtraRequest, find_all
+from threadkeep.agent.extras import Extra, ExtraRequest, find_all
 from threadkeep.agent.holding import run_hold
-from threadkeep.agent.model_call import Assembled, Call, Draft, Extra
+from threadkeep.agent.model_call import Assembled, Call, Draft
+from threadkeep.agent.provider_messages import superseded_places
 from threadkeep.agent.questions import digest_for, in_order, known_messages
 from threadkeep.agent.summarizer import ModelSummarizer
-from threadkeep.agent.superseded import superseded_places
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.context.compression import WindowRoom
 from threadkeep.context.manifest import ContextManifest, Exclusion, ScopeRecall, Section

@@ -16,11 +16,10 @@ from langchain_core.messages import AIMessage, BaseMessage, SystemMessage
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.agent.call_measure import ModelUse
-from threadkeep.agent.conversion import EDITS, from_langchain, id_of, transcript_text
+from threadkeep.agent.conversion import EDITS, from_langchain, id_of, is_stored_as, transcript_text
 from threadkeep.agent.holding import HeldAnswer, run_hold
 from threadkeep.agent.model_call import Assembled
 from threadkeep.agent.questions import RECEIVED
-from threadkeep.agent.sent_messages import is_stored_as
 from threadkeep.agent.turn_context import TurnContext
 from threadkeep.agent.turn_options import CallPlace, TurnOptions
 from threadkeep.errors import (

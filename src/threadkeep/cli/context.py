@@ -137,8 +137,7 @@ async def show_call(memory: Memory, call: StoredManifest) -> None:
 
 
 async def _compare(memory: Memory, choice: CallChoice, number: int | None, other: int | None) -> None:
-    from threadkeep.agent.context_difference import Difference
-    from threadkeep.agent.context_view import look_back
+    from threadkeep.agent.context_view import Difference, look_back
     from threadkeep.cli.context_difference import show_difference
 
     later = await choice.find(memory, number)
@@ -201,7 +200,7 @@ class CallChoice:
         Raises:
             CallNotFound: it was the first call, or the previous record was deleted.
         """
-        from threadkeep.agent.context_difference import call_before
+        from threadkeep.agent.context_view import call_before
 
         if self.session_id is not None:
             older = next(iter(await self._newest(memory, 1, before=call.cursor)), None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threadkeep.agent.context_difference import Difference
+from threadkeep.agent.context_view import Difference
 from threadkeep.cli.context_output import row_of, show_rows, show_title
 from threadkeep.cli.terminal import counted, terminal
 

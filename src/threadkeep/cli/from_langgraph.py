@@ -13,8 +13,8 @@ from langgraph.channels.delta import DeltaChannel
 from langgraph.checkpoint.base import BaseCheckpointSaver, CheckpointTuple
 from langgraph.graph.message import _messages_delta_reducer
 
-from threadkeep.agent.content_blocks import media_name
 from threadkeep.agent.conversion import from_langchain, role_of, text_of
+from threadkeep.agent.counting import media_name
 from threadkeep.cli.foreign import Conversation, LeftOut, Unreadable, open_source_database
 from threadkeep.cli.problems import NotDone
 from threadkeep.errors import StoreError

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from threadkeep.agent.context_difference import Difference, call_before
-from threadkeep.agent.context_view import ContextView, SeenMessage, look_back
+from threadkeep.agent.context_view import ContextView, Difference, SeenMessage, call_before, look_back
 from threadkeep.agent.explanations import in_words, join_ranges
 from threadkeep.context.manifest import ContextManifest, Exclusion, FactReference, TurnReference
 from threadkeep.errors import KnowledgeNotFound

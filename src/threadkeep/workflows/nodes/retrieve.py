@@ -15,8 +15,7 @@ from pydantic import Field, InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.extras import ExtraRequest
-from threadkeep.agent.model_call import Extra
+from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.questions import question_before
 from threadkeep.agent.quoted_sections import query_with, snippets_block
 from threadkeep.errors import InvalidInput, StoreClosed, StoreError

@@ -1,27 +1,28 @@
-"""Lists of messages made fit to be sent: merged, every tool call answered, without what only another provider knows."""
+"""Lists of messages that providers accept: merged, every tool call answered, no foreign content."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 
-from threadkeep.agent.content_blocks import is_text
 from threadkeep.agent.conversion import id_of, transcript_text
+from threadkeep.agent.counting import is_text
 from threadkeep.context.manifest import ExclusionReason
 
 NO_RESULT = "This tool was not run to its end: the run stopped before it answered."
-"""Answers a tool call whose run was cancelled or failed."""
+"""The result of a tool call if its run was cancelled or failed."""
 
 NO_ANSWER = "[This message has no answer.]"
-"""Stands in a call after a question whose run failed, was cancelled or said nothing."""
+"""The answer to a question if its run failed, was cancelled or said nothing."""
 
 OPENING = "[The assistant speaks first.]"
-"""Stands first in a call that would begin with the assistant's words."""
+"""The first message of a call that would begin with an assistant's message."""
 
 _CALL_BLOCKS = frozenset({"tool_use", "tool_call", "function_call", "invalid_tool_call", "input_json_delta"})
-# The names under which models and their answers say who their provider is, and one of them for each provider.
+# The names that models and their answers give their provider, and one name for each provider.
 _PROVIDERS = {
     "amazon_bedrock": "bedrock",
     "anthropic": "anthropic",
@@ -37,10 +38,10 @@ _PROVIDERS = {
 
 
 def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """History and the messages in state as one list: each id once, the state's version of it, the state's order.
+    """Return history and the messages in state as one list: each id once, in the state's version and order.
 
-    A message that only history has stands right after the one that it follows there; if it follows none that state has,
-    before the state's first message (but after the system messages that the state begins with).
+    A message that only history has follows the same message as in history. If the state does not have that message, it
+    comes before the state's first message, but after the system messages at the beginning of the state.
     """
     in_state = {id_of(message) for message in state}
     after: dict[str | None, list[BaseMessage]] = {}
@@ -67,7 +68,7 @@ def merge(history: Sequence[BaseMessage], state: Sequence[BaseMessage]) -> list[
 
 @dataclass
 class _Calls:
-    """The tool calls of one assistant message, and the results that were found for them."""
+    """The tool calls of one assistant message, and their results."""
 
     message: AIMessage
     results: dict[str, ToolMessage] = field(default_factory=dict)
@@ -75,18 +76,17 @@ class _Calls:
 
 @dataclass(frozen=True)
 class Repaired:
-    """Messages that a provider takes, and those that have no place among them, with the reason."""
+    """Messages that a provider accepts, and the excluded ones with the reason."""
 
     messages: list[BaseMessage]
     dropped: list[tuple[BaseMessage, ExclusionReason]]
 
 
 def repair(messages: Sequence[BaseMessage]) -> Repaired:
-    """The messages with every tool call answered right after it, no result without its call, and no empty text.
+    """Return the messages with every tool call answered directly after it, no orphaned result, and no empty text.
 
-    A call without a result is answered with `NO_RESULT`; a call that the model spelt wrongly or without an id goes; a
-    result that answers nothing, or the same call again, goes. Empty text blocks go, and messages in which nothing is,
-    except the newest user message.
+    A call without a result is answered with `NO_RESULT`. Removed are invalid calls and calls without an id, results
+    without a call and repeated results, empty text blocks, and empty messages except the newest user message.
     """
     calls, reasons = _calls_of(messages)
     newest = next((m for m in reversed(messages) if isinstance(m, HumanMessage)), None)
@@ -106,7 +106,7 @@ def repair(messages: Sequence[BaseMessage]) -> Repaired:
 
 
 def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[int, ExclusionReason]]:
-    """Assistant messages with the results of their calls, by place, and why other results belong to none."""
+    """Return assistant messages with the results of their calls, and the reasons to remove other results, by index."""
     calls: dict[int, _Calls] = {}
     open_calls: dict[str, _Calls] = {}
     reasons: dict[int, ExclusionReason] = {}
@@ -115,19 +115,19 @@ def _calls_of(messages: Sequence[BaseMessage]) -> tuple[dict[int, _Calls], dict[
             calls[place] = _Calls(_with_valid_calls(message))
             open_calls |= {str(call["id"]): calls[place] for call in calls[place].message.tool_calls}
         elif isinstance(message, ToolMessage):
-            if (said := open_calls.get(message.tool_call_id)) is None:
+            if (calling := open_calls.get(message.tool_call_id)) is None:
                 reasons[place] = "orphan_tool"
-            elif said.results.setdefault(message.tool_call_id, message) is not message:
+            elif calling.results.setdefault(message.tool_call_id, message) is not message:
                 reasons[place] = "duplicate"
     return calls, reasons
 
 
 def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[BaseMessage]:
-    """The messages with what only another provider understands reduced to text and tool calls.
+    """Return the messages with content that only another provider understands reduced to text and tool calls.
 
-    Reasoning with its signatures, and searches that a provider ran itself, cannot be sent to another one. The provider
-    is that of the model which is called. Of one that is none of those whose messages LangChain knows by name, that of
-    the newest assistant message is taken which names one (`response_metadata["model_provider"]`).
+    Reasoning with its signatures, and searches that a provider ran itself, cannot be sent to another provider.
+    `provider` is that of the called model. If it is unknown to LangChain, the provider named by the newest assistant
+    message (`response_metadata["model_provider"]`) is used instead.
     """
     spoken = (_provider(message) for message in reversed(messages) if isinstance(message, AIMessage))
     known = _PROVIDERS.get(provider or "")
@@ -136,12 +136,12 @@ def plain(messages: Sequence[BaseMessage], provider: str | None = None) -> list[
 
 
 def is_blank(message: BaseMessage) -> bool:
-    """Return whether the content is empty: no text but white space, and no other block."""
+    """Return whether the content is empty: only white space, and no other block."""
     return all(is_text(block) and not _text(block).strip() for block in _blocks(message))
 
 
 def without_empty_text[M: BaseMessage](message: M) -> M:
-    """The message without text blocks of white space alone, which providers refuse; the same one if it has none."""
+    """Return the message without blank text blocks, which providers refuse."""
     if isinstance(message.content, str):
         empty = isinstance(message, AIMessage) and message.content and not message.content.strip()
         return message.model_copy(update={"content": ""}) if empty else message
@@ -220,3 +220,48 @@ def _is_foreign(message: AIMessage, target: str | None) -> bool:
 
 def _as_text(message: AIMessage) -> AIMessage:
     return message.model_copy(update={"content": transcript_text(message), "additional_kwargs": {}})
+
+
+def merged_system(systems: Sequence[BaseMessage]) -> SystemMessage | None:
+    """Return several system messages as one, in order: providers accept only one, at the beginning."""
+    given = [without_empty_text(message) for message in systems if not is_blank(message)]
+    if len(given) == 1 and isinstance(given[0], SystemMessage):
+        return given[0]
+    if not given:
+        return None
+    if all(isinstance(message.content, str) for message in given):
+        return SystemMessage("\n\n".join(str(message.content) for message in given))
+    blocks: list[str | dict[str, Any]] = []
+    for message in given:
+        blocks += [{"type": "text", "text": message.content}] if isinstance(message.content, str) else message.content
+    return SystemMessage(content=blocks)
+
+
+def superseded_places(messages: Sequence[BaseMessage], superseded: Collection[str]) -> set[int]:
+    """Return the indexes of the messages with these ids, and of the steps that belong to them.
+
+    Steps of a superseded answer are the tool calls and results before it; of a superseded question, those after it.
+    """
+    gone: set[int] = set()
+    for place, message in enumerate(messages):
+        if id_of(message) not in superseded:
+            continue
+        gone.add(place)
+        if isinstance(message, HumanMessage):
+            gone.update(_steps(messages, range(place + 1, len(messages))))
+        else:
+            gone.update(_steps(messages, range(place - 1, -1, -1)))
+    return gone
+
+
+def _steps(messages: Sequence[BaseMessage], places: range) -> list[int]:
+    """Return the indexes up to the next question or answer."""
+    found: list[int] = []
+    for place in places:
+        message = messages[place]
+        answer = isinstance(message, AIMessage) and not message.tool_calls
+        if answer or isinstance(message, HumanMessage):
+            break
+        if not isinstance(message, SystemMessage):
+            found.append(place)
+    return found

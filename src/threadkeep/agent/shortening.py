@@ -1,32 +1,31 @@
-"""Short forms of messages that are too big: less text, shorter arguments of calls, marks for media."""
+"""Messages shortened to a token budget: cut texts and arguments, marks for media, excluded steps."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from langchain_core.messages import AIMessage, BaseMessage, ToolCall, ToolMessage
 
-from threadkeep.agent.content_blocks import as_json, call_id_of, is_call, is_text, media_mark, media_places
-from threadkeep.agent.conversion import role_of, text_of
-from threadkeep.agent.counting import count_message
-from threadkeep.agent.sent_messages import is_plain
+from threadkeep.agent.conversion import is_plain, role_of, text_of
+from threadkeep.agent.counting import as_json, call_id_of, count_message, is_call, is_text, media_mark, media_places
 from threadkeep.context.cut import CUT_MARK, cut_end, cut_middle, keep_ends, middle_mark
-from threadkeep.context.steps import Size
-from threadkeep.context.tokens import TokenCounter
+from threadkeep.context.tokens import TokenCounter, estimate
+from threadkeep.context.trim import Item, Size, plan
+from threadkeep.errors import InvalidInput
 
 type Block = str | dict[str, object]
 
 _LEAST_TEXT = 16
-"""Of a text beside media so many tokens stay, if it has them; then media go."""
+"""Tokens of text that are kept beside media before media are excluded."""
 
 _GONE = " left out"
 _LONGEST_TOKEN = 16
 _RAW_CALLS = frozenset({"tool_calls", "function_call"})
-_ARGUMENTS = ("args", "input", "arguments")  # where a block that repeats a call has them
+_ARGUMENTS = ("args", "input", "arguments")  # the names of arguments in blocks that repeat a call
 
 
 def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
-    """The tokens of a message, and of what it can be cut to."""
+    """Return the tokens of a message, and of its shortest form."""
     if is_plain(message):
         tokens = counter(str(message.content))
         return Size(tokens, min(tokens, counter(CUT_MARK)))
@@ -45,10 +44,10 @@ def size_of(message: BaseMessage, counter: TokenCounter) -> Size:
 
 
 def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """A copy of the message with so much of it that it has at most so many tokens.
+    """Return a copy of the message that has at most this many tokens.
 
     A tool's result loses the middle of its text, a call the middle of its long arguments, any other message the end of
-    its text. Where that is not enough, images and other media go, the oldest first, and a mark says so.
+    its text. If that is not enough, a mark replaces images and other media, the oldest first.
     """
     if isinstance(message, AIMessage) and message.tool_calls:
         return _shortened_calls(message, tokens, counter)
@@ -68,12 +67,12 @@ def shortened(message: BaseMessage, tokens: int, counter: TokenCounter) -> BaseM
 
 
 def with_text(message: BaseMessage, text: str) -> BaseMessage:
-    """A copy with another text; blocks that are not text stay behind it."""
+    """Return a copy with another text, before the blocks that are not text."""
     return _merged(message, text, ())
 
 
 def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
-    """A copy with marks in the places of blocks, and all else as it was."""
+    """Return a copy with marks in place of the blocks at these indexes."""
     if not gone:
         return message
     blocks = [
@@ -84,7 +83,7 @@ def _with_marks[M: BaseMessage](message: M, gone: Collection[int]) -> M:
 
 
 def _merged(message: BaseMessage, text: str, gone: Collection[int]) -> BaseMessage:
-    """A copy with another text, one mark for the blocks that are gone, and the other blocks behind it."""
+    """Return a copy with another text, one mark for the excluded blocks, and the other blocks."""
     if isinstance(message.content, str):
         return message.model_copy(update={"content": text})
     mark = media_mark([message.content[place] for place in gone], _GONE)
@@ -98,7 +97,7 @@ def _count_without(message: BaseMessage, gone: Collection[int], counter: TokenCo
 
 
 def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> BaseMessage:
-    """The message with the longest arguments and texts that fit; all are cut to one length."""
+    """Return the message with the longest arguments and texts that fit; all are cut to one length."""
     if count_message(_with_short_calls(message, 0), counter) > tokens:
         message = _with_marks(message, media_places(message))
     best = _with_short_calls(message, 0)
@@ -114,9 +113,9 @@ def _shortened_calls(message: AIMessage, tokens: int, counter: TokenCounter) -> 
 
 
 def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
-    """A copy in which no argument and no text has more than so many characters beside its mark; all keys are there.
+    """Return a copy in which each argument and text has at most `most` characters besides its mark, with all keys.
 
-    An argument that is no text is cut as the JSON that it is.
+    An argument that is not text is cut as its JSON.
     """
     calls = [
         ToolCall(
@@ -133,13 +132,13 @@ def _with_short_calls(message: AIMessage, most: int) -> AIMessage:
         if isinstance(message.content, str)
         else [_short_block(block, most, arguments) for block in message.content]
     )
-    # Some providers' raw calls stand here too: they are made anew from the calls.
+    # Raw calls of some providers are here too; LangChain rebuilds them from the calls.
     extra = {name: value for name, value in message.additional_kwargs.items() if name not in _RAW_CALLS}
     return message.model_copy(update={"tool_calls": calls, "content": content, "additional_kwargs": extra})
 
 
 def _short_block(block: Block, most: int, arguments: Mapping[str, Mapping[str, object]]) -> object:
-    """A block of a message with calls: its text cut, and the arguments that it repeats as the call has them now."""
+    """Return a block of a message with calls: its text cut, and repeated arguments as the call has them now."""
     if isinstance(block, str):
         return _short(block, most)
     if is_text(block):
@@ -159,8 +158,68 @@ def _short(value: object, most: int) -> object:
 
 
 def _longest(message: AIMessage) -> int:
-    """The characters of the longest text or argument."""
+    """Return the characters of the longest text or argument."""
     values = [value for call in message.tool_calls for value in call["args"].values()]
     return max(
         (len(value if isinstance(value, str) else as_json(value)) for value in [*values, text_of(message)]), default=0
     )
+
+
+__all__ = ["items_of", "shortened", "size_of", "trim", "with_text"]
+
+
+def trim(
+    messages: Sequence[BaseMessage],
+    budget: int,
+    *,
+    counter: TokenCounter | None = None,
+    max_messages: int | None = None,
+) -> list[BaseMessage]:
+    """Return the messages that fit into the budget of one model call, by the counter.
+
+    System messages come first and stay whole. The newest user message is always included, cut with a mark if
+    necessary. Tool calls stay with their results. Messages after the newest user message take precedence over history,
+    and newer messages over older ones. Large tool results and arguments are cut in the middle, older ones first; a mark
+    replaces media that do not fit. `repair` the messages first.
+
+    Args:
+        messages: everything that could be sent, in order.
+        budget: the most tokens of all sent messages together.
+        counter: the counter of texts; the estimate by default.
+        max_messages: the most user messages, and assistant messages without tool calls, before the newest user message.
+
+    Raises:
+        BudgetTooSmall: the system messages exceed the budget, alone or together with the newest user message and the
+            newest tool call, both in their shortest form.
+        InvalidInput: max_messages is below zero.
+    """
+    if max_messages is not None and max_messages < 0:
+        raise InvalidInput("max_messages is a whole number from 0 (0 means none), or None for no such limit.")
+    measured = counter or estimate
+    sizes: dict[int, Size] = {}
+
+    def measure(index: int) -> Size:
+        if index not in sizes:
+            sizes[index] = size_of(messages[index], measured)
+        return sizes[index]
+
+    chosen = plan(items_of(messages), measure, budget, max_messages=max_messages)
+    return [
+        shortened(messages[index], chosen.cuts[index], measured) if index in chosen.cuts else messages[index]
+        for index in chosen.kept
+    ]
+
+
+def items_of(messages: Sequence[BaseMessage]) -> list[Item]:
+    """Return the kinds of messages, and the groups of tool calls with their results."""
+    callers: dict[str, int] = {}
+    items: list[Item] = []
+    for index, message in enumerate(messages):
+        if isinstance(message, AIMessage) and message.tool_calls:
+            callers |= {call["id"]: index for call in message.tool_calls if call["id"]}
+            items.append(Item("assistant", group=index))
+        elif isinstance(message, ToolMessage):
+            items.append(Item("tool", group=callers.get(message.tool_call_id)))
+        else:
+            items.append(Item(role_of(message) or "assistant"))
+    return items
