@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib
 import statistics
 import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from string import Template
 from typing import Any
@@ -19,33 +20,36 @@ from langchain.agents import create_agent
 from rich.console import Console
 from rich.table import Table
 
-from bench.knowledge_facts import PERSONS, Asked, facts_of_everybody, questions
+from bench.knowledge_facts import KINDS, PARTS, PERSONS, Asked, Part, facts_of_everybody, questions
 from bench.machine import machine_line
 from bench.sections import PAGE, put_section
 from bench.tables import Sheet, markdown
 from threadkeep import KnownFacts, Memory, MemoryOptions, Message, Scope, SessionMemory, open_memory
-from threadkeep.observe import Event, GraphRecalled
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.testing import FakeGraphiti, ScriptedModel
 
-OFF, HEALTHY, SLOW, GONE = "off", "healthy", "slow (5 s)", "gone"
-STATES = (OFF, HEALTHY, SLOW, GONE)
+BARE, OFF, HEALTHY, SLOW, GONE = "no facts", "facts, no Graphiti", "healthy", "slow (5 s)", "gone"
+STATES = (BARE, OFF, HEALTHY, SLOW, GONE)
 
 _DEADLINE_SECONDS = 0.5
 _MOST_MS = 1.0
 _LOOKED_AT = 5
 _BETWEEN_SECONDS = 0.02
+_KNOWN_FACTS = 20
 
 type Tell = Callable[[str], object]
+type Embed = Callable[[Sequence[str]], Sequence[Sequence[float]]]
 
 
 @dataclass(frozen=True)
 class KnowledgePlan:
-    """How much is measured."""
+    """How much is measured, and with which embedding model facts are looked for besides."""
 
     turns: int = 200
     delivered: int = 500
     leaks: int = 10_000
+    embed: Embed | None = None
+    embedding: str = "a model that was not measured in this run"
 
 
 FULL, QUICK = KnowledgePlan(), KnowledgePlan(turns=5, delivered=10, leaks=50)
@@ -53,10 +57,25 @@ FULL, QUICK = KnowledgePlan(), KnowledgePlan(turns=5, delivered=10, leaks=50)
 
 @dataclass(frozen=True)
 class Turns:
-    """The lower quartile of turns' times, and of what of them is the recall, in milliseconds."""
+    """The median of the turns of a state, in milliseconds: their time, what is added to a bare turn, and the waits.
+
+    `added` is the difference to the bare turn of the same round, without the wait for the server.
+    """
 
     turn: float
-    recall: float
+    added: float
+    wait: float
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """How often the fact that answers a question came first, and among the first ones."""
+
+    facts: str
+    ranking: str
+    part: Part
+    first: float
+    among: float
 
 
 @dataclass(frozen=True)
@@ -65,88 +84,93 @@ class Found:
 
     turns: Mapping[str, Turns]
     delivered_a_second: float
-    first: float
-    among: float
-    asked: int
+    recalled: Sequence[Recalled]
     leaks: int
     recalls: int
-
-
-class _Waits:
-    """How long turns waited for Graphiti."""
-
-    def __init__(self) -> None:
-        self.milliseconds: list[float] = []
-
-    def notify(self, event: Event, /) -> None:
-        """Keep the wait."""
-        if isinstance(event, GraphRecalled):
-            self.milliseconds.append(event.milliseconds)
 
 
 async def run(plan: KnowledgePlan, tell: Tell) -> Found:
     """Measure all of it."""
     turns = await _turns(plan.turns)
-    for state, one in turns.items():
-        tell(f"turn with Graphiti {state}: {one.turn:.2f} ms")
+    for state, figures in turns.items():
+        tell(f"turn with {state}: {figures.turn:.2f} ms, added {figures.added:.2f} ms")
     speed = await _delivered(plan.delivered)
     tell(f"delivered: {speed:.0f} messages a second")
-    first, among, asked = await _recalled()
-    tell(f"facts found first: {first:.0%}, among {_LOOKED_AT}: {among:.0%}")
+    recalled = await _recalled(plan)
+    for one in recalled:
+        tell(f"{one.facts} facts, {one.ranking}, {one.part}: {one.first:.0%} first, {one.among:.0%} among {_LOOKED_AT}")
     leaks = await _leaks(plan.leaks)
     tell(f"facts of others in {plan.leaks:,} recalls: {leaks}")
-    return Found(turns, speed, first, among, asked, leaks, plan.leaks)
+    return Found(turns, speed, recalled, leaks, plan.leaks)
 
 
 @asynccontextmanager
-async def _memory(graphiti: GraphitiOptions | None, waits: _Waits | None = None) -> AsyncIterator[Memory]:
+async def _memory(graphiti: GraphitiOptions | None) -> AsyncIterator[Memory]:
     with tempfile.TemporaryDirectory() as folder:
         options = MemoryOptions(graphiti=graphiti)
-        observers = [waits] if waits is not None else []
-        async with open_memory(f"sqlite:///{folder}/bench.db", observers=observers, options=options) as memory:
+        async with open_memory(f"sqlite:///{folder}/bench.db", options=options) as memory:
             if graphiti is not None:
                 await memory.graphiti.grant(["chat_text"], by="bench")
                 await memory.graphiti.gate.trust("shop", by="bench")
             yield memory
 
 
-class _Talk:
+class _Conversation:
     """An agent whose memory has Graphiti in one of the states."""
 
-    def __init__(self, memory: Memory, waits: _Waits, turns: int) -> None:
-        self._waits = waits
-        self._times: list[float] = []
-        self._agent: Any = create_agent(
-            ScriptedModel("Noted." for _ in range(turns)),
-            [],
-            middleware=[SessionMemory(memory, sources=[KnownFacts(memory)])],
-        )
+    def __init__(self, memory: Memory, state: str, turns: int) -> None:
+        self.times: list[float] = []
+        self.waits: list[float] = []
+        self._wait = 0.0
+        if state in (HEALTHY, SLOW, GONE):
+            self._time_searches(memory)
+        sources = [] if state == BARE else [KnownFacts(memory)]
+        middleware = [SessionMemory(memory, sources=sources)]
+        self._agent: Any = create_agent(ScriptedModel("Noted." for _ in range(turns)), [], middleware=middleware)
+
+    def _time_searches(self, memory: Memory) -> None:
+        """Measure how long a turn waits for the server: until the last of the searches that it asked for has ended."""
+        client: Any = memory.graphiti.client()
+        search = client.search
+
+        async def timed(*arguments: object, **options: object) -> object:
+            started = time.perf_counter()
+            try:
+                return await search(*arguments, **options)
+            finally:
+                self._wait = max(self._wait, time.perf_counter() - started)
+
+        client.search = timed
 
     async def turn(self, number: int) -> None:
         """Time one turn."""
         question = {"messages": [{"role": "user", "content": f"Question {number} about the garden"}]}
+        config = {"configurable": {"thread_id": "room:1", "user_id": "ann", "workspace": "shop"}}
+        self._wait = 0.0
         started = time.perf_counter()
-        await self._agent.ainvoke(question, {"configurable": {"thread_id": "room:1", "workspace": "shop"}})
-        self._times.append((time.perf_counter() - started) * 1000)
+        await self._agent.ainvoke(question, config)
+        self.times.append((time.perf_counter() - started) * 1000)
+        self.waits.append(self._wait * 1000)
 
-    def figures(self) -> Turns:
-        """The figures, but for the first turn: it compiles, and with a server that fails it is the one that waits."""
-        recalls = self._waits.milliseconds[1:] or [0.0]
-        return Turns(_quartile(self._times[1:]), _quartile(recalls))
+    def figures(self, bare: Sequence[float]) -> Turns:
+        """Return the figures without the first turn: it compiles, and is the one that waits for a server that fails."""
+        rounds = list(zip(self.times, bare, self.waits, strict=True))[1:]
+        added = statistics.median(turn - without - wait for turn, without, wait in rounds)
+        return Turns(statistics.median(self.times[1:]), added, statistics.median(self.waits[1:]))
 
 
 async def _turns(count: int) -> dict[str, Turns]:
-    """Time the same turns in each state; they take turns, as what else the machine does goes on."""
+    """Time the same turns in each state; the states alternate, because other work on the machine affects the times."""
     async with AsyncExitStack() as stack:
-        talks = {state: await _talk(state, count + 1, stack) for state in STATES}
+        talks = {state: await _conversation(state, count + 1, stack) for state in STATES}
         for number in range(count + 1):
             for state in (*STATES[number % len(STATES) :], *STATES[: number % len(STATES)]):
                 await talks[state].turn(number)
                 await asyncio.sleep(_BETWEEN_SECONDS)
-        return {state: talk.figures() for state, talk in talks.items()}
+        return {state: talk.figures(talks[BARE].times) for state, talk in talks.items()}
 
 
-async def _talk(state: str, turns: int, stack: AsyncExitStack) -> _Talk:
+async def _conversation(state: str, turns: int, stack: AsyncExitStack) -> _Conversation:
     server = await stack.enter_async_context(FakeGraphiti())
     if state == SLOW:
         server.fail("slow_body", "/search", seconds=5)
@@ -158,9 +182,10 @@ async def _talk(state: str, turns: int, stack: AsyncExitStack) -> _Talk:
         recall_enabled=True,
         recall_timeout_seconds=_DEADLINE_SECONDS,
     )
-    waits = _Waits()
-    memory = await stack.enter_async_context(_memory(None if state == OFF else options, waits))
-    return _Talk(memory, waits, turns)
+    memory = await stack.enter_async_context(_memory(None if state in (BARE, OFF) else options))
+    for number in range(_KNOWN_FACTS):
+        await memory.knowledge.remember(Scope("user", "ann"), f"plant_{number}", f"bed {number} of the garden")
+    return _Conversation(memory, state, turns)
 
 
 async def _delivered(count: int) -> float:
@@ -186,17 +211,52 @@ async def _filled(memory: Memory) -> None:
             await memory.knowledge.remember(Scope("user", person), key, value)
 
 
-async def _recalled() -> tuple[float, float, int]:
+class _Embedder:
+    """The embedding model of a plan."""
+
+    def __init__(self, embed: Embed, name: str) -> None:
+        self._embed = embed
+        self.name = name
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """Return a vector for each text."""
+        return self._embed(texts)
+
+    async def embed_query(self, text: str) -> Sequence[float]:
+        """Return the vector of a query."""
+        return self._embed([text])[0]
+
+
+async def _recalled(plan: KnowledgePlan) -> list[Recalled]:
+    """Ask for each fact: among the four of its person, and among one of each kind that one person has."""
+    everybody = Scope("user", "everybody")
+    models: dict[str, _Embedder | None] = {"words": None}
+    if plan.embed is not None:
+        models["words and embeddings"] = _Embedder(plan.embed, plan.embedding)
     async with _memory(None) as memory:
         await _filled(memory)
-        asked = list(questions())
-        first = among = 0
-        for one in asked:
-            found = await memory.knowledge.recall(one.text, [Scope("user", one.person)], limit=_LOOKED_AT)
-            keys = [fact.key for fact in found]
-            first += keys[:1] == [one.key]
-            among += one.key in keys
-        return first / len(asked), among / len(asked), len(asked)
+        for number, kind in enumerate(KINDS):
+            await memory.knowledge.remember(everybody, kind.key, kind.values[number % len(kind.values)])
+        recalled = []
+        for facts, scope in ((f"{len(KINDS) * 4 // len(PERSONS)}", None), (f"{len(KINDS)}", everybody)):
+            for ranking, embedder in models.items():
+                for part in PARTS:
+                    ranks = [
+                        await _rank(memory, one, scope or Scope("user", one.person), embedder)
+                        for one in questions()
+                        if one.part == part
+                    ]
+                    first = sum(rank == 0 for rank in ranks) / len(ranks)
+                    among = sum(rank is not None for rank in ranks) / len(ranks)
+                    recalled.append(Recalled(facts, ranking, part, first, among))
+        return recalled
+
+
+async def _rank(memory: Memory, asked: Asked, scope: Scope, embedder: _Embedder | None) -> int | None:
+    """Return the place of the fact that answers a question among the first ones; None if it is not there."""
+    found = await memory.knowledge.recall(asked.text, [scope], limit=_LOOKED_AT, embedder=embedder)
+    keys = [fact.key for fact in found]
+    return keys.index(asked.key) if asked.key in keys else None
 
 
 async def _leaks(count: int) -> int:
@@ -212,40 +272,34 @@ async def _leaks(count: int) -> int:
         return leaks
 
 
-def _quartile(times: Sequence[float]) -> float:
-    """The time below which a quarter is: what else the machine does is in the others."""
-    return statistics.quantiles(times, n=4)[0] if len(times) > 1 else times[0]
-
-
 def sheets(found: Found) -> dict[str, Sheet]:
-    """The tables, by their places in the page."""
-    off = found.turns[OFF].turn
-    added = max(found.turns[state].turn for state in (SLOW, GONE)) - off
-    rows = (
-        ("a server that is slow or gone: milliseconds that a turn takes longer", f"≤ {_MOST_MS:g}", f"{added:.2f}"),
-        ("facts of others in the recalls", "0", str(found.leaks)),
-    )
-    verdicts = (added <= _MOST_MS, found.leaks == 0)
+    """Return the tables, by their names in the page."""
+    added = {state: found.turns[state].added for state in (HEALTHY, SLOW, GONE)}
+    rows = [
+        (f"Graphiti {state}: milliseconds that a turn takes longer, without the wait for it", _MOST_MS, ms)
+        for state, ms in added.items()
+    ]
+    aims = [(what, f"≤ {most:g}", f"{ms:.2f}", "met" if ms <= most else "missed") for what, most, ms in rows]
+    aims.append(("facts of others in the recalls", "0", str(found.leaks), "met" if not found.leaks else "missed"))
     return {
-        "aims": Sheet(
-            "Aims",
-            ("aim", "bound", "found", "verdict"),
-            tuple((*row, "met" if met else "missed") for row, met in zip(rows, verdicts, strict=True)),
-        ),
+        "aims": Sheet("Aims", ("aim", "bound", "found", "verdict"), tuple(aims)),
         "turns": Sheet(
             "A turn",
-            ("Graphiti", "milliseconds", "of it the recall"),
-            tuple((state, f"{one.turn:.2f}", f"{one.recall:.2f}") for state, one in found.turns.items()),
+            ("turn with", "milliseconds", "wait for Graphiti", "added without the wait"),
+            tuple(
+                (state, f"{one.turn:.2f}", f"{one.wait:.2f}", "–" if state == BARE else f"{one.added:.2f}")
+                for state, one in found.turns.items()
+            ),
         ),
         "facts": Sheet(
             "Facts",
-            ("questions", "the fact is first", f"the fact is among {_LOOKED_AT}"),
-            ((str(found.asked), f"{found.first:.0%}", f"{found.among:.0%}"),),
+            ("facts of a person", "ranked by", "kinds of facts", "the fact is first", f"among {_LOOKED_AT}"),
+            tuple((one.facts, one.ranking, one.part, f"{one.first:.0%}", f"{one.among:.0%}") for one in found.recalled),
         ),
     }
 
 
-def write_section(found: Found, docs: Path) -> None:
+def write_section(found: Found, docs: Path, embedding: str = FULL.embedding) -> None:
     """Write the section of the page of benchmarks."""
     template = Template(Path(__file__).with_name("knowledge.md").read_text(encoding="utf-8"))
     text = template.substitute(
@@ -253,6 +307,7 @@ def write_section(found: Found, docs: Path) -> None:
         machine=machine_line(None),
         deadline=f"{_DEADLINE_SECONDS:g}",
         speed=f"{found.delivered_a_second:,.0f}",
+        embedding=embedding,
         recalls=f"{found.recalls:,}",
         leaks=found.leaks,
     )
@@ -260,16 +315,22 @@ def write_section(found: Found, docs: Path) -> None:
 
 
 def main(arguments: Sequence[str], docs: Path) -> int:
-    """Measure, print, and write the section; answers the exit code."""
+    """Measure, print, and write the section; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench knowledge", description=main.__doc__)
     parser.add_argument("--quick", action="store_true", help="a smoke run; the page stays")
+    parser.add_argument("--embed", metavar="MODULE:FUNCTION", help="a function that returns a vector for each text")
+    parser.add_argument("--embedding", default=FULL.embedding, help="the name of that model in the page")
     given = parser.parse_args(arguments)
+    plan = replace(QUICK if given.quick else FULL, embedding=given.embedding)
+    if given.embed:
+        module, _, function = given.embed.partition(":")
+        plan = replace(plan, embed=getattr(importlib.import_module(module), function))
     console = Console(stderr=True)
 
     def tell(text: str) -> None:
         console.print(text, highlight=False, soft_wrap=True)
 
-    found = asyncio.run(run(QUICK if given.quick else FULL, tell))
+    found = asyncio.run(run(plan, tell))
     for sheet in sheets(found).values():
         table = Table(title=sheet.title, title_justify="left")
         for number, name in enumerate(sheet.header):
@@ -278,5 +339,5 @@ def main(arguments: Sequence[str], docs: Path) -> int:
             table.add_row(*row)
         Console(width=None if sys.stdout.isatty() else 160).print(table)
     if not given.quick:
-        write_section(found, docs)
+        write_section(found, docs, plan.embedding)
     return 0

@@ -2,68 +2,69 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+type Part = Literal["fitted", "held out"]
+PARTS: tuple[Part, ...] = get_args(Part.__value__)
 
 PERSONS = tuple(f"person-{number:02}" for number in range(1, 51))
-
-# Sixteen kinds of facts: a key, values, and questions that ask for it in other words than the key and the values.
-_KINDS: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
-    ("home_city", ("Lisbon", "Oslo", "Kyoto", "Quito"), ("Where do I live?", "Which town am I from?")),
-    ("diet", ("vegan", "vegetarian", "no gluten", "halal"), ("What can I eat?", "Which food should you order for me?")),
-    ("dog_name", ("Rex", "Luna", "Bello", "Kira"), ("What is my pet called?", "Who do I walk in the park?")),
-    ("employer", ("a bank", "a hospital", "a school", "a bakery"), ("Where do I work?", "Who pays my salary?")),
-    ("birthday", ("3 May", "12 June", "1 April", "30 July"), ("When was I born?", "When do I turn a year older?")),
-    (
-        "favourite_colour",
-        ("teal", "red", "ochre", "grey"),
-        ("Which color do I like?", "What shade should it have?"),
-    ),
-    ("car", ("a blue van", "an old taxi", "none", "a tram pass"), ("What do I drive?", "Which vehicle is mine?")),
-    ("partner", ("Kim", "Alex", "Sam", "Noa"), ("Who am I married to?", "What is the name of my spouse?")),
-    ("allergy", ("peanuts", "pollen", "cats", "latex"), ("What makes me sneeze?", "What am I allergic to?")),
-    (
-        "preferred_language",
-        ("Python", "Rust", "Go", "Haskell"),
-        ("In what do I program?", "I code in what?"),
-    ),
-    ("editor", ("vim", "emacs", "nano", "helix"), ("Which tool do I write code with?", "In what do I edit files?")),
-    (
-        "phone",
-        ("a small one", "two of them", "a flip phone", "none"),
-        ("Which mobile is mine?", "How can I be called?"),
-    ),
-    ("instrument", ("cello", "drums", "piano", "flute"), ("What music do I play?", "Which instrument do I practise?")),
-    ("sport", ("rowing", "chess boxing", "judo", "curling"), ("How do I keep fit?", "What do I train for?")),
-    ("timezone", ("UTC+1", "UTC+9", "UTC-5", "UTC+5:30"), ("What time is it where I am?", "Which clock do I live by?")),
-    ("meeting_day", ("Monday", "Thursday", "Friday", "Tuesday"), ("When do we meet?", "On which weekday do we talk?")),
-)
 _EACH = 4
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of fact: its key, four values, and a question for each of them in other words."""
+
+    part: Part
+    key: str
+    values: tuple[str, ...]
+    wordings: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Asked:
     """A question of a person, and the key of the fact that answers it."""
 
+    part: Part
     person: str
     key: str
     text: str
 
 
+def _read() -> tuple[Kind, ...]:
+    kinds: list[Kind] = []
+    part: Part = "fitted"
+    for line in Path(__file__).with_suffix(".txt").read_text(encoding="utf-8").splitlines():
+        if line.startswith("["):
+            part = next(name for name in PARTS if line == f"[{name}]")
+        elif not line.startswith("#"):
+            key, values, *wordings = line.split("|")
+            kinds.append(Kind(part, key, tuple(values.split(";")), tuple(wordings)))
+    return tuple(kinds)
+
+
+KINDS = _read()
+
+
 def facts_of_everybody() -> dict[str, dict[str, str]]:
-    """Four facts of each person."""
+    """Return four facts of each person, each kind with four persons."""
     return {
-        person: {key: values[(number + at) % len(values)] for at, (key, values, _) in enumerate(_kinds_of(number))}
+        person: {kind.key: kind.values[at] for at, kind in enumerate(_kinds_of(number))}
         for number, person in enumerate(PERSONS)
     }
 
 
-def questions() -> Iterator[Asked]:
-    """A question about each fact, in one of its two wordings."""
-    for number, person in enumerate(PERSONS):
-        for at, (key, _, wordings) in enumerate(_kinds_of(number)):
-            yield Asked(person, key, wordings[(number + at) % len(wordings)])
+def questions() -> list[Asked]:
+    """Return a question about each of the two hundred facts, each in a wording of its own."""
+    return [
+        Asked(kind.part, person, kind.key, kind.wordings[at])
+        for number, person in enumerate(PERSONS)
+        for at, kind in enumerate(_kinds_of(number))
+    ]
 
 
-def _kinds_of(number: int) -> list[tuple[str, tuple[str, ...], tuple[str, ...]]]:
-    return [_KINDS[(number * 3 + at * 5) % len(_KINDS)] for at in range(_EACH)]
+def _kinds_of(number: int) -> list[Kind]:
+    """Return the four kinds of a person; a step prime to fifty gives each kind to four persons."""
+    return [KINDS[(number + 13 * at) % len(KINDS)] for at in range(_EACH)]

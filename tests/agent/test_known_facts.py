@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from langchain_core.embeddings import Embeddings
 from langchain_core.messages import BaseMessage
 
 from tests.agent.talking import ROOM, input_of, make_agent
+from tests.agent.test_lookup_tools import calling, result_of
 from tests.databases import execute
 from tests.recorded_events import RecordedEvents
 from threadkeep import (
@@ -20,6 +22,7 @@ from threadkeep import (
     MemoryOptions,
     Scope,
     SessionMemory,
+    knowledge_tools,
     open_memory,
     rebuild,
 )
@@ -199,3 +202,30 @@ async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
     """Others are refused at once."""
     with pytest.raises(InvalidInput, match="scopes"):
         KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]
+
+
+class Vessels(Embeddings):
+    """An embedding model that knows only whether a text is about vessels."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """Return a vector for each text."""
+        return [self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        """Return the vector of a text."""
+        return [1.0, 0.0] if {"ketch", "sailing"} & set(text.split()) else [0.0, 1.0]
+
+
+async def test_embeddings_choose_facts_that_share_no_word_with_the_input(memory: Memory) -> None:
+    """There are more facts than fit; the one that means the same is among them, as in the tool `recall`."""
+    await memory.knowledge.remember(ANN, "possession", "a ketch")
+    for number in range(80):
+        await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")
+    without = await Talk(memory).facts("sailing")
+    assert not any("ketch" in line for line in without)
+    found = await Talk(memory, KnownFacts(memory, embeddings=Vessels())).facts("sailing")
+    assert any("ketch" in line for line in found)
+    model = ScriptedModel([calling("recall", {"query": "sailing"}), "I see."])
+    agent = make_agent(model, [SessionMemory(memory)], knowledge_tools(memory, embeddings=Vessels()))
+    state = await agent.ainvoke(input_of("Go."), {"configurable": {"thread_id": "elsewhere", "user_id": "ann"}})
+    assert "ketch" in result_of(state["messages"])

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.knowledge.test_facts import ADA, BOB, ROOM, SHOP, begin
+from tests.recorded_events import RecordedEvents
 from threadkeep import Memory
 from threadkeep.knowledge.recall import take_of_each
+from threadkeep.observe import ExtraNotFound
 
 
 def test_no_scope_starves_and_no_statement_comes_twice() -> None:
@@ -51,6 +57,83 @@ async def test_facts_are_found_by_other_words_than_their_own(memory: Memory) -> 
         assert found[0].key == key, query
     assert await memory.knowledge.recall("quantum chromodynamics", [ADA]) == []
     assert await memory.knowledge.recall("", [ADA]) == []
+
+
+@pytest.mark.parametrize(
+    ("query", "key"),
+    [
+        ("Where do I live?", "home_city"),
+        ("Who am I married to?", "partner"),
+        ("When was I born?", "birthday"),
+        ("What can I eat?", "diet"),
+        ("Who pays my salary?", "employer"),
+        ("How tall am I?", "height"),
+        ("How should you write to me?", "reply_style"),
+    ],
+)
+async def test_a_question_finds_the_attribute_that_it_asks_for(memory: Memory, query: str, key: str) -> None:
+    """It shares no word with the key or the value."""
+    facts = {
+        "home_city": "Lisbon", "partner": "Kim", "birthday": "3 May", "diet": "vegan",
+        "employer": "a bank", "height": "1.82 m", "reply_style": "short and dry",
+    }  # fmt: skip
+    for name, value in facts.items():
+        await memory.knowledge.remember(ADA, name, value)
+    assert (await memory.knowledge.recall(query, [ADA]))[0].key == key
+
+
+class Embedder:
+    """An embedding model with two meanings, which fails or hangs if it is told to."""
+
+    name = "two"
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.fault = ""
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
+        """Return a vector for each text."""
+        self.texts += texts
+        return [await self.embed_query(text) for text in texts]
+
+    async def embed_query(self, text: str) -> Sequence[float]:
+        """Return the vector of a text: about vessels, or not."""
+        if self.fault == "fails":
+            raise RuntimeError("no such model")
+        if self.fault == "hangs":
+            await asyncio.Event().wait()
+        return [1.0, 0.0] if {"ketch", "sailing"} & set(text.split()) else [0.0, 1.0]
+
+
+async def test_an_embedder_finds_facts_that_share_no_word(memory: Memory) -> None:
+    """Each fact is embedded once, and one that is remembered later is embedded at the next question."""
+    embedder = Embedder()
+    for key, value in (("possession", "a ketch"), ("gift", "a lamp"), ("rule", "no shoes"), ("mood", "calm")):
+        await memory.knowledge.remember(ADA, key, value)
+    assert await memory.knowledge.recall("sailing", [ADA]) == []
+    for _ in range(2):
+        found = await memory.knowledge.recall("sailing", [ADA], embedder=embedder)
+        assert [fact.value for fact in found] == ["a ketch"]
+    assert sorted(embedder.texts) == ["gift: a lamp", "mood: calm", "possession: a ketch", "rule: no shoes"]
+    await memory.knowledge.remember(ADA, "plan", "buy another ketch")
+    found = await memory.knowledge.recall("sailing", [ADA], embedder=embedder)
+    assert {fact.key for fact in found} == {"possession", "plan"}
+    assert await memory.knowledge.recall("sailing", [BOB], embedder=embedder) == []
+
+
+@pytest.mark.parametrize("fault", ["fails", "hangs"])
+async def test_words_find_facts_when_the_embedder_does_not_work(
+    memory: Memory, events: RecordedEvents, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """An event reports it."""
+    monkeypatch.setattr("threadkeep.knowledge.recall._EMBEDDING_SECONDS", 0.05)
+    embedder = Embedder()
+    embedder.fault = fault
+    await memory.knowledge.remember(ADA, "dog_name", "Rex")
+    found = await memory.knowledge.recall("What is my dog called?", [ADA], embedder=embedder)
+    assert [fact.value for fact in found] == ["Rex"]
+    [event] = events.of(ExtraNotFound)
+    assert (event.section, event.error) == ("facts", "RuntimeError" if fault == "fails" else "TimeoutError")
 
 
 async def test_facts_in_a_script_without_spaces_are_found(memory: Memory) -> None:

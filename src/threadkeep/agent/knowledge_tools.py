@@ -11,14 +11,17 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from langchain.tools import ToolRuntime
+from langchain_core.embeddings import Embeddings
 from langchain_core.messages import HumanMessage
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool, StructuredTool
 
 from threadkeep.agent.conversion import id_of
 from threadkeep.agent.invocation import run_id_of, session_for, workspace_in
+from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf, TurnOptions
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
+from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history import memory as history
 from threadkeep.history.keys import channel_of
@@ -118,6 +121,8 @@ def knowledge_tools(
     workspace: str | IdOf | None = None,
     session_id: IdOf | None = None,
     user_id: IdOf | None = None,
+    embeddings: Embeddings | None = None,
+    embeddings_name: str | None = None,
 ) -> list[BaseTool]:
     """Return tools with which a synchronous or asynchronous agent remembers and recalls.
 
@@ -130,6 +135,8 @@ def knowledge_tools(
             or how it is found in a run's config.
         session_id: how a session is found in a run's config, if `SessionMemory` was given such a function.
         user_id: how a user is found there, likewise.
+        embeddings: any of LangChain's, with which `recall` also finds facts that share no word with the query.
+        embeddings_name: tells the vectors of one model from another's; by default the model's name.
 
     Raises:
         InvalidInput: there are no such scopes or kinds.
@@ -139,7 +146,7 @@ def knowledge_tools(
 
     def tools_of(opened: Memory) -> _KnowledgeTools:
         found = RunScopes(opened, scopes, workspace=workspace, session_id=session_id, user_id=user_id)
-        return _KnowledgeTools(opened, found)
+        return _KnowledgeTools(opened, found, embedder_of(embeddings, embeddings_name))
 
     tools = OnLoop(memory, tools_of)
     return [memory_tool(tools, verb) for kind, verbs in _VERBS.items() if kind in kinds for verb in verbs]
@@ -148,9 +155,10 @@ def knowledge_tools(
 class _KnowledgeTools:
     """The memory of the tools, and the scopes of their runs. The docstrings are for models."""
 
-    def __init__(self, memory: Memory, scopes: RunScopes) -> None:
+    def __init__(self, memory: Memory, scopes: RunScopes, embedder: Embedder | None) -> None:
         self._memory = memory
         self._scopes = scopes
+        self._embedder = embedder
 
     async def remember(
         self,
@@ -201,7 +209,7 @@ class _KnowledgeTools:
         scopes = list(self._scopes.of(session, runtime.config).values())
         try:
             async with session.patience():
-                found = await self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS)
+                found = await self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:

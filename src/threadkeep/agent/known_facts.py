@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC
 
+from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import ensure_config
 
 from threadkeep.agent.conversion import digest_of, dump_message
@@ -15,6 +16,7 @@ from threadkeep.agent.counting import count_message
 from threadkeep.agent.extras import Extra, ExtraRequest
 from threadkeep.agent.knowledge_tools import ALL_SCOPES, RunScopes
 from threadkeep.agent.quoted_sections import section_message
+from threadkeep.agent.recalled_turns import embedder_of
 from threadkeep.agent.turn_options import IdOf
 from threadkeep.context.manifest import Entry, FactReference, ScopeRecall, TurnReference
 from threadkeep.context.quotation import (
@@ -64,6 +66,8 @@ class KnownFacts:
         workspace: str | IdOf | None = None,
         own: bool = True,
         directives: bool = False,
+        embeddings: Embeddings | None = None,
+        embeddings_name: str | None = None,
     ) -> None:
         """See `knowledge_tools` for the arguments; without `own` the facts of this database are left out.
 
@@ -78,6 +82,7 @@ class KnownFacts:
         self._scopes = RunScopes(opened, scopes, workspace=workspace or opened.graphiti.workspace)
         self._own = own
         self._directives = directives
+        self._embedder = embedder_of(embeddings, embeddings_name)
         self._chosen: OrderedDict[tuple[Scope, ...], frozenset[str]] = OrderedDict()
 
     @property
@@ -122,7 +127,9 @@ class KnownFacts:
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: Sequence[Fact], request: ExtraRequest, room: int
     ) -> list[Fact]:
         """Return what fits of too many facts: the selection of the turn before, or a new one for this input."""
-        found = await knowledge.recall(request.text, scopes, recent=request.recent, limit=_MOST_FACTS)
+        found = await knowledge.recall(
+            request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
+        )
         before = self._chosen.get(scopes, frozenset())
         everything = {fact.id: fact for fact in [*found, *known]}
         if {fact.id for fact in found[:_TELLING]} <= before:

@@ -13,6 +13,7 @@ from threadkeep.agent.model_facts import kept_name
 from threadkeep.agent.quoted_sections import turns_message
 from threadkeep.context.manifest import Entry, QuoteReference
 from threadkeep.context.quotation import QuotedTurn
+from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import InvalidInput
 from threadkeep.history.memory import Memory
 from threadkeep.history.older_turns import FoundTurn, RecallScope, Search
@@ -43,7 +44,7 @@ class RecalledTurns:
             raise InvalidInput("The scope of recalled turns is 'session' or 'user'.")
         self._memory = OnLoop(memory, lambda opened: opened)
         self._scope = scope
-        self._embedder = _LangChainEmbedder(embeddings, embeddings_name) if embeddings is not None else None
+        self._embedder = embedder_of(embeddings, embeddings_name)
 
     @property
     def section(self) -> ExtraSection:
@@ -81,12 +82,17 @@ class _LangChainEmbedder:
         self.name = kept_name(told if isinstance(told, str) else type(embeddings).__name__)
 
     async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """A vector for each text."""
+        """Return a vector for each text."""
         return await self._embeddings.aembed_documents(list(texts))
 
     async def embed_query(self, text: str) -> Sequence[float]:
-        """The vector of what is looked for."""
+        """Return the vector of a query."""
         return await self._embeddings.aembed_query(text)
+
+
+def embedder_of(embeddings: Embeddings | None, name: str | None) -> Embedder | None:
+    """Return an embedder over a model of LangChain, with a name or else the model's; None without a model."""
+    return None if embeddings is None else _LangChainEmbedder(embeddings, name)
 
 
 def _block(found: Sequence[FoundTurn], request: ExtraRequest, room: int) -> Extra | None:

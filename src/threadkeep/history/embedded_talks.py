@@ -8,8 +8,8 @@ import math
 from array import array
 from collections.abc import Sequence
 from contextvars import Context
-from typing import Protocol
 
+from threadkeep.context.recall.embedding import Embedder, unit_vector
 from threadkeep.errors import SessionDamaged, StoreError
 from threadkeep.history.talk_index import TalkIndex, Vectors, id_at, place_of
 from threadkeep.observe import EmbeddingsSkipped, ExtraNotFound, Observer
@@ -22,23 +22,6 @@ _MOST_CHARACTERS = 8_000
 _QUERY_SECONDS = 2.0
 _MOST_FAILURES = 12
 """After so many failures in a row the model is at fault, not the input; a batch with one bad text has seven."""
-
-
-class Embedder(Protocol):
-    """An embedding model. `name` distinguishes the vectors of different models."""
-
-    @property
-    def name(self) -> str:
-        """The model's name, which is stored with each vector."""
-        ...
-
-    async def embed(self, texts: Sequence[str]) -> Sequence[Sequence[float]]:
-        """Return a vector for each text, all of one length."""
-        ...
-
-    async def embed_query(self, text: str) -> Sequence[float]:
-        """Return the vector of a query."""
-        ...
 
 
 class EmbeddedTalks:
@@ -62,7 +45,7 @@ class EmbeddedTalks:
             return {}
         try:
             async with asyncio.timeout(_QUERY_SECONDS):
-                wanted = _unit(await embedder.embed_query(query))
+                wanted = unit_vector(await embedder.embed_query(query))
         except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find turns too
             self._tell(error)
             return {}
@@ -123,7 +106,7 @@ class EmbeddedTalks:
     async def _embed_some(self, session_id: str, seqs: Sequence[int], vectors: Vectors, embedder: Embedder) -> None:
         messages = await self._transcripts.at(session_id, seqs)
         made = await embedder.embed([message.content[:_MOST_CHARACTERS] for message in messages])
-        rows = [(message.seq or 0, _unit(vector)) for message, vector in zip(messages, made, strict=True)]
+        rows = [(message.seq or 0, unit_vector(vector)) for message, vector in zip(messages, made, strict=True)]
         if messages:
             kept = [(seq, vector.tobytes()) for seq, vector in rows]
             await self._rows.add(session_id, embedder.name, kept, last_id=messages[-1].id)
@@ -131,11 +114,3 @@ class EmbeddedTalks:
 
     def _tell(self, error: Exception) -> None:
         self._observer.notify(ExtraNotFound(section="selected", error=type(error).__name__))
-
-
-def _unit(vector: Sequence[float]) -> array[float]:
-    """Return the vector with length 1; a vector without a direction (zeros, or with NaN) is similar to nothing."""
-    length = math.hypot(*vector)
-    if not 0 < length < math.inf:
-        return array("f", bytes(4 * len(vector)))
-    return array("f", [value / length for value in vector])

@@ -17,8 +17,9 @@ from datetime import datetime
 from typing import Any, Literal
 
 from threadkeep.context.recall import Passage, passage_of, select
+from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import SessionDamaged
-from threadkeep.history.embedded_talks import EmbeddedTalks, Embedder
+from threadkeep.history.embedded_talks import EmbeddedTalks
 from threadkeep.history.talk_index import TalkIndex, id_at, place_of
 from threadkeep.observe import Observer
 from threadkeep.records import Message, SessionInfo

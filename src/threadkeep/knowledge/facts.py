@@ -9,6 +9,7 @@ from datetime import datetime
 
 from langchain_core.utils.uuid import uuid7
 
+from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.knowledge.owners import (
     MAX_PAGE,
@@ -19,8 +20,9 @@ from threadkeep.knowledge.owners import (
     page_parameters,
     scope_of,
 )
-from threadkeep.knowledge.recall import FactRecall, without_shadowed
+from threadkeep.knowledge.recall import FactVectors, normalised, rank_facts, take_of_each, without_shadowed
 from threadkeep.knowledge.rows import canonical, fact_of, fact_row
+from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, Fact, FactKind, FactQuery, NewFact, Scope
 from threadkeep.store.codec import clean_text, time_text
@@ -39,11 +41,11 @@ class Knowledge:
     confirms it; another value closes it and begins a new one. Nothing is overwritten.
     """
 
-    def __init__(self, driver: Driver, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, driver: Driver, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self._driver = driver
         self._clock = clock
         self._sql = owner_statements(driver.backend)
-        self._recall = FactRecall()
+        self._vectors = FactVectors(observer)
 
     async def remember(
         self,
@@ -148,7 +150,13 @@ class Knowledge:
         return found, (found[-1].updated_at, found[-1].id) if more else None
 
     async def recall(
-        self, query: str, scopes: Sequence[Scope], *, recent: Sequence[str] = (), limit: int = 10
+        self,
+        query: str,
+        scopes: Sequence[Scope],
+        *,
+        recent: Sequence[str] = (),
+        limit: int = 10,
+        embedder: Embedder | None = None,
     ) -> list[Fact]:
         """Return the valid facts that bear on a query, of each scope its best, the most specific scope first.
 
@@ -160,13 +168,17 @@ class Knowledge:
             scopes: where to look; only these.
             recent: the last messages before the query, oldest first, for inputs that point back with "it" and "that".
             limit: at most so many facts.
+            embedder: an embedding model, which also finds facts that share no word with the query.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
             known = await self._valid(connection, scopes)
-        found = await self._recall.rank(query, known, recent=recent, limit=limit, now=self._clock())
+        everything = [fact for facts in known for fact in facts]
+        similar = await self._vectors.similar(query, everything, embedder) if embedder and everything else {}
+        ranked = [rank_facts(query, facts, recent=recent, similar=similar) for facts in known]
+        found = take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
         async with self._driver.reading() as connection:
             return await self._with_evidence(connection, found)
 

@@ -1,68 +1,184 @@
-"""The selection of facts for an input, and of scopes, computed without I/O."""
+"""The selection of facts for an input: by their words, and by an embedding model if there is one."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import statistics
+from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
-from datetime import datetime
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import lru_cache
+from typing import Final, NamedTuple
 
-from threadkeep.context.recall import IndexedTurn, RecallIndex
-from threadkeep.records.knowledge import Fact, Scope
+from threadkeep.context.recall.embedding import Embedder, unit_vector
+from threadkeep.context.recall.query import Participants, Query, read
+from threadkeep.context.recall.words import ASKS, COUNTS, FIRST_TOPIC, lines_of, stem, terms_of, words_of
+from threadkeep.observe import ExtraNotFound, Observer
+from threadkeep.records.knowledge import Fact
 
-_MOST_INDEXES = 200
-_MOST_RANKED = 200
-_ADDED_AT_ONCE = 25
+_READ_CHARACTERS = 2_000
 _PARTS_OF_KEY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _SPACES = re.compile(r"\s+")
 
+# The worth of a match: the word itself in the key or in the value, a synonym, a word that asks for an attribute or a
+# topic, and a word with the same beginning. A kind of question (where, when) is worth little beside words.
+_KEY, _VALUE, _SYNONYM, _ATTRIBUTE, _TOPIC, _ALIKE = 1.0, 0.9, 0.7, 0.7, 0.45, 0.5
+_KIND_SHARE = 0.5
+_BEGINNING = 4
+# The share of a similarity, in standard deviations, beside a word that is worth 1; below the least, words must match.
+_SIMILAR_SHARE, _LEAST_SIMILAR = 0.5, 0.5
 
-class FactRecall:
-    """The indexes of the scopes that were asked for last, kept by this process.
+_MOST_VECTORS = 20_000
+_EMBEDDED_AT_ONCE = 256
+_EMBEDDING_SECONDS = 2.0
 
-    A fact never changes its key and its value, so an index only grows; one that holds more facts of the past than valid
-    ones is built again.
+
+class _FactWords(NamedTuple):
+    """The index terms of a fact, by their place."""
+
+    key: frozenset[str]
+    value: frozenset[str]
+
+
+def _attributes() -> dict[str, frozenset[str]]:
+    asked: dict[str, set[str]] = {}
+    for line in lines_of("attributes.txt"):
+        keys, _, questions = line.partition("|")
+        terms = set(_stems(keys))
+        for word in questions.split():
+            for term in [word] if word.startswith("?") else _stems(word):
+                asked.setdefault(term, set()).update(terms)
+    return {term: frozenset(terms) for term, terms in asked.items()}
+
+
+def _stems(words: str) -> list[str]:
+    """Return the index terms of listed words: a stem, or the longest part of a word in a script without spaces."""
+    return [stem(word) if word.isascii() else max(terms_of([word]), key=len) for word in words.split()]
+
+
+def _groups() -> dict[int, frozenset[str]]:
+    members: dict[int, set[str]] = {}
+    for term, groups in COUNTS.items():
+        for group in groups:
+            members.setdefault(group, set()).add(term)
+    return {group: frozenset(terms) for group, terms in members.items()}
+
+
+_ASKED: Final = _attributes()
+"""Stem of a question's word, or a kind such as `?where` -> the stems of keys that it asks for."""
+_MEMBERS: Final = _groups()
+
+
+def rank_facts(
+    query: str, facts: Sequence[Fact], *, recent: Sequence[str] = (), similar: Mapping[str, float] | None = None
+) -> list[Fact]:
+    """Return the facts that bear on a query, the best first; of equal ones the first.
+
+    Args:
+        query: the new input.
+        facts: those of one scope.
+        recent: the last messages before it, oldest first, to resolve words such as "it".
+        similar: the similarity of query and facts in standard deviations from the mean, by id, if there is a model.
     """
+    words = [words_of_fact(fact.key, fact.text[len(fact.key) + 2 :]) for fact in facts]
+    scores = _scores(read(query, Participants({}), recent=recent), words)
+    if similar:
+        for place, fact in enumerate(facts):
+            deviation = similar.get(fact.id, 0.0)
+            if scores[place] or deviation >= _LEAST_SIMILAR:
+                scores[place] = max(scores[place] + _SIMILAR_SHARE * deviation, 1e-6)
+    order = sorted(range(len(facts)), key=lambda place: -scores[place])
+    return [facts[place] for place in order if scores[place] > 0]
 
-    def __init__(self) -> None:
-        self._indexes: OrderedDict[Scope, tuple[RecallIndex, set[str]]] = OrderedDict()
 
-    async def rank(
-        self, query: str, known: Sequence[Sequence[Fact]], *, recent: Sequence[str], limit: int, now: datetime
-    ) -> list[Fact]:
-        """Return the facts that bear on a query, at most `limit`; `known` are those of each scope, in order."""
-        found: list[list[Fact]] = []
-        for facts in known:
-            index, indexed = await self._index(facts)
-            by_id = {fact.id: fact for fact in facts}
-            past = indexed - by_id.keys()
-            ranked = index.rank(query, recent=recent, now=now, exclude=past, limit=_MOST_RANKED)
-            # What has nothing in common with the query is ranked by what it is alone, and says no reason.
-            found.append([by_id[entry.id] for entry in ranked if entry.why])
-        return take_of_each(found, limit, lambda fact: (fact.id, normalised(fact.text)))
+def _scores(query: Query, facts: Sequence[_FactWords]) -> list[float]:
+    scores = [0.0] * len(facts)
+    terms = dict(query.terms)
+    if query.kind not in ("other", "why"):
+        terms[f"?{query.kind}"] = _KIND_SHARE
+    for term, share in terms.items():
+        others = _others(term)
+        worth = [_worth(term, others, fact) for fact in facts]
+        found = sum(map(bool, worth))
+        rarity = math.log(1 + (len(facts) - found + 0.5) / (found + 0.5)) if found else 0.0
+        for place, part in enumerate(worth):
+            scores[place] += share * rarity * part
+    return scores
 
-    async def _index(self, facts: Sequence[Fact]) -> tuple[RecallIndex, set[str]]:
-        if not facts:
-            return RecallIndex(), set()
-        # Merged persons have one index, under the id of whoever is first; another first one begins another index.
-        scope = facts[0].scope
-        index, indexed = self._indexes.pop(scope, (RecallIndex(), set()))
-        if len(indexed) > 2 * len(facts) + _ADDED_AT_ONCE:
-            index, indexed = RecallIndex(), set()
-        added = 0
-        for fact in facts:
-            if fact.id not in indexed:
-                indexed.add(fact.id)
-                # A session of its own: facts are no neighbours of each other, as the turns of a talk are.
-                index.add(IndexedTurn(fact.id, words_of_fact(fact), time=fact.valid_from, session=fact.id))
-                added += 1
-                if added % _ADDED_AT_ONCE == 0:
-                    await asyncio.sleep(0)
-        self._indexes[scope] = (index, indexed)
-        while len(self._indexes) > _MOST_INDEXES:
-            self._indexes.popitem(last=False)
-        return index, indexed
+
+def _others(term: str) -> list[tuple[float, frozenset[str], bool]]:
+    """Return what stands for a term: the worth, the terms, and whether they count in a value too."""
+    others = [(_ATTRIBUTE, _ASKED.get(term, frozenset()), False)]
+    groups = [(_SYNONYM if group < FIRST_TOPIC else _TOPIC, _MEMBERS[group], True) for group in ASKS.get(term, ())]
+    return others + groups
+
+
+def _worth(term: str, others: Sequence[tuple[float, frozenset[str], bool]], fact: _FactWords) -> float:
+    """Return how well a fact matches a term; 0 if not at all."""
+    if term in fact.key:
+        return _KEY
+    if term in fact.value:
+        return _VALUE
+    found = [
+        worth
+        for worth, terms, in_value in others
+        if not terms.isdisjoint(fact.key) or (in_value and not terms.isdisjoint(fact.value))
+    ]
+    if any(_alike(term, other) for other in (*fact.key, *fact.value)):
+        found.append(_ALIKE)
+    return max(found, default=0.0)
+
+
+def _alike(term: str, other: str) -> bool:
+    return len(term) >= _BEGINNING and term.isascii() and other.startswith(term[:_BEGINNING])
+
+
+@lru_cache(maxsize=20_000)
+def words_of_fact(key: str, value: str) -> _FactWords:
+    """Return the index terms of a fact; of the key `editor.fontSize` they are those of `editor font Size`."""
+    keys = terms_of(words_of(_PARTS_OF_KEY.sub(" ", key)))
+    return _FactWords(frozenset(keys), frozenset(terms_of(words_of(value[:_READ_CHARACTERS]))))
+
+
+class FactVectors:
+    """Vectors of facts, computed once per process and model, and forgotten when too many others were used since."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self._vectors: OrderedDict[tuple[str, str], array[float]] = OrderedDict()
+
+    async def similar(self, query: str, facts: Sequence[Fact], embedder: Embedder) -> dict[str, float]:
+        """Return the similarity of a query and each fact, in standard deviations from the mean, by the fact's id.
+
+        At most so many facts are embedded in one call; the others follow in later calls. If the model fails or takes
+        too long, the result is empty, and an event reports it.
+        """
+        texts = {
+            fact.id: (embedder.name, _PARTS_OF_KEY.sub(" ", fact.key) + fact.text[len(fact.key) :]) for fact in facts
+        }
+        missing = [name for name in dict.fromkeys(texts.values()) if name not in self._vectors][:_EMBEDDED_AT_ONCE]
+        try:
+            async with asyncio.timeout(_EMBEDDING_SECONDS):
+                wanted = unit_vector(await embedder.embed_query(query))
+                vectors = await embedder.embed([text for _, text in missing]) if missing else []
+                made = dict(zip(missing, map(unit_vector, vectors), strict=True))
+        except Exception as error:  # noqa: BLE001 - a model may raise anything; words alone find facts too
+            self._observer.notify(ExtraNotFound(section="facts", error=type(error).__name__))
+            return {}
+        self._vectors |= made
+        alike = {}
+        for fact_id, name in texts.items():
+            vector = self._vectors.get(name)
+            if vector is not None and len(vector) == len(wanted):
+                self._vectors.move_to_end(name)
+                alike[fact_id] = math.sumprod(wanted, vector)
+        while len(self._vectors) > _MOST_VECTORS:
+            self._vectors.popitem(last=False)
+        spread = statistics.pstdev(alike.values()) if alike else 0.0
+        mean = statistics.fmean(alike.values()) if spread else 0.0
+        return {fact_id: (value - mean) / spread for fact_id, value in alike.items()} if spread else {}
 
 
 def without_shadowed(known: Sequence[Sequence[Fact]]) -> list[list[Fact]]:
@@ -112,9 +228,3 @@ def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T
 def normalised(text: str) -> str:
     """Return a text by which the same statement is known again: case, spaces and the last full stop do not count."""
     return _SPACES.sub(" ", text.casefold()).strip().rstrip(".!?。")
-
-
-def words_of_fact(fact: Fact) -> str:
-    """Return a fact as words: `editor.fontSize` is `editor font Size`."""
-    key, _, value = fact.text.partition(": ")
-    return f"{_PARTS_OF_KEY.sub(' ', key)} {value}"

@@ -38,7 +38,7 @@ class Memory(history.Memory):
 
     def __init__(self, parts: MemoryParts) -> None:
         super().__init__(parts)
-        self.knowledge = Knowledge(parts.driver, clock=parts.clock)
+        self.knowledge = Knowledge(parts.driver, observer=parts.observers, clock=parts.clock)
         self.procedures = Procedures(parts.driver, clock=parts.clock)
         self.persons = Persons(parts.driver, clock=parts.clock)
         self.eraser = Eraser(self, TableErasing(parts.driver, clock=parts.clock))
