@@ -36,7 +36,8 @@ from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
 from threadkeep.web.key_ring import KeyRing
-from threadkeep.web.langgraph import assistants, commands, threads
+from threadkeep.web.langgraph import assistants, commands, store, threads
+from threadkeep.web.langgraph import runs as thread_runs
 from threadkeep.web.middleware import CALLBACKS, OPEN_PATHS, Access, BodyLimit, CrossOrigin, SafeHeaders
 from threadkeep.web.problems import Problem, answer_errors_with_problems, documented
 from threadkeep.web.rate_limits import Buckets, RateLimits
@@ -110,7 +111,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     for subject in (*subjects, users, knowledge, channels, chatkit, health):
         service.router.routes.extend(subject.router.routes)
     service.router.routes.extend(sessions.search_router.routes)
-    for part in (assistants, threads, commands):
+    for part in (assistants, threads, commands, thread_runs, store):
         service.router.routes.extend(part.router.routes)
     describe(service)
     mount_console(service)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Path
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from threadkeep.version import __version__
@@ -12,9 +13,11 @@ from threadkeep.web.api.parameters import AppInUse
 from threadkeep.web.callers import PUBLIC
 from threadkeep.web.problems import documented
 from threadkeep.web.schemas import Metadata
-from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.definition import Compiler, Workflow
 
 router = APIRouter(tags=["langgraph"])
+
+AssistantId = Annotated[str, Path(max_length=200, description="A workflow.")]
 
 _LONG_AGO = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -50,6 +53,23 @@ class AssistantBody(BaseModel):
         )
 
 
+_MESSAGES: dict[str, JsonValue] = {
+    "type": "object",
+    "properties": {"messages": {"type": "array", "items": {"type": "object"}}},
+}
+
+
+class SchemasBody(BaseModel):
+    """The schemas of an assistant."""
+
+    graph_id: str
+    input_schema: dict[str, JsonValue] = _MESSAGES
+    output_schema: dict[str, JsonValue] = _MESSAGES
+    state_schema: dict[str, JsonValue] = _MESSAGES
+    config_schema: dict[str, JsonValue] = {}
+    context_schema: dict[str, JsonValue] = {}
+
+
 class AssistantSearchBody(BaseModel):
     """A search for assistants."""
 
@@ -80,6 +100,43 @@ async def search_assistants(app: AppInUse, body: AssistantSearchBody | None = No
     listed = [AssistantBody.of(one) for one in app.workflows.all()]
     found = [one for one in listed if _matches(one, asked)]
     return found[asked.offset : asked.offset + asked.limit]
+
+
+@router.post("/assistants/count", summary="Count assistants", responses=documented(400, 413, 422), openapi_extra=PUBLIC)
+async def count_assistants(app: AppInUse, body: AssistantSearchBody | None = None) -> int:
+    """Return the number of workflows that a search without a limit finds."""
+    asked = body or AssistantSearchBody()
+    return sum(_matches(AssistantBody.of(one), asked) for one in app.workflows.all())
+
+
+@router.get(
+    "/assistants/{assistant_id}", summary="See an assistant", responses=documented(404, 422), openapi_extra=PUBLIC
+)
+async def get_assistant(assistant_id: AssistantId, app: AppInUse) -> AssistantBody:
+    """Return a workflow."""
+    return AssistantBody.of(app.workflows.get(assistant_id))
+
+
+@router.get(
+    "/assistants/{assistant_id}/schemas",
+    summary="See the schemas of an assistant",
+    responses=documented(404, 422),
+    openapi_extra=PUBLIC,
+)
+async def get_schemas(assistant_id: AssistantId, app: AppInUse) -> SchemasBody:
+    """Return the schemas of input, output and state, which are messages, as for every workflow."""
+    return SchemasBody(graph_id=app.workflows.get(assistant_id).name)
+
+
+@router.get(
+    "/assistants/{assistant_id}/graph",
+    summary="See the graph of an assistant",
+    responses=documented(404, 422),
+)
+async def get_graph(assistant_id: AssistantId, app: AppInUse) -> dict[str, Any]:
+    """Return the nodes and edges of a workflow."""
+    graph = Compiler(checkpointer=None, store=None).compiled(app.workflows.get(assistant_id)).get_graph()
+    return {str(name): value for name, value in graph.to_json().items()}
 
 
 def _matches(assistant: AssistantBody, asked: AssistantSearchBody) -> bool:

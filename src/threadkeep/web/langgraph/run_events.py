@@ -22,7 +22,7 @@ from threadkeep.web.langgraph.states import questions
 from threadkeep.web.problems import log_failure
 
 type ProtocolEvent = dict[str, Any]
-type ReadState = Callable[[], Awaitable[ThreadStateBody | None]]
+type ReadState = Callable[[Run], Awaitable[ThreadStateBody | None]]
 
 _SEQ_BITS = 24
 """The room for the events of one run in `seq`; the bits above it are the run's place in the order of its session."""
@@ -171,7 +171,7 @@ class RunEvents:
         self.ended, self.ended_at = True, time.monotonic()
 
     async def _add_values(self, *, checkpoint: bool = False) -> None:
-        state = await self._read_state()
+        state = await self._read_state(self.run)
         if state is None:
             return
         if checkpoint:

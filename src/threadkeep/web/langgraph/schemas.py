@@ -7,8 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from threadkeep.errors import InvalidInput
+from threadkeep.records.runs import Run
 from threadkeep.web.schemas import Metadata
 
+type RunStatus = Literal["pending", "running", "success", "error", "timeout", "interrupted"]
 type ThreadStatus = Literal["idle", "busy", "interrupted", "error"]
 
 
@@ -108,6 +111,30 @@ class HistoryBody(BaseModel):
     before: dict[str, JsonValue] | str | None = Field(None, description="Only checkpoints before this one.")
 
 
+class CheckpointQueryBody(BaseModel):
+    """The choice of a checkpoint."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"checkpoint": {"checkpoint_id": "2"}}]})
+
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="`checkpoint_id` names it.")
+
+
+class StateUpdateBody(BaseModel):
+    """Messages for a thread."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"values": {"messages": [{"role": "user", "content": "Hello"}]}}]}
+    )
+
+    values: dict[str, JsonValue] | None = Field(None, description="`messages`.")
+
+
+class StateUpdatedBody(BaseModel):
+    """The checkpoint after an update."""
+
+    checkpoint: CheckpointBody
+
+
 class CommandBody(BaseModel):
     """A command of the streaming protocol."""
 
@@ -156,3 +183,91 @@ class EventStreamBody(BaseModel):
     namespaces: list[list[str]] | None = Field(None, description="Prefixes of namespaces; all events are at the root.")
     depth: int | None = Field(None, ge=0)
     since: int | None = Field(None, ge=0, lt=2**53, description="Only events after this `seq`.")
+
+
+_UNSUPPORTED = ("interrupt_before", "interrupt_after", "webhook", "after_seconds", "feedback_keys")
+
+
+class RunCreateBody(BaseModel):
+    """A request for a run."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "assistant_id": "chat",
+                    "input": {"messages": [{"role": "user", "content": "My order is 4711."}]},
+                    "stream_mode": ["values", "messages-tuple"],
+                }
+            ]
+        }
+    )
+
+    assistant_id: str = Field(min_length=1, max_length=200, description="A workflow.")
+    input: JsonValue = Field(None, description="`messages`, and what else the workflow reads as its inputs.")
+    command: dict[str, JsonValue] | None = Field(None, description="`resume`: the answer to a run that waits.")
+    stream_mode: Annotated[list[str], Field(max_length=20)] | str | None = Field(
+        None,
+        description="`values` (without one), `updates`, `messages`, `messages-tuple`, `custom`, `checkpoints`.",
+    )
+    metadata: Metadata | None = Field(None, description="Stored with the message.")
+    config: dict[str, JsonValue] | None = Field(
+        None, description="`configurable` may name `user_id`, and `checkpoint_id` to go on from."
+    )
+    context: dict[str, JsonValue] | None = Field(None, description="What is known of the user.")
+    checkpoint: dict[str, JsonValue] | None = Field(None, description="The checkpoint to go on from.")
+    checkpoint_id: str | None = Field(None, description="The same, by its id.")
+    multitask_strategy: str | None = Field(None, description="What it does if a run of the thread goes on.")
+    on_disconnect: Literal["cancel", "continue"] | None = Field(
+        None, description="What a run does if the client goes away; without it the run continues."
+    )
+    interrupt_before: JsonValue = Field(None, description="Not supported.")
+    interrupt_after: JsonValue = Field(None, description="Not supported.")
+    webhook: JsonValue = Field(None, description="Not supported.")
+    after_seconds: JsonValue = Field(None, description="Not supported.")
+    feedback_keys: JsonValue = Field(None, description="Not supported.")
+
+    def modes(self) -> list[str]:
+        """Return the stream modes."""
+        modes = [self.stream_mode] if isinstance(self.stream_mode, str) else self.stream_mode
+        return modes or ["values"]
+
+    def check(self) -> None:
+        """Check that nothing is asked for that would be ignored.
+
+        Raises:
+            InvalidInput: the message names the field.
+        """
+        for name in _UNSUPPORTED:
+            if getattr(self, name):
+                raise InvalidInput(f"`{name}` is not supported here; leave it out.")
+        if self.command is not None:
+            if "resume" not in self.command:
+                raise InvalidInput("`command` has `resume`, the answer to a run that waits.")
+            if any(self.command.get(name) for name in ("goto", "update")):
+                raise InvalidInput("`command` takes `resume` only; `goto` and `update` are not supported here.")
+
+
+class RunBody(BaseModel):
+    """A run."""
+
+    run_id: str
+    thread_id: str | None
+    assistant_id: str
+    created_at: datetime
+    updated_at: datetime
+    status: RunStatus
+    metadata: dict[str, Any] = {}
+    multitask_strategy: str | None = None
+
+    @classmethod
+    def of(cls, run: Run, status: RunStatus) -> RunBody:
+        """Return a run as LangGraph's server describes it."""
+        return cls(
+            run_id=run.run_id,
+            thread_id=run.session_id,
+            assistant_id=run.workflow,
+            created_at=run.created_at,
+            updated_at=run.ended_at or run.started_at or run.created_at,
+            status=status,
+        )

@@ -11,7 +11,7 @@ from threadkeep.errors import SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.session import Session
 from threadkeep.records import Json, Message, SessionInfo
-from threadkeep.records.runs import OWN_NAMES, Run, RunQuery, interrupts_of
+from threadkeep.records.runs import OWN_NAMES, Run, RunQuery, RunResult, interrupts_of
 from threadkeep.runs.service import RunService
 from threadkeep.web.langgraph.messages import MESSAGES, message_json
 from threadkeep.web.langgraph.schemas import (
@@ -97,6 +97,31 @@ async def state_of(thread: Thread, *, at: int | None = None) -> ThreadStateBody:
     ends = _turn_ends(messages)
     last, before = ends[-1] if ends else BEGINNING, ends[-2] if len(ends) > 1 else BEGINNING
     return _state(thread, messages, last, before if ends else None, step=len(ends), newest=at is None)
+
+
+def state_of_stateless(run: Run) -> ThreadStateBody:
+    """Return the state of a run without a thread: what it was asked, and what it said."""
+    result, text = RunResult.of(run), run.input.get("text")
+    messages = [Message(role="user", content=text, id=run.message_id)] if isinstance(text, str) and text else []
+    if result.text:
+        messages.append(Message(role="assistant", content=result.text, id=result.message_id))
+    asked = questions(run) if run.status == "waiting" else []
+    return ThreadStateBody(
+        values=_values(messages),
+        next=[run.workflow] if asked else [],
+        interrupts=asked,
+        checkpoint=checkpoint("", BEGINNING),
+        parent_checkpoint=None,
+        metadata={"source": "loop", "step": 0},
+        created_at=run.created_at,
+    )
+
+
+async def values_of_run(app: App, run: Run) -> dict[str, Json]:
+    """Return the values that a run ended with: those of its thread, or its own if it has none."""
+    if run.session_id is None:
+        return state_of_stateless(run).values
+    return await values_of(app.memory.session(run.session_id, user_id=run.user_id))
 
 
 async def history_of(thread: Thread, *, limit: int, before: int | None = None) -> list[ThreadStateBody]:

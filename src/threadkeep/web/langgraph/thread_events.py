@@ -19,7 +19,7 @@ from threadkeep.runs.live import changed
 from threadkeep.runs.service import RunService
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq
 from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
-from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of
+from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless
 
 _MOST_ENDED = 64
 """The number of ended runs whose events are kept for readers that come a moment later."""
@@ -66,7 +66,7 @@ class ThreadEvents:
         """Return the events of a run; they are collected from now on, whether somebody reads them or not."""
         found = self._runs.get(run.run_id)
         if found is None or found.failed:
-            found = self._runs[run.run_id] = RunEvents(runs, run, lambda: self._state(str(run.session_id), run))
+            found = self._runs[run.run_id] = RunEvents(runs, run, self._state)
             self._forget_ended()
         elif run.status != "waiting":
             found.go_on()
@@ -136,9 +136,16 @@ class ThreadEvents:
             return recent and choice.channels not in known.delivered
         return False
 
-    async def _state(self, thread_id: str, run: Run) -> ThreadStateBody | None:
+    def has(self, run_id: str) -> bool:
+        """Return whether the events of a run are collected by this process."""
+        found = self._runs.get(run_id)
+        return found is not None and not found.failed
+
+    async def _state(self, run: Run) -> ThreadStateBody | None:
+        if run.session_id is None:
+            return state_of_stateless(run)
         with suppress(SessionNotFound):
-            return await state_of(await find_thread(self._app, thread_id, user_id=run.user_id))
+            return await state_of(await find_thread(self._app, run.session_id, user_id=run.user_id))
         return None
 
     def _forget_ended(self) -> None:

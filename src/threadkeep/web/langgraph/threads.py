@@ -7,15 +7,19 @@ from typing import Annotated
 from fastapi import APIRouter, Path, Response
 from langchain_core.utils.uuid import uuid7
 
-from threadkeep.errors import SessionNotFound
+from threadkeep.agent.conversion import from_langchain
+from threadkeep.errors import InvalidInput, SessionNotFound
 from threadkeep.history.all_sessions import AllSessions
 from threadkeep.records import Json, SessionInfo
 from threadkeep.store.transcripts import SessionQuery
 from threadkeep.web.api.parameters import AppInUse, UserId
 from threadkeep.web.callers import READS
-from threadkeep.web.langgraph.messages import MESSAGES, message_json
+from threadkeep.web.langgraph.messages import MESSAGES, message_json, messages_of
 from threadkeep.web.langgraph.schemas import (
+    CheckpointQueryBody,
     HistoryBody,
+    StateUpdateBody,
+    StateUpdatedBody,
     ThreadBody,
     ThreadCreateBody,
     ThreadPatchBody,
@@ -115,6 +119,57 @@ async def delete_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = No
 async def get_state(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadStateBody:
     """Return the messages of a thread, and what its run asks a person. 404 is a thread that has not begun."""
     return await state_of(await find_thread(app, thread_id, user_id=user_id))
+
+
+@router.get("/{thread_id}/state/{checkpoint_id}", summary="See a thread as it was", responses=_FAILURES)
+async def get_state_at(
+    thread_id: ThreadId,
+    checkpoint_id: Annotated[str, Path(description="The `seq` of a message; 0 is before the first one.")],
+    app: AppInUse,
+    user_id: UserId = None,
+) -> ThreadStateBody:
+    """Return the messages of a thread up to the end of a turn."""
+    at = seq_of(checkpoint_id)
+    if at is None:
+        raise InvalidInput("A checkpoint is named by the `seq` of a message; POST …/history lists checkpoints.")
+    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=at)
+
+
+@router.post(
+    "/{thread_id}/state/checkpoint", summary="See a thread at a checkpoint", responses=_WRITING, openapi_extra=READS
+)
+async def get_state_at_checkpoint(
+    thread_id: ThreadId, body: CheckpointQueryBody, app: AppInUse, user_id: UserId = None
+) -> ThreadStateBody:
+    """Return the messages of a thread up to a checkpoint; the newest ones if it names none."""
+    return await state_of(await find_thread(app, thread_id, user_id=user_id), at=seq_of(body.checkpoint))
+
+
+@router.post("/{thread_id}/state", summary="Add messages to a thread", responses=_WRITING)
+async def update_state(
+    thread_id: ThreadId, body: StateUpdateBody, app: AppInUse, user_id: UserId = None
+) -> StateUpdatedBody:
+    """Append messages to a thread without a run, as one turn; known ids are left as they are.
+
+    A thread has messages and no other state: other values are refused.
+    """
+    if body.values is None or set(body.values) - {MESSAGES}:
+        raise InvalidInput('`values` has `messages` only: {"messages": [{"role": "user", "content": "Hello"}]}.')
+    given = [from_langchain(one) for one in messages_of(body.values.get(MESSAGES))]
+    said = [one for one in given if one is not None]
+    session = app.memory.session(thread_id, user_id=user_id)
+    if said:
+        await session.append(said)
+    state = await state_of(await find_thread(app, thread_id, user_id=user_id))
+    return StateUpdatedBody(checkpoint=state.checkpoint)
+
+
+@router.post("/{thread_id}/copy", summary="Copy a thread", responses=_FAILURES)
+async def copy_thread(thread_id: ThreadId, app: AppInUse, user_id: UserId = None) -> ThreadBody:
+    """Return a new thread with copies of the messages; both continue independently."""
+    session, _ = await AllSessions(app.memory).find(thread_id, user_id=user_id)
+    branched = await session.branch()
+    return thread_body(await find_thread(app, branched.session_id, user_id=user_id))
 
 
 @router.post("/{thread_id}/history", summary="See the checkpoints of a thread", responses=_WRITING, openapi_extra=READS)

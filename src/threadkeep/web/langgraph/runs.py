@@ -1,0 +1,347 @@
+"""Runs over the v1 API of LangGraph's server: streamed, waited for, in the background; with a thread or without."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from typing import Annotated, Any, cast
+from urllib.parse import quote
+
+from anyio import CancelScope
+from fastapi import APIRouter, Header, Query, Request, Response
+from pydantic import JsonValue
+
+from threadkeep.app import App
+from threadkeep.errors import InvalidInput, RunNotFound
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, RunQuery
+from threadkeep.runs.intake import Mode
+from threadkeep.web.api.parameters import AppInUse, RunId, UserId
+from threadkeep.web.callers import Caller, CallerInUse
+from threadkeep.web.langgraph.run_events import RunEvents
+from threadkeep.web.langgraph.run_parts import INTERRUPTS, encoded_parts, status_of
+from threadkeep.web.langgraph.schemas import RunBody, RunCreateBody, RunStatus
+from threadkeep.web.langgraph.starting import Start, start_run
+from threadkeep.web.langgraph.states import find_thread, questions, values_of_run
+from threadkeep.web.langgraph.thread_events import thread_events_of
+from threadkeep.web.langgraph.threads import ThreadId
+from threadkeep.web.problems import documented
+from threadkeep.web.routing import EncodedPathRoute
+from threadkeep.web.streams import EventStream, with_silences
+
+router = APIRouter(tags=["langgraph"], route_class=EncodedPathRoute)
+
+_FAILURES = documented(404, 422, 503)
+_STARTING = documented(400, 404, 409, 413, 422, 503)
+_EXAMPLE = (
+    'event: metadata\ndata: {"run_id": "0199…", "thread_id": "session-123", "attempt": 1}\n\n'
+    'id: 16777219\nevent: values\ndata: {"messages": [{"type": "human", "content": "Hello"}]}\n\n'
+    'event: end\ndata: {"run_id": "0199…", "status": "success"}\n\n'
+)
+_STREAM: dict[str, Any] = {
+    "description": "The run as it happens.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+}
+_USUAL_MODES = ["values"]
+_MOST = 200
+
+type StreamModes = Annotated[list[str] | None, Query(description="What to stream; without it `values`.")]
+
+
+class ThreadRuns:
+    """The runs of a thread, or of no thread, as one request sees and starts them."""
+
+    def __init__(self, app: App, caller: Caller, request: Request, thread_id: str | None) -> None:
+        self._app = app
+        self._caller = caller
+        self._service = request.app
+        self.thread_id = thread_id
+        self.heartbeat_seconds: float = request.app.state.heartbeat_seconds
+
+    async def start(self, body: RunCreateBody, mode: Mode) -> tuple[Run, int]:
+        """Start a run, or resume the run that waits; return it with the number of its events before this call.
+
+        Raises:
+            InvalidInput: the body asks for something that is not supported, or no run waits for an answer.
+        """
+        body.check()
+        runs = await self._app.runs.service()
+        start = Start.of(body.model_dump(exclude_none=True, by_alias=True))
+        start = replace(start, user_id=self._caller.user(start.user_id))
+        if body.command is None:
+            submitted = await start_run(self._app, self.thread_id, start, mode=mode)
+            return await runs.run(submitted.run_id), 0
+        if self.thread_id is None:
+            raise InvalidInput("`command` answers a run that waits in a thread; send it to /threads/{thread_id}/runs.")
+        waiting = (await find_thread(self._app, self.thread_id, user_id=start.user_id)).waiting
+        if waiting is None:
+            raise InvalidInput("No run of this thread waits for a person.")
+        known = thread_events_of(self._service).follow_run(runs, waiting)
+        before = len(known.events)
+        answer = _answer(waiting, body.command["resume"])
+        await runs.resume(waiting.run_id, answer, user_id=start.user_id, mode="background" if mode != "wait" else mode)
+        return await runs.run(waiting.run_id), before
+
+    async def run(self, run_id: str) -> Run:
+        """Return a run of the thread that the caller may see.
+
+        Raises:
+            RunNotFound: there is none.
+        """
+        run = await (await self._app.runs.service()).run(run_id, user_id=self._caller.user(None))
+        if self.thread_id is not None and run.session_id != self.thread_id:
+            raise RunNotFound(run_id)
+        return run
+
+    async def events(self, run: Run) -> tuple[RunEvents, bool]:
+        """Return the events of a run, and whether this process had them before."""
+        registry = thread_events_of(self._service)
+        known = registry.has(run.run_id)
+        return registry.follow_run(await self._app.runs.service(), run), known
+
+    async def values(self, run_id: str) -> dict[str, Any]:
+        """Wait for a run; return the values of its thread, with its questions or its error."""
+        runs = await self._app.runs.service()
+        run = (await runs.result(run_id)).run
+        values = await values_of_run(self._app, run)
+        if run.status == "waiting":
+            return {**values, INTERRUPTS: [one.model_dump() for one in questions(run)]}
+        if status_of(run) == "error":
+            return {**values, "__error__": {"error": run.error or "failed", "message": "The run failed."}}
+        return values
+
+    async def cancel_if_going_on(self, run_id: str) -> None:
+        """Cancel a run unless it is over or waits."""
+        runs = await self._app.runs.service()
+        run = await runs.run(run_id)
+        if not run.over and run.status != "waiting":
+            await runs.cancel(run_id)
+
+
+def _answer(waiting: Run, given: JsonValue) -> Json:
+    """Return the answer to a run: for its only question the value itself, also if the client names the question."""
+    asked = [one.id for one in questions(waiting)]
+    if isinstance(given, dict) and list(given) == asked and len(asked) == 1:
+        return cast("Json", given[asked[0]])
+    return cast("Json", given)
+
+
+def _address(run: Run) -> str:
+    thread = f"/threads/{quote(run.session_id, safe='')}" if run.session_id is not None else ""
+    return f"{thread}/runs/{quote(run.run_id, safe='')}"
+
+
+async def _streamed(asked: ThreadRuns, body: RunCreateBody) -> EventStream:
+    run, position = await asked.start(body, "wait")
+    events, _ = await asked.events(run)
+    parts = encoded_parts(events, body.modes(), position=position)
+    stream = EventStream(_with_heartbeats(asked, run, parts, cancels=body.on_disconnect == "cancel"))
+    stream.headers["Content-Location"] = _address(run)
+    stream.headers["Location"] = f"{_address(run)}/stream"
+    return stream
+
+
+async def _with_heartbeats(
+    asked: ThreadRuns, run: Run, parts: AsyncGenerator[bytes], *, cancels: bool
+) -> AsyncGenerator[bytes]:
+    ended = False
+    async with aclosing(with_silences(parts, asked.heartbeat_seconds)) as everything:
+        try:
+            async for part in everything:
+                yield b": still here\n\n" if part is None else part
+            ended = True
+        finally:
+            if cancels and not ended:
+                with CancelScope(shield=True):  # the response is being cancelled, because its client went away
+                    await asked.cancel_if_going_on(run.run_id)
+
+
+async def _waited(asked: ThreadRuns, body: RunCreateBody, response: Response) -> dict[str, Any]:
+    run, _ = await asked.start(body, "wait")
+    response.headers["Content-Location"] = _address(run)
+    response.headers["Location"] = f"{_address(run)}/join"
+    return await asked.values(run.run_id)
+
+
+async def _begun(asked: ThreadRuns, body: RunCreateBody, response: Response) -> RunBody:
+    run, _ = await asked.start(body, "background")
+    response.headers["Content-Location"] = _address(run)
+    return RunBody.of(run, status_of(run))
+
+
+@router.post(
+    "/threads/{thread_id}/runs/stream",
+    summary="Run an assistant in a thread, and read it as it happens",
+    response_class=Response,
+    responses={200: _STREAM, **_STARTING},
+)
+async def stream_run(
+    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request
+) -> EventStream:
+    """Stream a run in the chosen modes. `Content-Location` names the run, `Location` its stream for a reconnect."""
+    return await _streamed(ThreadRuns(app, caller, request, thread_id), body)
+
+
+@router.post(
+    "/runs/stream",
+    summary="Run an assistant without a thread, and read it as it happens",
+    response_class=Response,
+    responses={200: _STREAM, **_STARTING},
+)
+async def stream_stateless_run(
+    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request
+) -> EventStream:
+    """Stream a run that sees no earlier turns and stores none."""
+    return await _streamed(ThreadRuns(app, caller, request, None), body)
+
+
+@router.post("/threads/{thread_id}/runs/wait", summary="Run an assistant in a thread, and wait", responses=_STARTING)
+async def wait_for_run(
+    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
+) -> dict[str, Any]:
+    """Return the values of the thread when the run is over; `__interrupt__` if it asks a person, `__error__`."""
+    return await _waited(ThreadRuns(app, caller, request, thread_id), body, response)
+
+
+@router.post("/runs/wait", summary="Run an assistant without a thread, and wait", responses=_STARTING)
+async def wait_for_stateless_run(
+    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
+) -> dict[str, Any]:
+    """Return the messages of a run that sees no earlier turns and stores none."""
+    return await _waited(ThreadRuns(app, caller, request, None), body, response)
+
+
+@router.post("/threads/{thread_id}/runs", summary="Run an assistant in the background", responses=_STARTING)
+async def start_background_run(
+    thread_id: ThreadId, body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
+) -> RunBody:
+    """Start a run in a thread and return it; join it later, or read the state of the thread."""
+    return await _begun(ThreadRuns(app, caller, request, thread_id), body, response)
+
+
+@router.post("/runs", summary="Run an assistant in the background without a thread", responses=_STARTING)
+async def start_stateless_run(
+    body: RunCreateBody, app: AppInUse, caller: CallerInUse, request: Request, response: Response
+) -> RunBody:
+    """Start a run that sees no earlier turns and stores none."""
+    return await _begun(ThreadRuns(app, caller, request, None), body, response)
+
+
+@router.get("/threads/{thread_id}/runs", summary="List the runs of a thread", responses=_FAILURES)
+async def list_thread_runs(
+    *,
+    thread_id: ThreadId,
+    app: AppInUse,
+    user_id: UserId = None,
+    limit: Annotated[int, Query(ge=1, le=_MOST, description="How many at most.")] = 10,
+    offset: Annotated[int, Query(ge=0, le=_MOST, description="How many of the newest to leave out.")] = 0,
+    status: Annotated[RunStatus | None, Query(description="Only runs that stand so.")] = None,
+) -> list[RunBody]:
+    """List the runs of a thread, newest first."""
+    await find_thread(app, thread_id, user_id=user_id)
+    runs = await app.runs.service()
+    found, _ = await runs.list(RunQuery(session_id=thread_id, user_id=user_id, limit=2 * _MOST))
+    shown = [RunBody.of(run, status_of(run)) for run in found if run.parent_run_id is None]
+    return [one for one in shown if status is None or one.status == status][offset : offset + limit]
+
+
+@router.get("/threads/{thread_id}/runs/{run_id}", summary="See a run of a thread", responses=_FAILURES)
+async def get_thread_run(
+    thread_id: ThreadId, run_id: RunId, app: AppInUse, caller: CallerInUse, request: Request
+) -> RunBody:
+    """Return a run."""
+    run = await ThreadRuns(app, caller, request, thread_id).run(run_id)
+    return RunBody.of(run, status_of(run))
+
+
+@router.get("/threads/{thread_id}/runs/{run_id}/join", summary="Wait for a run of a thread", responses=_FAILURES)
+async def join_run(
+    thread_id: ThreadId, run_id: RunId, app: AppInUse, caller: CallerInUse, request: Request
+) -> dict[str, Any]:
+    """Return the values of the thread when the run is over or asks a person."""
+    asked = ThreadRuns(app, caller, request, thread_id)
+    return await asked.values((await asked.run(run_id)).run_id)
+
+
+@router.get(
+    "/threads/{thread_id}/runs/{run_id}/stream",
+    summary="Read a run of a thread as it happens",
+    response_class=Response,
+    responses={200: _STREAM, **_FAILURES},
+)
+async def join_run_stream(
+    *,
+    thread_id: ThreadId,
+    run_id: RunId,
+    app: AppInUse,
+    caller: CallerInUse,
+    request: Request,
+    stream_mode: StreamModes = None,
+    cancel_on_disconnect: Annotated[bool, Query(description="Cancel the run if the client goes away.")] = False,
+    last_event_id: Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")] = None,
+) -> EventStream:
+    """Stream a run from its beginning, or after `Last-Event-ID`."""
+    asked = ThreadRuns(app, caller, request, thread_id)
+    return await _joined(asked, await asked.run(run_id), stream_mode, last_event_id, cancels=cancel_on_disconnect)
+
+
+@router.get(
+    "/threads/{thread_id}/stream",
+    summary="Read the newest run of a thread as it happens",
+    response_class=Response,
+    responses={200: _STREAM, **_FAILURES},
+)
+async def join_thread_stream(
+    thread_id: ThreadId,
+    app: AppInUse,
+    caller: CallerInUse,
+    request: Request,
+    stream_mode: StreamModes = None,
+    last_event_id: Annotated[str | None, Header(max_length=32, description="The id of the newest known event.")] = None,
+) -> EventStream:
+    """Stream the run that was requested last, from its beginning, or after `Last-Event-ID`."""
+    asked = ThreadRuns(app, caller, request, thread_id)
+    newest = (await find_thread(app, thread_id, user_id=caller.user(None))).newest
+    if newest is None:
+        raise RunNotFound(thread_id)
+    return await _joined(asked, newest, stream_mode, last_event_id, cancels=False)
+
+
+@router.post(
+    "/threads/{thread_id}/runs/{run_id}/cancel",
+    summary="Stop a run of a thread",
+    status_code=204,
+    responses=_FAILURES,
+)
+async def cancel_thread_run(
+    *,
+    thread_id: ThreadId,
+    run_id: RunId,
+    app: AppInUse,
+    caller: CallerInUse,
+    request: Request,
+    wait: Annotated[bool, Query(description="Answer when the run has ended.")] = False,
+    action: Annotated[str, Query(description="`interrupt`; what was said stays.")] = "interrupt",
+) -> None:
+    """Stop a run and its children. Messages that were said stay in the transcript; take them back to remove them."""
+    if action != "interrupt":
+        raise InvalidInput("action is interrupt; to remove what was said, take it back: POST …/take-back.")
+    asked = ThreadRuns(app, caller, request, thread_id)
+    run = await asked.run(run_id)
+    await asked.cancel_if_going_on(run.run_id)
+    if wait:
+        await (await app.runs.service()).result(run.run_id)
+
+
+async def _joined(
+    asked: ThreadRuns, run: Run, modes: list[str] | None, last_event_id: str | None, *, cancels: bool
+) -> EventStream:
+    known_id = last_event_id or ""
+    after = int(known_id) if known_id.isascii() and known_id.isdigit() else 0
+    events, known = await asked.events(run)
+    elsewhere = bool(after) and not known
+    if elsewhere:
+        events.number_after(after)
+    parts = encoded_parts(events, modes or _USUAL_MODES, after=after, whole=elsewhere)
+    return EventStream(_with_heartbeats(asked, run, parts, cancels=cancels))

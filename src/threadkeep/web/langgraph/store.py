@@ -1,0 +1,191 @@
+"""The graph store as LangGraph's server serves it: items under namespaces, for graphs and their clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query
+from langgraph.store.base import Item, SearchItem
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.app import App
+from threadkeep.errors import InvalidInput
+from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import READS
+from threadkeep.web.problems import ProblemRaised, documented, make_problem
+from threadkeep.web.schemas import CleanText, Metadata
+
+router = APIRouter(prefix="/store", tags=["langgraph"])
+
+_FAILURES = documented(400, 404, 413, 422, 503)
+_RESERVED = "langgraph"
+
+Namespace = Annotated[list[Annotated[CleanText, Field(max_length=256)]], Field(max_length=20)]
+Key = Annotated[CleanText, Field(min_length=1, max_length=512)]
+
+
+class ItemBody(BaseModel):
+    """An item of the store."""
+
+    namespace: list[str]
+    key: str
+    value: dict[str, Any]
+    created_at: datetime
+    updated_at: datetime
+    score: float | None = Field(None, exclude_if=lambda score: score is None)
+
+    @classmethod
+    def of(cls, item: Item) -> ItemBody:
+        """Return an item as LangGraph's server describes it."""
+        return cls(
+            namespace=list(item.namespace),
+            key=item.key,
+            value=item.value,
+            created_at=item.created_at,
+            updated_at=item.updated_at,
+            score=item.score if isinstance(item, SearchItem) else None,
+        )
+
+
+class PutItemBody(BaseModel):
+    """An item to store."""
+
+    model_config = ConfigDict(
+        json_schema_extra={"examples": [{"namespace": ["users", "u1"], "key": "theme", "value": {"dark": True}}]}
+    )
+
+    namespace: Namespace
+    key: Key
+    value: Metadata
+    index: bool | Annotated[list[str], Field(max_length=50)] | None = Field(
+        None, description="Fields to index, or false; a store without an index ignores it."
+    )
+    ttl: float | None = Field(None, gt=0, description="Minutes; a store without expiry refuses it.")
+
+
+class DeleteItemBody(BaseModel):
+    """An item to delete."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"namespace": ["users", "u1"], "key": "theme"}]})
+
+    namespace: Namespace
+    key: Key
+
+
+class SearchItemsBody(BaseModel):
+    """A search for items."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"namespace_prefix": ["users"], "limit": 10}]})
+
+    namespace_prefix: Namespace = []
+    filter: dict[str, JsonValue] | None = Field(None, description="Values that an item must have.")
+    query: str | None = Field(None, max_length=2000, description="Text to search by meaning; needs an index.")
+    limit: int = Field(10, ge=1, le=1000, description="How many at most.")
+    offset: int = Field(0, ge=0, le=100_000, description="How many to leave out.")
+
+
+class ItemsBody(BaseModel):
+    """Items that were found."""
+
+    items: list[ItemBody]
+
+
+class NamespacesSearchBody(BaseModel):
+    """A search for namespaces."""
+
+    model_config = ConfigDict(json_schema_extra={"examples": [{"prefix": ["users"], "max_depth": 2}]})
+
+    prefix: Namespace | None = None
+    suffix: Namespace | None = None
+    max_depth: int | None = Field(None, ge=1, le=20)
+    limit: int = Field(100, ge=1, le=1000, description="How many at most.")
+    offset: int = Field(0, ge=0, le=100_000, description="How many to leave out.")
+
+
+class NamespacesBody(BaseModel):
+    """Namespaces that were found."""
+
+    namespaces: list[list[str]]
+
+
+async def _history_roots(app: App) -> frozenset[str]:
+    """Return the first labels of the namespaces that hold histories of conversations."""
+    layouts = [GraphLayout(), *(layout for _, layout, _ in await app.memory.besides())]
+    roots = [layout.namespace[0] for layout in layouts]
+    return frozenset((*roots, *(f"{root}_ids" for root in roots)))
+
+
+async def _checked(app: App, labels: Sequence[str]) -> tuple[str, ...]:
+    """Return a namespace of a graph's own items.
+
+    Raises:
+        InvalidInput: a store takes no such namespace, or it holds histories of conversations.
+    """
+    if not labels or not all(labels) or any("." in label for label in labels) or labels[0] == _RESERVED:
+        raise InvalidInput(f"A namespace is one label or more, without full stops, and not below {_RESERVED!r}.")
+    if labels[0] in await _history_roots(app):
+        raise InvalidInput(f"{labels[0]!r} holds histories of conversations; read and change those as threads.")
+    return tuple(labels)
+
+
+@router.put("/items", summary="Store an item", status_code=204, responses=_FAILURES)
+async def put_item(body: PutItemBody, app: AppInUse) -> None:
+    """Store an item, or replace it."""
+    store = await app.memory.graph_store()
+    if body.ttl is not None and not store.supports_ttl:
+        raise InvalidInput("The store of this service expires no items; leave ttl out.")
+    ttl = {} if body.ttl is None else {"ttl": body.ttl}
+    index = None if body.index is True else body.index
+    await store.aput(await _checked(app, body.namespace), body.key, body.value, index=index, **ttl)
+
+
+@router.get("/items", summary="Read an item", responses=_FAILURES)
+async def get_item(
+    app: AppInUse,
+    key: Annotated[str, Query(min_length=1, max_length=512)],
+    namespace: Annotated[list[str] | None, Query(description="The labels, or one text of them with dots.")] = None,
+) -> ItemBody:
+    """Return an item; 404 if there is none."""
+    labels = namespace or []
+    if len(labels) == 1:
+        labels = labels[0].split(".")
+    item = await (await app.memory.graph_store()).aget(await _checked(app, labels), key)
+    if item is None:
+        sentence = "There is no such item; POST /store/items/search lists those there are."
+        raise ProblemRaised(make_problem(404, "item-not-found", sentence))
+    return ItemBody.of(item)
+
+
+@router.delete("/items", summary="Delete an item", status_code=204, responses=_FAILURES)
+async def delete_item(body: DeleteItemBody, app: AppInUse) -> None:
+    """Delete an item, if there is one."""
+    await (await app.memory.graph_store()).adelete(await _checked(app, body.namespace), body.key)
+
+
+@router.post("/items/search", summary="Find items", responses=_FAILURES, openapi_extra=READS)
+async def search_items(body: SearchItemsBody, app: AppInUse) -> ItemsBody:
+    """Return the items below a namespace, best or newest first. Histories of conversations are not among them."""
+    store = await app.memory.graph_store()
+    found = await store.asearch(
+        tuple(body.namespace_prefix), query=body.query, filter=body.filter, limit=body.limit, offset=body.offset
+    )
+    hidden = await _history_roots(app)
+    return ItemsBody(items=[ItemBody.of(item) for item in found if item.namespace[0] not in hidden])
+
+
+@router.post("/namespaces", summary="List namespaces", responses=_FAILURES, openapi_extra=READS)
+async def list_namespaces(app: AppInUse, body: NamespacesSearchBody | None = None) -> NamespacesBody:
+    """Return the namespaces that have items."""
+    asked = body or NamespacesSearchBody()
+    found = await (await app.memory.graph_store()).alist_namespaces(
+        prefix=None if asked.prefix is None else tuple(asked.prefix),
+        suffix=None if asked.suffix is None else tuple(asked.suffix),
+        max_depth=asked.max_depth,
+        limit=asked.limit,
+        offset=asked.offset,
+    )
+    hidden = await _history_roots(app)
+    return NamespacesBody(namespaces=[list(one) for one in found if one[0] not in hidden])

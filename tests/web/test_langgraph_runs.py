@@ -1,0 +1,287 @@
+"""The v1 API of LangGraph's server, as its Python SDK and `RemoteGraph` speak it, against a service that listens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from langgraph.pregel.remote import RemoteGraph
+from langgraph_sdk.errors import NotFoundError, UnprocessableEntityError
+from langgraph_sdk.schema import StreamMode
+
+from tests.limits import HANG_SECONDS
+from tests.web.services import history, opened_app, said, served, settings_for
+from tests.web.test_langgraph_protocol import ASKING, asks, sdk, texts
+from threadkeep.testing import Gate, ScriptedModel
+
+ALL_MODES: list[StreamMode] = ["values", "updates", "messages", "messages-tuple", "custom", "checkpoints"]
+
+
+async def test_a_streamed_run_gives_values_pieces_and_its_ids(tmp_path: Path) -> None:
+    """The parts begin with `metadata`, end with `end`, and the pieces make the answer of the last values."""
+    created: list[Any] = []
+    async with (
+        sdk(tmp_path, ScriptedModel([["It is ", "teal."]])) as (langgraph, client),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        parts = [
+            part
+            async for part in langgraph.runs.stream(
+                "t1", "chat", input=asks("Which?", id="m1"), stream_mode=ALL_MODES, on_run_created=created.append
+            )
+        ]
+        run = await langgraph.runs.get("t1", parts[0].data["run_id"])
+        stored = await history(client, "t1")
+    assert [parts[0].event, parts[-1].event] == ["metadata", "end"]
+    assert parts[-1].data == {"run_id": run["run_id"], "status": "success"}
+    assert created == [{"run_id": run["run_id"], "thread_id": "t1"}]
+    assert (run["status"], run["assistant_id"], run["thread_id"]) == ("success", "chat", "t1")
+    values = [part.data for part in parts if part.event == "values"]
+    assert texts(values[-1]) == [("human", "Which?"), ("ai", "It is teal.")]
+    chunks = [part.data[0] for part in parts if part.event == "messages"]
+    assert "".join(chunk["content"] for chunk in chunks) == "It is teal."
+    assert {chunk["type"] for chunk in chunks} == {"AIMessageChunk"}
+    assert {chunk["id"] for chunk in chunks} == {values[-1]["messages"][-1]["id"]}
+    partials = [part.data[0]["content"] for part in parts if part.event == "messages/partial"]
+    assert partials[-1] == "It is teal."
+    assert [text for _, text, _ in said(stored)] == ["Which?", "It is teal."]
+
+
+async def test_a_stream_is_rejoined_after_the_last_event(tmp_path: Path) -> None:
+    """A client that comes back with the id of an event gets the events after it, once each."""
+    gate = Gate()
+    async with (
+        sdk(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as (langgraph, _),
+        asyncio.timeout(HANG_SECONDS),
+    ):
+        first, run_id, last_id = [], "", None
+        stream = langgraph.runs.stream("t1", "chat", input=asks("Which?"), stream_mode="messages-tuple")
+        async for part in stream:
+            run_id = part.data["run_id"] if part.event == "metadata" else run_id
+            if part.event == "messages":
+                first.append(part.data[0]["content"])
+                last_id = part.id
+                break
+        await closed(stream)
+        gate.open()
+        rest = [
+            part
+            async for part in langgraph.runs.join_stream(
+                "t1", run_id, stream_mode="messages-tuple", last_event_id=last_id
+            )
+        ]
+        whole = [part async for part in langgraph.runs.join_stream("t1", run_id, stream_mode="messages-tuple")]
+    assert "".join([*first, *(part.data[0]["content"] for part in rest if part.event == "messages")]) == "It is teal."
+    assert "metadata" not in [part.event for part in rest]
+    assert "".join(part.data[0]["content"] for part in whole if part.event == "messages") == "It is teal."
+
+
+async def test_runs_are_waited_for_joined_and_listed(tmp_path: Path) -> None:
+    """`wait` returns the values, a run in the background is joined, and the thread lists both, newest first."""
+    async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        waited = await langgraph.runs.wait("t1", "chat", input=asks("first"))
+        begun = await langgraph.runs.create("t1", "chat", input=asks("second"))
+        joined = await langgraph.runs.join("t1", begun["run_id"])
+        listed = await langgraph.runs.list("t1")
+        succeeded = await langgraph.runs.list("t1", status="success", limit=1)
+    assert texts(waited) == [("human", "first"), ("ai", "one")]
+    assert texts(joined) == [*texts(waited), ("human", "second"), ("ai", "two")]
+    assert listed[0]["run_id"] == begun["run_id"]
+    assert len(listed) == 2
+    assert [run["run_id"] for run in succeeded] == [begun["run_id"]]
+
+
+async def test_a_run_without_a_thread_stores_nothing(tmp_path: Path) -> None:
+    """It is streamed and waited for all the same, and its values are its own two messages."""
+    async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        waited = await langgraph.runs.wait(None, "chat", input=asks("first"))
+        parts = [part async for part in langgraph.runs.stream(None, "chat", input=asks("second"))]
+        threads = await langgraph.threads.search()
+    assert texts(waited) == [("human", "first"), ("ai", "one")]
+    values = [part.data for part in parts if part.event == "values"]
+    assert texts(values[-1]) == [("human", "second"), ("ai", "two")]
+    assert threads == []
+
+
+async def test_a_question_of_a_run_is_answered_by_a_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The values of the interrupted run name the question; `resume` streams what follows, and nothing before it."""
+    (tmp_path / "asking.py").write_text(ASKING)
+    monkeypatch.syspath_prepend(tmp_path)
+    async with sdk(tmp_path, ScriptedModel([]), workflows="asking=asking:graph") as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            parts = [
+                part
+                async for part in langgraph.runs.stream(
+                    "t1", "asking", input=asks("go"), stream_mode=["values", "updates"]
+                )
+            ]
+            state = await langgraph.threads.get_state("t1")
+            resumed = [
+                part
+                async for part in langgraph.runs.stream(
+                    "t1", "asking", command={"resume": "yes"}, stream_mode=["values"]
+                )
+            ]
+    asked = [part.data["__interrupt__"] for part in parts if part.event == "updates"]
+    assert [one["value"] for one in asked[0]] == ["Ship it?"]
+    assert parts[-1].data["status"] == "interrupted"
+    assert state["tasks"][0]["interrupts"][0]["value"] == "Ship it?"
+    values = [part.data for part in resumed if part.event == "values"]
+    assert texts(values[-1])[-1] == ("ai", "You said yes.")
+    assert "__interrupt__" not in values[-1]
+
+
+async def test_a_run_is_cancelled_and_one_whose_client_goes_away_too(tmp_path: Path) -> None:
+    """By the verb, and by `on_disconnect: cancel`; without it the run goes on."""
+    gates = [Gate(), Gate()]
+    model = ScriptedModel([["a", gates[0]], ["b", gates[1]]])
+    async with sdk(tmp_path, model) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        begun = await langgraph.runs.create("t1", "chat", input=asks("one"))
+        await gates[0].reached()
+        await langgraph.runs.cancel("t1", begun["run_id"], wait=True)
+        cancelled = await langgraph.runs.get("t1", begun["run_id"])
+        stream = langgraph.runs.stream(
+            "t2", "chat", input=asks("two"), stream_mode="messages-tuple", on_disconnect="cancel"
+        )
+        run_id = ""
+        async for part in stream:
+            run_id = part.data["run_id"] if part.event == "metadata" else run_id
+            if part.event == "messages":
+                break
+        await closed(stream)
+        await langgraph.runs.join("t2", run_id)
+        gone = await langgraph.runs.get("t2", run_id)
+    assert (cancelled["status"], gone["status"]) == ("interrupted", "interrupted")
+
+
+async def test_a_failed_run_says_so(tmp_path: Path) -> None:
+    """A stream has an `error` part, `wait` raises, and no word of the exception is shown."""
+    async with sdk(tmp_path, ScriptedModel([ConnectionError("secret words")] * 8)) as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            parts = [part async for part in langgraph.runs.stream("t1", "chat", input=asks("one"))]
+            with pytest.raises(Exception, match="failed") as raised:
+                await langgraph.runs.wait("t2", "chat", input=asks("two"))
+    assert [part.event for part in parts if part.event in ("error", "end")] == ["error", "end"]
+    assert "secret" not in f"{parts} {raised.value}"
+
+
+async def test_what_is_not_supported_is_refused(tmp_path: Path) -> None:
+    """Not ignored: a webhook that never comes would be waited for."""
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        for extra in ({"webhook": "https://example.com"}, {"interrupt_before": ["a"]}, {"after_seconds": 5}):
+            with pytest.raises(UnprocessableEntityError):
+                await langgraph.runs.create("t1", "chat", input=asks("one"), **extra)
+        with pytest.raises(UnprocessableEntityError):
+            await langgraph.runs.create("t1", "chat", command={"goto": "a"})
+        with pytest.raises(NotFoundError):
+            await langgraph.runs.get("t1", "nobody")
+
+
+async def test_a_thread_is_edited_copied_and_seen_as_it_was(tmp_path: Path) -> None:
+    """Messages are added without a run, once; a copy goes on for itself; each turn has a state."""
+    async with sdk(tmp_path, ScriptedModel(["one", "two"])) as (langgraph, client), asyncio.timeout(HANG_SECONDS):
+        await langgraph.runs.wait("t1", "chat", input=asks("first"))
+        added = {
+            "messages": [
+                {"role": "user", "content": "By the way.", "id": "x"},
+                {"role": "assistant", "content": "Noted.", "id": "y"},
+            ]
+        }
+        for _ in range(2):
+            await langgraph.threads.update_state("t1", added)
+        before = await langgraph.threads.get_state("t1", checkpoint_id="2")
+        now = await langgraph.threads.get_state("t1")
+        copied = (await client.post("/threads/t1/copy")).json()
+        await langgraph.runs.wait(copied["thread_id"], "chat", input=asks("second"))
+        after = await langgraph.threads.get_state("t1")
+        with pytest.raises(UnprocessableEntityError):
+            await langgraph.threads.update_state("t1", {"files": {"a.txt": "b"}})
+    assert texts(before["values"]) == [("human", "first"), ("ai", "one")]
+    assert texts(now["values"])[2:] == [("human", "By the way."), ("ai", "Noted.")]
+    assert after["values"] == now["values"]
+
+
+async def test_assistants_are_workflows(tmp_path: Path) -> None:
+    """They are found, described and drawn."""
+    async with sdk(tmp_path, ScriptedModel([])) as (langgraph, _), asyncio.timeout(HANG_SECONDS):
+        found = await langgraph.assistants.search()
+        assistant = await langgraph.assistants.get("chat")
+        schemas = await langgraph.assistants.get_schemas("chat")
+        graph = await langgraph.assistants.get_graph("chat")
+        counted = await langgraph.assistants.count()
+        with pytest.raises(NotFoundError):
+            await langgraph.assistants.get("nobody")
+    assert found[0] == assistant
+    assert counted == len(found)
+    assert schemas["input_schema"] is not None
+    assert "messages" in schemas["input_schema"]["properties"]
+    assert {node["id"] for node in graph["nodes"]} >= {"__start__", "__end__"}
+
+
+async def test_the_store_has_items_but_no_histories(tmp_path: Path) -> None:
+    """Items are stored, found and deleted; the namespaces of histories are neither read nor written."""
+    async with sdk(tmp_path, ScriptedModel([]), database_url=f"sqlite:///{tmp_path}/a.db") as (langgraph, _):
+        async with asyncio.timeout(HANG_SECONDS):
+            store = langgraph.store
+            await store.put_item(["users", "u1"], "theme", {"dark": True})
+            item = await store.get_item(["users", "u1"], "theme")
+            found = await store.search_items(["users"], filter={"dark": True})
+            namespaces = await store.list_namespaces(prefix=["users"])
+            await store.delete_item(["users", "u1"], "theme")
+            with pytest.raises(NotFoundError):
+                await store.get_item(["users", "u1"], "theme")
+            for namespace in (["agent_chat_history"], ["agent_chat_history_ids", "x"], ["langgraph"], []):
+                with pytest.raises(UnprocessableEntityError):
+                    await store.put_item(namespace, "a", {})
+    assert item is not None
+    assert item["value"] == {"dark": True}
+    assert [one["key"] for one in found["items"]] == ["theme"]
+    assert namespaces["namespaces"] == [["users", "u1"]]
+
+
+async def test_a_remote_graph_is_a_graph(tmp_path: Path) -> None:
+    """`RemoteGraph` invokes and streams a workflow in a thread, as any graph; its state is the transcript."""
+    async with sdk(tmp_path, ScriptedModel(["one", ["tw", "o"]])) as (langgraph, _):
+        remote = RemoteGraph("chat", client=langgraph)
+        config: Any = {"configurable": {"thread_id": "t1"}}
+        async with asyncio.timeout(HANG_SECONDS):
+            result = await remote.ainvoke({"messages": [("user", "first")]}, config)
+            chunks = [
+                chunk
+                async for chunk in remote.astream({"messages": [("user", "second")]}, config, stream_mode="messages")
+            ]
+            state = await remote.aget_state(config)
+    assert texts(result) == [("human", "first"), ("ai", "one")]
+    assert "".join(part[0]["content"] for part in cast("list[Any]", chunks)) == "two"
+    assert texts(state.values) == [*texts(result), ("human", "second"), ("ai", "two")]
+
+
+async def test_another_users_runs_are_not_there(tmp_path: Path) -> None:
+    """A key that speaks for one user sees neither the runs nor the stream of another one's thread."""
+    async with opened_app(ScriptedModel(["one"]), settings_for(tmp_path)) as app, served(app) as (client, _):
+        mine = await app.memory.api_keys.add("mine", scope="write", user_id="u1")
+        await app.memory.api_keys.add("yours", scope="write", user_id="u2")
+        other = await app.memory.api_keys.add("other", scope="write", user_id="u2")
+        body = {"assistant_id": "chat", "input": asks("hello")}
+        begun = await client.post("/threads/t1/runs/wait", json=body, headers=key(mine))
+        run = begun.headers["content-location"]
+        seen = [(await client.get(f"{run}{end}", headers=key(other))).status_code for end in ("", "/join", "/stream")]
+        started = await client.post("/threads/t1/runs/wait", json=body, headers=key(other))
+        store = await client.post("/store/items/search", json={}, headers=key(other))
+    assert begun.status_code == 200
+    assert seen == [404, 404, 404]
+    assert started.status_code == 404
+    assert store.status_code == 403
+
+
+async def closed(stream: AsyncIterator[Any]) -> None:
+    """Close a stream of the SDK, as a client does that goes away."""
+    await cast("AsyncGenerator[Any]", stream).aclose()
+
+
+def key(given: Any) -> dict[str, str]:
+    """The header of a key."""
+    return {"X-API-Key": given.secret}
