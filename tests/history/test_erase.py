@@ -59,6 +59,16 @@ def said(words: str, sender: str | None = None) -> Message:
     return Message(role="user", content=words, metadata=metadata)
 
 
+@pytest.fixture(params=["tables", "graph_store"])
+async def kept(
+    request: pytest.FixtureRequest, database_url: str, memory_options: MemoryOptions
+) -> AsyncIterator[Memory]:
+    """A memory over each engine, with transcripts in tables and in a graph store."""
+    options = replace(memory_options, transcripts=request.param)
+    async with open_memory(database_url, options=options) as opened:
+        yield opened
+
+
 async def live(memory: Memory) -> None:
     """Fill every store that a person leaves something in."""
     own = memory.session("telegram:1", user_id=ANN)
@@ -80,8 +90,9 @@ async def live(memory: Memory) -> None:
     await memory.search(CANARY)
 
 
-async def test_a_person_is_gone_and_others_stay(memory: Memory) -> None:
+async def test_a_person_is_gone_and_others_stay(kept: Memory) -> None:
     """All sessions under all ids, knowledge, and the words in a group chat; the receipt counts before and after."""
+    memory = kept
     await live(memory)
     plan = await memory.erase(user_id=ANN, dry_run=True)
     assert (plan.sessions, plan.shared_sessions, plan.shared_messages, plan.complete) == (2, 1, 1, False)
@@ -145,6 +156,8 @@ async def test_an_erase_that_breaks_off_anywhere_goes_on(
     await live(memory)
     beside = await memory.beside(GraphLayout(("agents",)))
     await beside.session("telegram:1").append([said(f"{CANARY} to an agent")])
+    group = [said(f"{CANARY} to all", ANN), Message(role="assistant", content="yes"), said("bob too", BOB)]
+    await beside.session("telegram:group").append(group)
     await (await memory.graph_store()).aput(("memories", "telegram:ann2"), "k", {"text": CANARY})
     if database_url != "sqlite://":
         async with open_checkpointer(parse_address(database_url), StoreOptions()) as saver:
@@ -162,6 +175,15 @@ async def test_an_erase_that_breaks_off_anywhere_goes_on(
     before = {store.name: store.before for store in receipt.stores}
     assert (before["chat_messages"], before["conversations of agents"], before["graph store items"]) == (41, 1, 1)
     assert await beside.session("telegram:1").count(view="history") == 0
+    assert before["messages in conversations of others"] == 1
+    group = await beside.session("telegram:group").tail(9, view="history")
+    assert [(one.content, one.status, one.seq) for one in group] == [
+        ("", "erased", 1),
+        ("yes", "complete", 2),
+        ("bob too", "complete", 3),
+    ]
+    assert [one.content for one in await beside.session("telegram:group").tail(9)] == ["yes", "bob too"]
+    assert await memory.search(CANARY) == []
     if database_url != "sqlite://":
         assert before["checkpoints"] > 0
         rows = query(database_url, "SELECT count(*) FROM checkpoints WHERE thread_id = 'telegram:1'")

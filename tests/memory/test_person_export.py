@@ -12,6 +12,7 @@ from zipfile import ZipFile
 import pytest
 
 from threadkeep import InvalidInput, Memory, MemoryOptions, Message, open_memory
+from threadkeep.graph_store.layout import GraphLayout
 from threadkeep.memory.person_archive import archive, whole_lines
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import SettableClock
@@ -41,6 +42,8 @@ async def live(memory: Memory) -> None:
     store = await memory.graph_store()
     await store.aput(("memories", ANN), "k", {"text": "ann's item"})
     await store.aput(("memories", BOB), "k", {"text": "bob's item"})
+    agents = await memory.beside(GraphLayout(("agents",)))
+    await agents.session("telegram:group").append([said("ann to an agent", ANN), said("bob too", BOB)])
 
 
 async def lines_of(memory: Memory, after: str | None = None) -> list[dict[str, Any]]:
@@ -58,7 +61,8 @@ async def test_an_export_has_what_an_erase_would_take(memory: Memory) -> None:
     assert (kinds[0], kinds[-1]) == ("person", "end")
     assert kinds.count("session") == before["chat_sessions"] == 2
     assert kinds.count("message") == before["chat_messages"] == 501
-    assert kinds.count("shared_message") == before["shared messages"] == 1
+    in_stores = before["messages in conversations of others"]
+    assert (kinds.count("shared_message"), before["shared messages"], in_stores) == (2, 1, 1)
     assert kinds.count("fact") == before["chat_facts"] == 1
     assert kinds.count("item") == before["graph store items"] == 1
     assert sorted(lines[0]["ids"]) == [ANN, "telegram:ann2"]

@@ -111,6 +111,12 @@ class IndexedTranscripts:
         message = await self._conversations.find(session_id, superseding.message_id)
         return message.seq if message is not None and message.superseded_at is None else None
 
+    async def empty(self, session_id: str, seqs: Collection[int]) -> None:
+        """Turn messages into empty ones, for an erase, and drop what was made of them."""
+        await self._conversations.empty(session_id, seqs)
+        await self._index.forget_derived(session_id, min(seqs))
+        await self._follow(session_id)
+
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
         """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
         return await self._conversations.superseded(session_id, after=after, before=before)

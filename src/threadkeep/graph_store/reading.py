@@ -59,11 +59,11 @@ class HeldChunks:
         chunk = await self.get(chunk_of(seq, self.conversation.chunk_size))
         return next(one for one in (chunk or {}).get("messages", ()) if one["seq"] == seq)
 
-    async def note(self, seq: int, fields: Value) -> None:
-        """Set additional fields of the message with a `seq`."""
+    async def replace(self, seq: int, value: Value) -> None:
+        """Store another value for the message with a `seq` that is known to exist."""
         number = chunk_of(seq, self.conversation.chunk_size)
         if (chunk := await self.get(number)) is not None:
-            messages = [{**one, **fields} if one["seq"] == seq else one for one in chunk["messages"]]
+            messages = [value if one["seq"] == seq else one for one in chunk["messages"]]
             self.items[self.layout.chunk(self.conversation.session_id, number)] = {**chunk, "messages": messages}
 
     async def message(self, seq: int) -> Message:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -10,6 +10,7 @@ from threadkeep.errors import MessageNotFound, SessionNotFound, WrongUser
 from threadkeep.graph_store.appending import Place, chunk_items
 from threadkeep.graph_store.items import Value, Writing
 from threadkeep.graph_store.layout import (
+    STEPS,
     GraphLayout,
     ItemKey,
     Ranges,
@@ -160,11 +161,33 @@ class ConversationSuperseding:
             if chunks is None or value is None:
                 return None
             if not value.get("told_at") and not value.get("superseded_at"):
-                await chunks.note(value["seq"], {"told_at": time_text(now)})
+                await chunks.replace(value["seq"], {**value, "told_at": time_text(now)})
                 await self._writer.put(writing, chunks.conversation, chunks.conversation, chunks.items)
             return message_in(value, self._layout.value_field)
 
         return await self._writer.hold(session_id, work)
+
+    async def empty(self, session_id: str, seqs: Collection[int], now: datetime) -> None:
+        """Turn messages into empty ones, which are superseded, and remove the steps of the conversation's turns."""
+
+        async def work(writing: Writing, found: Conversation | None) -> None:
+            if found is None:
+                return
+            chunks, taken = HeldChunks(writing, self._layout, found), list[Message]()
+            for seq in sorted(seqs):
+                value = await chunks.value(seq)
+                taken.append(message_in(value, self._layout.value_field))
+                kept = {name: value.get(name) for name in ("seq", "id", "role", "created_at")}
+                mark = {"superseded_at": value.get("superseded_at") or time_text(now)}
+                empty = {**kept, self._layout.value_field: "", "tokens": 0, "status": "erased", **mark}
+                await chunks.replace(seq, empty)
+            steps = self._layout.message_ids(session_id)
+            chunks.items |= dict.fromkeys(ItemKey(steps, key) for key in await writing.keys(steps, STEPS))
+            superseded = joined(found.superseded, ranges_of(seqs))
+            changed = replace(found, superseded=superseded, revision=found.revision + 1)
+            await self._writer.put(writing, found, await self._retitled(chunks, changed, taken), chunks.items)
+
+        await self._writer.hold(session_id, work)
 
     async def _standing(self, chunks: HeldChunks, message_id: str) -> Value | None:
         """Return the message with an id, or the last one that has replaced it."""

@@ -182,6 +182,10 @@ class GraphTranscripts:
         new = prepare(given, count=self._count, stored_at=lambda _: time_text(now)) if given else None
         return await self._superseding.supersede(superseding, new, now)
 
+    async def empty(self, session_id: str, seqs: Collection[int]) -> None:
+        """Turn messages into empty ones, for an erase: `seq` and id stay, and no window or search has them."""
+        await self._superseding.empty(session_id, seqs, self._clock())
+
     async def superseded(self, session_id: str, *, after: int = 0, before: int = END) -> list[tuple[int, int]]:
         """Return the ranges of superseded messages between two `seq` values, both excluded, in order."""
         conversation = await self.reader.conversation(session_id)

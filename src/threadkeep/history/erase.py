@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from threadkeep.errors import InvalidInput, StoreUnavailable
+from threadkeep.errors import InvalidInput, SessionDamaged, StoreUnavailable
 from threadkeep.history.memory import Memory
+from threadkeep.history.session import Session
 from threadkeep.history.waiting import discard_waiting, waiting_files
-from threadkeep.records import Turn
+from threadkeep.records import Message, Turn
 from threadkeep.records.erasure import ErasedKind, ErasedStore, EraseReceipt
 from threadkeep.store.erasing import Erasable, TableErasing
 
@@ -23,6 +25,7 @@ type Verification = Literal["gone", "there", "unsigned"]
 
 _PAGE = 500
 _PENDING, _CONVERSATIONS, _ITEMS = "pending turns", "conversations of agents", "graph store items"
+_SHARED = "messages in conversations of others"
 _ROUNDS = 3
 _SCOPE = "erase"
 _ALWAYS = (
@@ -80,8 +83,9 @@ class Eraser:
         """Erase what `begin` has noted, and return the receipt; `remains` are copies that were not reached before."""
         digest = await self._digest()
         subject = await self._subject(wanted)
+        begun_at = self._memory.clock()
         before = found = await self._find(wanted)
-        begun_at, shared = self._memory.clock(), await self._rows.shared(wanted)
+        shared = {*await self._rows.shared(wanted), *(name for _, name, _ in await self.shared_conversations(wanted))}
         not_reached = [*remains, *_ALWAYS]
         after = before
         if not dry_run:
@@ -102,7 +106,7 @@ class Eraser:
                 await state.forget(_SCOPE, subject, counts)
         if self._rows.backend == "postgres":
             not_reached.append(_LOG if vacuum and not dry_run else _DEAD_ROWS)
-        not_reached += await self._unreadable()
+        not_reached += await self._unreadable(wanted)
         receipt = EraseReceipt(
             kind=_kind(wanted),
             subject=subject,
@@ -111,7 +115,7 @@ class Eraser:
             dry_run=dry_run,
             sessions=before["chat_sessions"],
             shared_sessions=len(shared),
-            shared_messages=before["shared messages"],
+            shared_messages=before["shared messages"] + before[_SHARED],
             stores=tuple(
                 ErasedStore(name, before[name], after[name]) for name in before if before[name] or after[name]
             ),
@@ -142,6 +146,7 @@ class Eraser:
                     await self._rows.empty(session_id, seqs[start : start + _PAGE])
                 self._memory.older_turns.forget(session_id)
                 self._memory.session_cache.forget(session_id)
+            await self._empty_conversations(wanted)
             await self._rows.delete_person(wanted.ids)
             await self._rows.forget_evidence(sessions)
             await self._erase_graph_store(wanted, sessions)
@@ -160,6 +165,7 @@ class Eraser:
             files = await asyncio.to_thread(waiting_files, folder)
             waiting |= {entry.entry_id: entry.turn for file in files for entry in file.entries}
         counts[_PENDING] = sum(belongs(turn, wanted, sessions) for turn in waiting.values())
+        counts[_SHARED] = sum(len(messages) for _, _, messages in await self.shared_conversations(wanted))
         counts[_CONVERSATIONS] = len(await self.conversations(wanted, sessions))
         counts[_ITEMS] = len(await self.items(wanted))
         return counts
@@ -169,19 +175,52 @@ class Eraser:
         if (folder := self._memory.pending.options.folder) is not None:
             await asyncio.to_thread(discard_waiting, folder, lambda turn: belongs(turn, wanted, sessions))
 
-    async def _unreadable(self) -> list[str]:
-        damaged = await self._memory.pending.damaged()
-        return [f"{len(damaged)} unreadable lines of pending files: threadkeep pending list"] if damaged else []
+    async def _unreadable(self, wanted: Erasable) -> list[str]:
+        """Return what cannot be read, and may therefore hold something of the person."""
+        found: list[str] = []
+        if lines := await self._memory.pending.damaged():
+            found.append(f"{len(lines)} unreadable lines of pending files: threadkeep pending list")
+        if wanted.ids and (items := [one for each in (self._memory, *await self._others()) for one in each.damaged()]):
+            found.append(f"{len(items)} damaged conversations in the graph store: threadkeep doctor")
+        return found
 
     async def conversations(self, wanted: Erasable, sessions: Sequence[str]) -> list[tuple[Memory, str]]:
         """Return the conversations in graph stores: those of the person, and those with the keys of the sessions."""
         found: list[tuple[Memory, str]] = []
-        for _, _, other in await self._memory.besides():
+        for other in await self._others():
             keys = [info.session_id for id_ in wanted.ids async for info in other.sessions(user_id=id_)]
             named = [*sessions, *([] if wanted.session_id is None else [wanted.session_id])]
             keys += [key for key in named if await other.session(key).count(view="history")]
             found += [(other, key) for key in dict.fromkeys(keys)]
         return found
+
+    async def shared_conversations(self, wanted: Erasable) -> list[tuple[Memory, str, list[Message]]]:
+        """Return the person's messages in conversations of others in graph stores; all conversations are read."""
+        found: list[tuple[Memory, str, list[Message]]] = []
+        own = [self._memory] if self._memory.in_graph_store else []
+        for memory in [*own, *await self._others()] if wanted.ids else []:
+            async for info in memory.sessions():
+                sent = [] if info.user_id in wanted.ids else await _sent_by(wanted, memory.session(info.session_id))
+                if sent:
+                    found.append((memory, info.session_id, sent))
+        return found
+
+    async def _others(self) -> list[Memory]:
+        """Return the memories of conversations that agents keep, each location once."""
+        places = {
+            (store, replace(layout, chunk_size=1)): other for store, layout, other in await self._memory.besides()
+        }
+        return list(places.values())
+
+    async def _empty_conversations(self, wanted: Erasable) -> None:
+        for memory, session_id, messages in await self.shared_conversations(wanted):
+            await self._memory.runs.records.forget_runs(sorted({one.run_id for one in messages if one.run_id}))
+            seqs = [message.seq or 0 for message in messages]
+            for start in range(0, len(seqs), _PAGE):
+                some = seqs[start : start + _PAGE]
+                if memory is self._memory:
+                    await self._rows.empty(session_id, some)
+                await memory.empty_messages(session_id, some)
 
     async def _erase_graph_store(self, wanted: Erasable, sessions: Sequence[str]) -> None:
         for other, key in await self.conversations(wanted, sessions):
@@ -226,9 +265,24 @@ async def _all_items(store: BaseStore, namespace: tuple[str, ...]) -> list[Searc
     return found
 
 
+async def _sent_by(wanted: Erasable, session: Session) -> list[Message]:
+    """Return the messages of a person in a session; none if it is damaged."""
+    found: list[Message] = []
+    before: int | None = None
+    with contextlib.suppress(SessionDamaged):
+        while (page := await session.page(before=before, limit=_PAGE, view="history")).messages:
+            found += [one for one in page.messages if one.role == "user" and not _senders(one).isdisjoint(wanted.ids)]
+            if (before := page.next_before) is None:
+                break
+    return found
+
+
 def belongs(turn: Turn, wanted: Erasable, sessions: Sequence[str]) -> bool:
     """Return whether a pending turn is of the person, or of a session that is deleted."""
     if turn.session_id in sessions or turn.session_id == wanted.session_id or turn.user_id in wanted.ids:
         return True
-    senders = {name for message in turn.messages for name in (message.author, message.metadata.get("sender_id"))}
-    return not senders.isdisjoint(wanted.ids)
+    return any(not _senders(message).isdisjoint(wanted.ids) for message in turn.messages)
+
+
+def _senders(message: Message) -> set[object]:
+    return {message.author, message.metadata.get("sender_id")}

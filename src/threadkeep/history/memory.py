@@ -17,6 +17,7 @@ from threadkeep.context.tokens import RememberedCounts
 from threadkeep.errors import SessionDamaged, StoreError, WrongUser
 from threadkeep.graph_store.indexed import IndexedTranscripts
 from threadkeep.graph_store.layout import GraphLayout
+from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.history.blocking import MemoryLoop
 from threadkeep.history.graph_conversations import folder_of
 from threadkeep.history.memory_options import MemoryOptions
@@ -179,10 +180,22 @@ class Memory:
                 with contextlib.suppress(StoreError):  # the next start or the next turn retries it
                     await self.beside(layout)
 
+    @property
+    def in_graph_store(self) -> bool:
+        """True if the messages of this memory's sessions are in a graph store."""
+        return isinstance(self._backend.transcripts, GraphTranscripts | IndexedTranscripts)
+
     def keeps(self, store: BaseStore, layout: GraphLayout) -> bool:
         """Return whether this memory's own sessions are the conversations of a layout in a store."""
-        in_store = isinstance(self._backend.transcripts, IndexedTranscripts)
-        return in_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
+        return self.in_graph_store and layout.lies_as(GraphLayout()) and self._conversations.is_own(store)
+
+    async def empty_messages(self, session_id: str, seqs: Sequence[int]) -> None:
+        """Turn messages of a conversation in a graph store into empty ones, for an erase."""
+        transcripts = self._backend.transcripts
+        if isinstance(transcripts, GraphTranscripts | IndexedTranscripts):
+            await transcripts.empty(session_id, seqs)
+            self.older_turns.forget(session_id)
+            self.session_cache.forget(session_id)
 
     async def holding(self, place: ConversationPlace) -> Self:
         """Return the memory that has a conversation; an empty one if none has it.

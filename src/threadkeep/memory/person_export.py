@@ -74,6 +74,7 @@ class PersonExport:
             "sessions": self._sessions,
             "shared": self._shared,
             "conversations": self._conversations,
+            "shared_conversations": self._shared_conversations,
             "calls": self._calls,
             "runs": self._runs,
             "facts": self._facts,
@@ -156,6 +157,13 @@ class PersonExport:
                     page = await self._memory.session(session_id).page(before=seq + 1, limit=1, view="history")
                     lines = [message_line(session_id, message) for message in page.messages]
                     yield (session_id, seq), [_retyped("shared_message", line) for line in lines]
+
+    async def _shared_conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
+        """Yield the person's messages in conversations of others in graph stores."""
+        found = await self._eraser.shared_conversations(person.wanted)
+        for place, (_, session_id, messages) in enumerate(sorted(found, key=lambda each: each[1])):
+            lines = [message_line(session_id, message) for message in messages]
+            yield (place,), [_retyped("shared_message", line) for line in lines]
 
     async def _conversations(self, person: Person, after: _Key) -> AsyncIterator[_Unit]:
         """Yield conversations that agents keep in graph stores."""
