@@ -24,9 +24,9 @@ from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.intake import Mode
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
-from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
@@ -49,8 +49,10 @@ PRELOADED = (
 _RIGHT_SECONDS = 2.0
 _RESTART_SECONDS = 0.2
 # Shorter on a busy machine would take the living for dead. Whoever is killed often shall not be set aside for it.
-_ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0, max_attempts=1000)
-WORKING = RunServiceOptions(engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0)
+_ENGINE = EngineOptions(concurrency=6, poll_seconds=0.1, dead_seconds=2.0, close_seconds=0.0)
+WORKING = RunServiceOptions(
+    engine=_ENGINE, upkeep_seconds=1.0, forgotten_seconds=3.0, keep_checkpoints_seconds=1.0, max_attempts=1000
+)
 
 
 class Gone(Exception):

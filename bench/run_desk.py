@@ -22,9 +22,9 @@ from bench.contenders import TurnTexts
 from threadkeep import Memory, not_idempotent, open_memory
 from threadkeep.agent.demo import OfflineModel
 from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
-from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer

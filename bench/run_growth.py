@@ -19,9 +19,9 @@ from bench.contenders import Place, TurnTexts
 from bench.lanes import Tell
 from bench.langgraph_saver import GraphContender, open_postgres_saver, open_sqlite_saver
 from bench.run_desk import RunDesk, open_desk
-from threadkeep.runs.engine.dbos_database import SCHEMA, engine_path
+from threadkeep.runs.engine.database import SCHEMA, engine_path
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.options import RunServiceOptions
 
 TURNS_A_SESSION = 10
 # What is dead on PostgreSQL after the first part is used by the second, and only what the third adds has come to stay.

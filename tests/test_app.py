@@ -14,7 +14,7 @@ from threadkeep import Scope
 from threadkeep.app import App, open_app
 from threadkeep.context.manifest import ContextManifest
 from threadkeep.errors import InvalidSettings, InvalidWorkflow
-from threadkeep.runs.chat.turns import ChatRequest
+from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.testing import ScriptedModel
 
 type NamedModels = Callable[..., None]

@@ -20,7 +20,7 @@ from threadkeep import (
 )
 from threadkeep.environment import default_database, plain_database
 from threadkeep.runs.engine.engine import EngineOptions
-from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.settings import unknown_variables
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.runs.trace import TraceLimits
@@ -199,9 +199,9 @@ def test_every_variable_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert options.run_trace_limits == TraceLimits(100, 1000)
     runs = settings.run_options(works=False, close_seconds=1.0)
     assert runs.engine == EngineOptions(
-        works=False, concurrency=3, poll_seconds=0.5, dead_seconds=16.0, max_attempts=5, close_seconds=1.0
+        works=False, concurrency=3, poll_seconds=0.5, dead_seconds=16.0, close_seconds=1.0
     )
-    assert runs.keep_checkpoints_seconds == 3600.0
+    assert (runs.keep_checkpoints_seconds, runs.max_attempts) == (3600.0, 5)
     assert (runs.pause_seconds, runs.longest_pause_seconds) == (2.0, 60.0)
     assert not settings.memory_options(background=False).background
 

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from threadkeep.history.compression import Compression
     from threadkeep.memory import Memory
     from threadkeep.observe.prometheus import PrometheusObserver
-    from threadkeep.runs.chat.chat import Chat
-    from threadkeep.runs.on_demand import RunsOnDemand
+    from threadkeep.runs.chat import Chat
+    from threadkeep.runs.service import RunsOnDemand
     from threadkeep.settings import Settings
     from threadkeep.workflows.registry import Workflows
     from threadkeep.workflows.resources import Resources
@@ -174,23 +174,22 @@ def learning_of(memory: Memory, model: BaseChatModel, options: ChatOptions) -> F
 
 def chat_of(settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, runs: RunsOnDemand) -> Chat:
     """Return the chat that starts runs; it also answers if runs cannot be recorded."""
-    from threadkeep.runs.chat.chat import Chat
-    from threadkeep.runs.chat.unstored import UnstoredRuns
+    from threadkeep.runs.chat import Chat
+    from threadkeep.runs.offline import OfflineRuns
 
     options = settings.run_options(works=False, close_seconds=settings.shutdown_timeout)
-    return Chat(memory, workflows, runs, UnstoredRuns(memory, workflows, resources, options))
+    return Chat(memory, workflows, runs, OfflineRuns(memory, workflows, resources, options))
 
 
 def runs_of(
     settings: Settings, memory: Memory, workflows: Workflows, resources: Resources, *, works: bool = True
 ) -> RunsOnDemand:
     """Return the runs of a memory's database, configured by the settings."""
-    from threadkeep.runs.on_demand import RunsOnDemand
-    from threadkeep.runs.service import RunService, open_runs
-    from threadkeep.runs.unrecorded import UnrecordedTurns
+    from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
+    from threadkeep.runs.streams import InFlightMessages
 
     @asynccontextmanager
-    async def opening(unrecorded: UnrecordedTurns) -> AsyncIterator[RunService]:
+    async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
         async with (
             create_checkpointer(settings) as checkpointer,
             open_runs(
@@ -201,7 +200,7 @@ def runs_of(
                 checkpointer=checkpointer,
                 store=await memory.graph_store(),
                 options=settings.run_options(works=works, close_seconds=settings.shutdown_timeout),
-                unrecorded=unrecorded,
+                in_flight=in_flight,
             ) as service,
         ):
             yield service

@@ -22,7 +22,7 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.memory_options import MemoryOptions
 from threadkeep.memory import open_memory
 from threadkeep.observe import ReadFailed, WriteDeferred, WriteRecovered
-from threadkeep.runs.chat.chat import Chat
+from threadkeep.runs.chat import Chat
 from threadkeep.testing import Gate, ScriptedModel
 
 type Stored = tuple[str, str, str]

@@ -20,7 +20,7 @@ _ROOT = Path(__file__).parents[2]
 
 @pytest.mark.process
 def test_on_the_command_line_and_in_a_worker(any_cli: CommandLine) -> None:
-    """Carried out by the command itself, and by a process that takes what others asked for."""
+    """ActiveRun out by the command itself, and by a process that takes what others asked for."""
     any_cli.set(THREADKEEP_WORKFLOWS=NAMED, PYTHONPATH=f"{_ROOT}:{os.environ.get('PYTHONPATH', '')}")
     asked = any_cli("workflows", "run", "wired", "go", "--json").json["run_id"]
     assert any_cli("runs", "resume", asked, "yes", "--wait", "--json").json["text"] == BOTH

@@ -13,7 +13,7 @@ from threadkeep import Message, open_memory
 from threadkeep.app import open_app
 from threadkeep.observe import RunFinished
 from threadkeep.observe.otel import OtelObserver
-from threadkeep.runs.chat.turns import ChatRequest
+from threadkeep.runs.chat_turns import ChatRequest
 from threadkeep.settings import load_settings
 
 SECRET = "my card is 4111"

@@ -15,13 +15,12 @@ from tests.runs.desk import IN_MEMORY, QUICK
 from threadkeep import Memory
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.app import resources_of
-from threadkeep.runs.chat.chat import Chat
-from threadkeep.runs.chat.turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
-from threadkeep.runs.chat.unstored import UnstoredRuns
-from threadkeep.runs.on_demand import RunsOnDemand
-from threadkeep.runs.service import RunService, open_runs
-from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.runs.unrecorded import UnrecordedTurns
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.chat_turns import ChatEvent, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.offline import OfflineRuns
+from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.service import RunService, RunsOnDemand, open_runs
+from threadkeep.runs.streams import InFlightMessages
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.registry import Workflows
@@ -54,7 +53,7 @@ class Chats:
         workflows = Workflows(others, chat=chat_workflow(options, tools))
 
         @asynccontextmanager
-        async def opening(unrecorded: UnrecordedTurns) -> AsyncIterator[RunService]:
+        async def opening(in_flight: InFlightMessages) -> AsyncIterator[RunService]:
             async with open_runs(
                 memory,
                 IN_MEMORY,
@@ -63,12 +62,12 @@ class Chats:
                 checkpointer=InMemorySaver(),
                 store=InMemoryStore(),
                 options=runs,
-                unrecorded=unrecorded,
+                in_flight=in_flight,
             ) as service:
                 yield service
 
         on_demand = RunsOnDemand(opening)
-        chat = Chat(memory, workflows, on_demand, UnstoredRuns(memory, workflows, resources))
+        chat = Chat(memory, workflows, on_demand, OfflineRuns(memory, workflows, resources))
         self._opened.append((chat, on_demand))
         return chat
 

@@ -23,9 +23,9 @@ from threadkeep import Memory
 from threadkeep.records.runs import RunEvent, RunResult
 from threadkeep.runs.engine.engine import EngineOptions
 from threadkeep.runs.engine.opening import open_engine
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
-from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import DatabaseAddress, parse_address
 from threadkeep.testing import ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
@@ -36,7 +36,7 @@ from threadkeep.workflows.state import WorkflowState
 
 IN_MEMORY = parse_address("sqlite://")
 QUICK = RunServiceOptions(
-    engine=EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0),
+    engine=EngineOptions(poll_seconds=0.05, close_seconds=1.0),
     watch_seconds=0.05,
     reap_seconds=3600.0,
     upkeep_seconds=3600.0,
@@ -53,16 +53,8 @@ async def living_process() -> AsyncIterator[str]:
     async def execute(run_id: str) -> None:
         raise AssertionError(run_id)
 
-    async with open_engine(IN_MEMORY, execute, listener=_Deaf()) as engine:
+    async with open_engine(IN_MEMORY, execute, troubled=lambda _: None) as engine:
         yield engine.name
-
-
-class _Deaf:
-    async def gave_up(self, run_id: str, attempts: int) -> None:
-        """Nothing is executed."""
-
-    def troubled(self, error: str) -> None:
-        """Nothing is executed."""
 
 
 @dataclass

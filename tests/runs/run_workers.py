@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -19,9 +20,9 @@ from threadkeep import Memory, MemoryOptions, not_idempotent, open_memory
 from threadkeep.graph_store.opening import open_graph_store
 from threadkeep.observe import Observers
 from threadkeep.runs.engine.engine import EngineOptions
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService, open_runs
-from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
@@ -74,6 +75,9 @@ class Desk:
     async def reply(self, messages: Sequence[BaseMessage]) -> AIMessage:
         """What the model says; it takes its time for what is to be slow."""
         text = messages[-1].text
+        if text.startswith("poison"):
+            self.note("killed", text)
+            os.kill(os.getpid(), signal.SIGKILL)
         if text.startswith("slow"):
             self.note("second", text)
             await asyncio.sleep(self.seconds)

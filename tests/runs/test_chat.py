@@ -26,7 +26,7 @@ from threadkeep import (
 from threadkeep.agent.turn_options import ChatOptions
 from threadkeep.errors import Interrupted, InvalidSettings
 from threadkeep.observe import TurnFinished
-from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatStarted, ChatTurn, ChatUsage
 from threadkeep.testing import Gate, ScriptedModel
 
 

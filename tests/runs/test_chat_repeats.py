@@ -19,8 +19,8 @@ from tests.runs.desk import living_process
 from threadkeep import Memory, MemoryOptions, ModelCallFailed, SessionNotFound, open_memory
 from threadkeep.errors import Interrupted
 from threadkeep.records.runs import NewRun
-from threadkeep.runs.chat.chat import Chat
-from threadkeep.runs.engine.engine import CarryOut, Engine, EngineOptions, Listener
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.engine.engine import Engine, EngineOptions, Execute, Troubled
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.store.driver import StoreOptions
@@ -63,13 +63,13 @@ def shared_engine(monkeypatch: pytest.MonkeyPatch) -> None:
 
     @asynccontextmanager
     async def opened(
-        address: DatabaseAddress, carry_out: CarryOut, options: EngineOptions, *, listener: Listener
+        address: DatabaseAddress, execute: Execute, options: EngineOptions, *, troubled: Troubled
     ) -> AsyncIterator[Engine]:
-        async def carry_out_alone(run_id: str) -> None:
+        async def execute_alone(run_id: str) -> None:
             async with hands[run_id]:
-                await carry_out(run_id)
+                await execute(run_id)
 
-        async with open_engine(address, carry_out_alone, options, listener=listener) as engine:
+        async with open_engine(address, execute_alone, options, troubled=troubled) as engine:
             yield engine
 
     monkeypatch.setattr("threadkeep.runs.service.open_engine", opened)

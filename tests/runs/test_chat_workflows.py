@@ -24,9 +24,9 @@ from threadkeep.errors import (
 )
 from threadkeep.observe import TurnFinished
 from threadkeep.records.runs import Run
-from threadkeep.runs.chat.turns import ChatRequest
-from threadkeep.runs.following import RunFollowing
-from threadkeep.runs.runner import Runner
+from threadkeep.runs.chat_turns import ChatRequest
+from threadkeep.runs.results import RunFollowing
+from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import Workflow, python_workflow
 from threadkeep.workflows.loading import read_workflow
@@ -164,7 +164,7 @@ async def test_an_answer_is_had_though_its_session_is_deleted_right_after_it(
 
     chat = make_chat(sqlite_memory, ScriptedModel(["first"]))
     monkeypatch.setattr(RunFollowing, "run", look_late)
-    monkeypatch.setattr(Runner, "has", lambda *_: False)
+    monkeypatch.setattr(Worker, "has", lambda *_: False)
     turn = chat.begin(ChatRequest("one", session_id=ROOM))
     answer = asyncio.create_task(turn.answer())
     while ("assistant", "first") not in await kept(sqlite_memory, ROOM):  # noqa: ASYNC110

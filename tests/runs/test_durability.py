@@ -13,7 +13,7 @@ from langgraph.types import Durability
 
 from tests.runs.desk import QUICK, RunDesk, asking_twice, carried_out
 from threadkeep import not_idempotent
-from threadkeep.runs.progress.progress import beside_of, durability_of, keeps_each_step, thread_of
+from threadkeep.runs.progress import beside_of, durability_of, keeps_each_step, thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.workflows.built_in import chat_workflow
 from threadkeep.workflows.definition import Workflow, python_workflow

@@ -1,4 +1,4 @@
-"""The engine in one process: what is started is carried out, tried again, and left to others."""
+"""The engine in one process: runs that are started are executed, reported, and left to others."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from threadkeep.runs.engine.engine import Engine, EngineOptions, Stop
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
-QUICK = EngineOptions(poll_seconds=0.05, pause_seconds=0.0, close_seconds=1.0)
+QUICK = EngineOptions(poll_seconds=0.05, close_seconds=1.0)
 
 type Work = Callable[["Runs", str], Awaitable[None]]
 
@@ -36,22 +36,16 @@ class Runs:
         self.engine: Engine
         self.begun: Counter[str] = Counter()
         self.ended: Counter[str] = Counter()
-        self.given_up: list[tuple[str, int]] = []
         self.troubles: list[str] = []
         self.changed = asyncio.Condition()
 
-    async def carry_out(self, run_id: str) -> None:
+    async def execute(self, run_id: str) -> None:
         """Count, and do what the test wants."""
         self.begun[run_id] += 1
         await self._tell()
         if self.work is not None:
             await self.work(self, run_id)
         self.ended[run_id] += 1
-        await self._tell()
-
-    async def gave_up(self, run_id: str, attempts: int) -> None:
-        """Note it."""
-        self.given_up.append((run_id, attempts))
         await self._tell()
 
     def troubled(self, error: str) -> None:
@@ -71,7 +65,7 @@ class Runs:
 @asynccontextmanager
 async def engine_of(url: str, runs: Runs, options: EngineOptions = QUICK) -> AsyncIterator[Engine]:
     """An engine that carries the runs of a test out."""
-    async with open_engine(parse_address(url), runs.carry_out, options, listener=runs) as engine:
+    async with open_engine(parse_address(url), runs.execute, options, troubled=runs.troubled) as engine:
         runs.engine = engine
         yield engine
     assert runs.troubles == []
@@ -119,23 +113,22 @@ async def test_a_run_that_is_started_again_is_carried_out_once_more(database_url
     assert most == 1
 
 
-async def test_a_run_that_raises_is_tried_again(database_url: str) -> None:
-    """After a pause, and not for ever: then it is given up, as is one that cancels itself."""
+async def test_a_run_that_raises_is_reported(database_url: str) -> None:
+    """By the name of the error, and the engine goes on; whether it is tried again is not the engine's business."""
 
-    async def failing(runs: Runs, run_id: str) -> None:
-        if run_id == "twice" and runs.begun[run_id] > 2:
-            return
-        if run_id == "cancels itself":
-            raise asyncio.CancelledError
-        raise ValueError("what people said")
+    async def failing(_runs: Runs, run_id: str) -> None:
+        if run_id == "fails":
+            raise ValueError("what people said")
 
     runs = Runs(failing)
     async with engine_of(database_url, runs) as engine:
-        for run_id in ("always", "twice", "cancels itself"):
-            await engine.start(run_id)
-        await runs.until(lambda: len(runs.given_up) == 2 and runs.ended["twice"] == 1)
-    assert sorted(runs.given_up) == [("always", 3), ("cancels itself", 3)]
-    assert runs.begun == {"always": 3, "twice": 3, "cancels itself": 3}
+        await engine.start("fails")
+        await engine.enqueue("fails")
+        await eventually(lambda: runs.troubles == ["ValueError", "ValueError"])
+        await engine.enqueue("succeeds")
+        await runs.until(lambda: runs.ended["succeeds"] == 1)
+        runs.troubles.clear()
+    assert runs.begun == {"fails": 2, "succeeds": 1}
 
 
 async def test_a_closing_engine_leaves_the_rest(shared_url: str) -> None:
@@ -188,8 +181,14 @@ async def test_a_process_that_was_taken_for_dead_lets_go(postgres_url: str) -> N
         await engine.enqueue("run")
         await runs.until(lambda: runs.begun["run"] == 1)
         execute(postgres_url, "DELETE FROM threadkeep_engine.processes")
+        await eventually(lambda: seen == ["lost"])
+        await engine.ready()
+        async with asyncio.timeout(HANG_SECONDS):
+            while not (left := await engine.take_from_dead()):  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.05)
+        assert left == {"run"}
+        await engine.enqueue("run")
         await runs.until(lambda: runs.ended["run"] == 1)
-    assert seen == ["lost"]
     assert query(postgres_url, "SELECT count(*) FROM threadkeep_engine.processes") == [(0,)]
 
 
@@ -200,7 +199,7 @@ async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
     administrating, name = postgres_server.url("postgres"), str(query(postgres_url, "SELECT current_database()")[0][0])
     runs = Runs()
     options = EngineOptions(poll_seconds=0.05, dead_seconds=2.0)
-    async with open_engine(parse_address(postgres_url), runs.carry_out, options, listener=runs) as engine:
+    async with open_engine(parse_address(postgres_url), runs.execute, options, troubled=runs.troubled) as engine:
         await engine.start("before")
         await runs.until(lambda: runs.ended["before"] == 1)
         with psycopg.connect(postgres_url, autocommit=True) as connection:
@@ -211,32 +210,6 @@ async def test_a_process_that_was_taken_for_dead_tries_to_come_back(
             finally:
                 execute(administrating, f"ALTER DATABASE {name} ALLOW_CONNECTIONS true")
             await eventually(lambda: bool(connection.execute("SELECT 1 FROM threadkeep_engine.processes").fetchall()))
-
-
-@pytest.mark.xdist_group("unsteady_postgres")
-async def test_a_run_whose_end_cannot_be_recorded(unsteady_postgres: Postgres) -> None:
-    """It raised while the database was down: neither its failure nor the run is forgotten."""
-    gate = asyncio.Event()
-
-    async def first_failing(runs: Runs, run_id: str) -> None:
-        await gate.wait()
-        if runs.begun[run_id] == 1:
-            raise ValueError
-
-    runs = Runs(first_failing)
-    with unsteady_postgres.database() as url:
-        async with engine_of(url, runs, EngineOptions(poll_seconds=0.05, dead_seconds=2.0)) as engine:
-            await engine.start("run")
-            await runs.until(lambda: runs.begun["run"] == 1)
-            await asyncio.to_thread(unsteady_postgres.stop)
-            gate.set()
-            await eventually(lambda: len(runs.troubles) > 2)
-            with pytest.raises(StoreUnavailable):
-                await engine.enqueue("other")
-            await asyncio.to_thread(unsteady_postgres.start)
-            await runs.until(lambda: runs.ended["run"] == 1)
-            runs.troubles.clear()
-    assert runs.begun["run"] == 2
 
 
 async def test_finished_runs_are_forgotten(sqlite_url: str, tmp_path: Path) -> None:
@@ -328,8 +301,9 @@ async def test_nothing_is_printed(
     assert "secret" in address
     runs = Runs(failing)
     async with engine_of(address, runs) as engine:
-        await engine.start("run")
-        await runs.until(lambda: runs.given_up == [("run", 3)])
+        await engine.enqueue("run")
+        await eventually(lambda: runs.troubles == ["ValueError"])
+        runs.troubles.clear()
     written = caplog.text + "".join(capfd.readouterr())
     words = ("secret", "people", "dbos", "DBOS", "postgresql://")
     assert [line for line in written.splitlines() if any(word in line for word in words)] == []
@@ -356,9 +330,9 @@ def _enqueue_elsewhere(url: str) -> None:
     """Enqueue a run in another process."""
     lines = [
         "import asyncio",
-        "from threadkeep.runs.engine.opening import wake",
+        "from threadkeep.runs.engine.opening import enqueue_runs",
         "from threadkeep.store.address import parse_address",
-        f"asyncio.run(wake(parse_address({url!r}), ['run']))",
+        f"asyncio.run(enqueue_runs(parse_address({url!r}), ['run']))",
     ]
     code = "\n".join(lines)
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -21,10 +21,9 @@ from threadkeep.errors import StoreUnavailable
 from threadkeep.history.session import Session
 from threadkeep.observe import RunFinished, TurnFinished
 from threadkeep.records.runs import Run, RunQuery
-from threadkeep.runs.chat.turns import ChatTurn, listen
-from threadkeep.runs.live import LiveRun
+from threadkeep.runs.chat_turns import ChatTurn, listen
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.unrecorded import UnrecordedTurns
+from threadkeep.runs.streams import InFlightMessages, RunStream
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.loading import read_workflow
 
@@ -101,17 +100,17 @@ async def test_a_run_waits_for_the_answer_that_is_on_its_way_without_it(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
     """The model is asked once, though the run is taken up while it thinks."""
-    over, gate = UnrecordedTurns.over, Gate()
+    over, gate = InFlightMessages.wait_for, Gate()
     both_there, calls = asyncio.Event(), itertools.count(1)
 
-    async def heard(self: UnrecordedTurns, session_id: str | None, message_id: str | None) -> None:
+    async def heard(self: InFlightMessages, run: Run) -> None:
         # The turn without a record goes through first, then the run comes.
         if next(calls) == 2:
             both_there.set()
-        await over(self, session_id, message_id)
+        await over(self, run)
 
     lose_the_first_reply(sqlite_memory, monkeypatch)
-    monkeypatch.setattr(UnrecordedTurns, "over", heard)
+    monkeypatch.setattr(InFlightMessages, "wait_for", heard)
     model = ScriptedModel([[gate, "hello"], "again"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE)
     async with asyncio.timeout(HANG_SECONDS):
@@ -163,7 +162,7 @@ async def test_a_run_of_several_messages_waits_for_each(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
     """A message that joined it unheard of is answered once; the run answers the others, each person has their own."""
-    order, over, joined = sqlite_memory.runs.order, UnrecordedTurns.over, asyncio.Event()
+    order, over, joined = sqlite_memory.runs.order, InFlightMessages.wait_for, asyncio.Event()
     asked, waited_for, first, second = itertools.count(1), asyncio.Event(), Gate(), Gate()
     came_by: list[str] = []
 
@@ -177,17 +176,17 @@ async def test_a_run_of_several_messages_waits_for_each(
             raise StoreUnavailable("The connection broke.")
         return added
 
-    async def heard(self: UnrecordedTurns, session_id: str | None, message_id: str | None) -> None:
-        if message_id == "2":
+    async def heard(self: InFlightMessages, run: Run) -> None:
+        if any(one.message_id == "2" for one in run.inputs):
             # The turn without a record comes by first, then the run.
-            came_by.append(message_id)
+            came_by.append(run.run_id)
         if len(came_by) == 2:
             waited_for.set()
-        await over(self, session_id, message_id)
+        await over(self, run)
 
     verb = order.add
     monkeypatch.setattr(order, "add", add)
-    monkeypatch.setattr(UnrecordedTurns, "over", heard)
+    monkeypatch.setattr(InFlightMessages, "wait_for", heard)
     model = ScriptedModel([[first, "zero"], [second, "to two"], "to one"])
     chat = make_chat(sqlite_memory, model, runs=ATTENTIVE, others=[read_workflow(COALESCING)])
     async with asyncio.timeout(HANG_SECONDS):
@@ -222,8 +221,8 @@ async def test_whoever_asks_again_waits_for_the_try_that_goes_on(
         first = await service.submit(request)
         await gate.reached()
         again = await service.submit(request)
-        assert again.live is first.live
-        assert again.live.outcome is None
+        assert again.stream is first.stream
+        assert again.stream.outcome is None
         gate.open()
         assert (await service.result(again.run_id)).text == "hello"
 
@@ -232,7 +231,7 @@ async def test_a_person_waits_for_the_try_that_goes_on(
     sqlite_memory: Memory, monkeypatch: pytest.MonkeyPatch, make_chat: Chats
 ) -> None:
     """The database ended a try, and was back before the person was answered without it: it is the run that answers."""
-    gate, heard, again = Gate(), list[LiveRun](), asyncio.Event()
+    gate, heard, again = Gate(), list[RunStream](), asyncio.Event()
 
     @asynccontextmanager
     async def until_it_goes_on(_session: Session, _seconds: float = 0.0) -> AsyncIterator[None]:
@@ -244,13 +243,13 @@ async def test_a_person_waits_for_the_try_that_goes_on(
             finally:
                 watching.cancel()
 
-    async def hear(turn: ChatTurn, live: LiveRun, work: asyncio.Task[Any]) -> None:
+    async def hear(turn: ChatTurn, live: RunStream, work: asyncio.Task[Any]) -> None:
         heard.append(live)
         if len(heard) == 2:
             again.set()
         await listen(turn, live, work)
 
-    monkeypatch.setattr("threadkeep.runs.chat.chat.listen", hear)
+    monkeypatch.setattr("threadkeep.runs.chat.listen", hear)
     monkeypatch.setattr(Session, "patience", until_it_goes_on)
     monkeypatch.setattr(sqlite_memory.runs, "run", once_unheard(sqlite_memory.runs.run))
     model = ScriptedModel([StoreUnavailable("down"), [gate, "hello"], "again"])

@@ -15,7 +15,7 @@ from tests.runs.desk import RunDesk
 from tests.servers import Postgres
 from threadkeep import MemoryOptions, open_memory
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.waiting import retry_until_available
+from threadkeep.runs.retries import retry_until_available
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer

@@ -18,8 +18,8 @@ from tests.runs.checkpointing import GO, LATE, NEVER, STEPS, CountingSaver, call
 from tests.runs.desk import LEAVING, RunDesk, carried_out, eventually
 from tests.workflows import tools
 from threadkeep.observe import RunTrouble
-from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
-from threadkeep.runs.progress.saver import ProgressSaver
+from threadkeep.runs.checkpoints import ProgressSaver
+from threadkeep.runs.progress import ProgressWriter, RunProgress
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
@@ -191,7 +191,7 @@ async def _checkpointer(url: str) -> AsyncIterator[Any]:
 
 
 def _progress(events: RecordedEvents) -> RunProgress:
-    return RunProgress(ProgressKeeping(events), nothing_to_expect, fresh=True, seconds=NEVER)
+    return RunProgress(ProgressWriter(events), nothing_to_expect, fresh=True, seconds=NEVER)
 
 
 def _all(saver: CountingSaver, thread: str) -> AsyncIterator[Any]:

@@ -15,10 +15,10 @@ from tests.runs.desk import QUICK, RunDesk, eventually
 from tests.workflows import tools
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import RunTrouble, RunWorkRecovered
-from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress
-from threadkeep.runs.progress.saver import ProgressSaver
-from threadkeep.runs.runner import Runner
+from threadkeep.runs.checkpoints import ProgressSaver
+from threadkeep.runs.progress import ProgressWriter, RunProgress
 from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.worker import Worker
 from threadkeep.testing import Gate, ScriptedModel
 
 
@@ -106,7 +106,7 @@ async def test_a_run_that_waits_for_its_checkpoints_can_be_cancelled(every_desk:
 
 async def test_progress_that_cannot_be_kept_is_told_of_once(events: RecordedEvents) -> None:
     """While runs go on, not at their ends alone; and that it can be kept again, whichever run finds that out."""
-    saver, keeping = CountingSaver(), ProgressKeeping(events)
+    saver, keeping = CountingSaver(), ProgressWriter(events)
     saver.failure = StoreUnavailable("away")
     builder: StateGraph[MessagesState, None, Any, Any] = StateGraph(MessagesState)
     builder.add_node("rest", lambda _: {})
@@ -135,11 +135,11 @@ async def test_a_run_that_is_stopped_twice_is_let_go_of_as_a_whole(
     every_desk: RunDesk, saver: CountingSaver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever goes on with it finds nothing stored behind its back."""
-    carry, close, leave = Runner.carry, RunTracer.close, RunProgress.leave
+    carry, close, leave = Worker.execute_owned, RunTracer.close, RunProgress.leave
     model_gate, gate, left = Gate(), Gate(), asyncio.Event()
     carrying: list[asyncio.Task[Any]] = []
 
-    async def carried(self: Runner, *arguments: Any, **options: Any) -> Any:
+    async def carried(self: Worker, *arguments: Any, **options: Any) -> Any:
         task = asyncio.current_task()
         assert task is not None
         carrying.append(task)
@@ -153,7 +153,7 @@ async def test_a_run_that_is_stopped_twice_is_let_go_of_as_a_whole(
         left.set()
         return await leave(self)
 
-    monkeypatch.setattr(Runner, "carry", carried)
+    monkeypatch.setattr(Worker, "execute_owned", carried)
     monkeypatch.setattr(RunTracer, "close", slow)
     monkeypatch.setattr(RunProgress, "leave", leaving)
     every_desk.model = ScriptedModel([[model_gate, "never"]])

@@ -16,8 +16,8 @@ from tests.runs.checkpointing import nothing_to_expect
 from tests.runs.desk import RunDesk, carried_out
 from threadkeep.observe import Observers
 from threadkeep.records.runs import RunResult
-from threadkeep.runs.progress.progress import ProgressKeeping, RunProgress, thread_of
-from threadkeep.runs.progress.saver import ProgressSaver
+from threadkeep.runs.checkpoints import ProgressSaver
+from threadkeep.runs.progress import ProgressWriter, RunProgress, thread_of
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
 from threadkeep.store.address import parse_address
@@ -93,7 +93,7 @@ async def test_a_state_that_is_spread_over_checkpoints_is_kept_whole(shared_url:
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
         before, progress = (
             ProgressSaver(saver),
-            RunProgress(ProgressKeeping(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
+            RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
         )
         progress.beside = lambda _: True
         graph, thread = builder.compile(checkpointer=before), thread_of("run")
@@ -113,7 +113,7 @@ async def test_a_thread_is_deleted_with_what_is_not_stored_yet(shared_url: str, 
     async with open_checkpointer(parse_address(shared_url), StoreOptions()) as saver:
         before, progress = (
             ProgressSaver(saver),
-            RunProgress(ProgressKeeping(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
+            RunProgress(ProgressWriter(Observers()), nothing_to_expect, fresh=True, seconds=3600.0),
         )
         progress.beside = lambda _: True
         graph = builder.compile(checkpointer=before)

@@ -15,10 +15,12 @@ from langgraph.types import interrupt
 
 from tests.runs.desk import LEAVING, RunDesk, asking_twice, carried_out, kinds
 from threadkeep import InvalidInput
-from threadkeep.observe import RunFinished, RunRetried
+from threadkeep.observe import RunFinished, RunRetried, RunTrouble
 from threadkeep.records.runs import RunQuery
+from threadkeep.runs.endings import RunEndings
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.streams import Outcome
 from threadkeep.testing import Gate, ScriptedModel
 from threadkeep.workflows.definition import python_workflow
 from threadkeep.workflows.resources import RunContext
@@ -143,6 +145,28 @@ async def test_what_fails_again_and_again_is_set_aside(desk: RunDesk) -> None:
         assert finished == [("desk", "failed", True), ("desk", "done", False)]
         await service.retry(result.run.run_id)
         assert (await service.result(result.run.run_id)).text == "at last"
+
+
+async def test_an_unexpected_error_of_the_worker_is_not_the_end_of_a_run(
+    desk: RunDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run is executed again, and set aside if that fails each time; the next turn of the session begins."""
+    end, failures = RunEndings.end, iter([True, False, True, True, True, False])
+
+    async def failing(self: RunEndings, *arguments: Any) -> Outcome | None:
+        if next(failures):
+            raise ValueError("secret words")
+        return await end(self, *arguments)
+
+    monkeypatch.setattr(RunEndings, "end", failing)
+    async with desk.open(AGENT) as service:
+        first = await carried_out(service, HELLO)
+        second = await carried_out(service, RunRequest(workflow="desk", text="two", session_id="room"))
+        third = await carried_out(service, RunRequest(workflow="desk", text="three", session_id="room"))
+    assert [result.status for result in (first, second, third)] == ["done", "failed", "done"]
+    assert (second.run.error, second.run.set_aside) == ("GaveUp", True)
+    assert [(event.work, event.error) for event in desk.events.of(RunTrouble)] == [("engine", "ValueError")] * 4
+    assert [role for role, _ in await desk.transcript("room")][-2:] == ["user", "assistant"]
 
 
 async def test_another_failure_ends_the_run_at_once(desk: RunDesk) -> None:

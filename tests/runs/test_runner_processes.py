@@ -16,9 +16,9 @@ from tests.children import Child
 from tests.limits import HANG_SECONDS
 from tests.runs.run_workers import ASKING, Desk, opened, work
 from tests.runs.workers import Notes
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
 from threadkeep.runs.service import RunService
-from threadkeep.runs.service_options import RunServiceOptions
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.opening import open_checkpointer
@@ -95,6 +95,31 @@ async def test_processes_are_killed_in_the_middle_of_graphs(shared_url: str, not
     # A node that was done is not run again; one that was at work is.
     assert set(Counter(note.run_id for note in notes.read() if note.what == "first").values()) <= {1, 2}
     assert len([note for note in notes.read() if note.what == "second"]) > len(runs)
+
+
+async def test_a_run_that_kills_its_processes_is_set_aside(shared_url: str, notes: Notes) -> None:
+    """After three processes; the runs that were beside it are done."""
+    desk, runs = Desk(shared_url, notes), {}
+    async with opened(desk, ASKING) as (_, service):
+        for text in ("one", "two", "poison", "three", "four"):
+            request = RunRequest(workflow="steps", text=text, session_id=text, message_id="m")
+            runs[text] = (await service.submit(request, mode="background")).run_id
+        with working(desk, desk) as children:
+
+            async def all_are_over() -> bool:
+                for index, child in enumerate(children):
+                    if not child.process.is_alive():
+                        children[index] = Child(work, desk)
+                return all([(await service.run(run_id)).over for run_id in runs.values()])
+
+            async with asyncio.timeout(HANG_SECONDS):
+                while not await all_are_over():  # noqa: ASYNC110 - another process tells nobody
+                    await asyncio.sleep(_POLL_SECONDS)
+        found = {text: await service.run(run_id) for text, run_id in runs.items()}
+    poison = found.pop("poison")
+    assert (poison.status, poison.error, poison.set_aside) == ("failed", "GaveUp", True)
+    assert [note.what for note in notes.read()].count("killed") == 3
+    assert {text: (run.status, run.error, run.attempts) for text, run in found.items() if run.status != "done"} == {}
 
 
 async def test_a_tool_that_may_not_run_twice_and_a_kill(shared_url: str, notes: Notes) -> None:

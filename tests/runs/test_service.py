@@ -13,8 +13,8 @@ from threadkeep import InvalidInput, WrongUser
 from threadkeep.errors import RunNotFound, SessionBusy, WorkflowNotFound
 from threadkeep.history.run_retention import RunRetention
 from threadkeep.records.runs import Run, RunEvent, RunQuery
-from threadkeep.runs.live import RunPiece
 from threadkeep.runs.requests import RunRequest
+from threadkeep.runs.streams import RunPiece
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"

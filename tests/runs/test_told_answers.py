@@ -10,11 +10,11 @@ import pytest
 
 from tests.outages import Outage
 from tests.recorded_events import RecordedEvents
-from tests.runs.chatting import ROOM, Chats, said
+from tests.runs.chatting import ROOM, WATCHFUL, Chats, said
 from tests.runs.desk import RunDesk, eventually
-from threadkeep import Memory, MemoryOptions, Message, open_memory
+from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Turn
-from threadkeep.records.runs import RunQuery
+from threadkeep.records.runs import NewRun, RunQuery
 from threadkeep.runs.requests import RunRequest
 from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import Gate, ScriptedModel
@@ -115,3 +115,46 @@ async def test_a_run_that_was_answered_again_says_what_it_said(every_desk: RunDe
         await every_desk.memory.session(ROOM).edit("1", "hello")
         assert (await service.run(run_id)).result == (await service.result(run_id)).run.result
         assert (await service.result(run_id)).text == "reply 1"
+
+
+async def test_an_answer_that_was_told_in_an_outage_is_kept_though_its_run_was_taken_over(
+    memory: Memory, outage: Outage, make_chat: Chats
+) -> None:
+    """A run that is taken over has no caller at first; a person who joined it heard its answer all the same."""
+    gate = Gate()
+    request = NewRun(run_id="taken", workflow="chat", input={"text": "hi"}, session_id=ROOM, message_id="1")
+    await memory.runs.order.add(request, owner="dead")
+    chat = make_chat(memory, ScriptedModel([[gate, "mine"]]), runs=WATCHFUL)
+    turn = chat.begin(said("hi", "1"), stream=False)
+    await gate.reached()
+    async with outage():
+        gate.open()
+        assert (await turn.answer()).response == "mine"
+    async with open_memory(outage.url, options=MemoryOptions(background=False)) as elsewhere:
+        answer = Message("assistant", "theirs", answers="1", author="answer")
+        await elsewhere.session(ROOM).record([answer], answers="1", told=True)
+    assert await memory.pending.deliver()
+    messages = await memory.session(ROOM).tail(9, view="history")
+    assert [(one.content, one.superseded_at is None) for one in messages] == [
+        ("hi", True),
+        ("theirs", True),
+        ("mine", False),
+    ]
+
+
+async def test_a_repeat_is_told_its_answer_while_no_run_can_be_stored(
+    sqlite_memory: Memory, make_chat: Chats, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The transcript can still be read: the model is not asked once more, and nobody is told another answer."""
+    model = ScriptedModel(["first", "second"])
+    chat = make_chat(sqlite_memory, model)
+    first = await chat.ask(said("hi", "1", user_id="ann"))
+
+    async def failing(*_: object, **__: object) -> None:
+        raise StoreUnavailable("The lock is held.")
+
+    monkeypatch.setattr(sqlite_memory.runs.order, "add", failing)
+    monkeypatch.setattr(sqlite_memory.pending, "record_joined", failing)
+    again = await chat.ask(said("hi", "1", user_id="ann"))
+    assert (again.response, again.run_id, len(model.calls)) == (first.response, first.run_id, 1)
+    assert (await chat.ask(said("hi", "1", user_id="bob"))).response == "second"

@@ -7,7 +7,7 @@ import pytest
 from tests.runs.desk import RunDesk
 from threadkeep import StoreUnavailable
 from threadkeep.records.runs import NewRun, TokenUsage, TraceEvent
-from threadkeep.runs.live import LiveRun
+from threadkeep.runs.streams import RunStream
 from threadkeep.runs.tracing import RunTracer
 
 
@@ -20,7 +20,7 @@ async def test_an_answer_that_is_lost_doubles_nothing(
     await runs.order.add(NewRun(run_id="r1", workflow="desk", input={"text": "hi"}), owner="me")
     if not begins:
         await runs.trace.append("r1", [TraceEvent("node_started")], owner="me")
-    tracer = RunTracer(runs.trace, LiveRun("r1"), "me", lost=lambda: None, seconds=3600.0, begins=begins)
+    tracer = RunTracer(runs.trace, RunStream("r1"), "me", lost=lambda: None, seconds=3600.0, begins=begins)
     stored = runs.trace.append
 
     async def losing(*given: object, **named: object) -> None:

@@ -18,9 +18,9 @@ from threadkeep.observe import RunTakenOver, RunTrouble
 from threadkeep.records.runs import NewRun
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
-from threadkeep.runs.live import changed
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.streams import changed
 from threadkeep.testing import ScriptedModel, SettableClock
 
 AGENT = "schema: 1\nname: desk\nnodes:\n  answer: {kind: agent, next: end}"

@@ -1,23 +1,26 @@
-"""Processes that carry runs out and note it, where a kill cannot take the note away."""
+"""Processes that execute runs and note it, where a kill cannot take the note away."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
-import signal
 from collections import defaultdict
 from dataclasses import dataclass, field
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import NamedTuple
 
+from threadkeep.errors import StoreError
 from threadkeep.runs.engine.engine import Engine, EngineOptions
 from threadkeep.runs.engine.opening import open_engine
 from threadkeep.store.address import parse_address
 
+_TAKE_OVER_SECONDS = 0.2
+
 
 class Note(NamedTuple):
-    """What a process wrote of a run: `begin`, `end`, `gave_up` or why it was stopped; or that the process is dead."""
+    """What a process wrote of a run: `begin`, `end` or why it was stopped; or that the process is dead."""
 
     pid: int
     what: str
@@ -37,10 +40,6 @@ class Notes:
             os.write(descriptor, f"{pid or os.getpid()} {what} {run_id}\n".encode())
         finally:
             os.close(descriptor)
-
-    async def gave_up(self, run_id: str, attempts: int) -> None:
-        """Note a run that is not tried any more."""
-        self.add("gave_up", f"{run_id}:{attempts}")
 
     def troubled(self, error: str) -> None:
         """Note an error that the engine went on from."""
@@ -78,7 +77,7 @@ def faults(notes: list[Note], runs: set[str]) -> list[str]:
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker is to do: `seconds` is how long a run takes; runs named `poison…` kill the process."""
+    """What a worker is to do: `seconds` is how long a run takes."""
 
     url: str
     notes: Notes
@@ -93,10 +92,8 @@ def work(job: Job, stop: Event | None = None) -> None:
 
 
 async def _work(job: Job, stop: Event | None) -> None:
-    async def carry_out(run_id: str) -> None:
+    async def execute(run_id: str) -> None:
         job.notes.add("begin", run_id)
-        if run_id.startswith("poison"):
-            os.kill(os.getpid(), signal.SIGKILL)
         try:
             await asyncio.sleep(job.seconds)
         except asyncio.CancelledError:
@@ -104,9 +101,20 @@ async def _work(job: Job, stop: Event | None) -> None:
             raise
         job.notes.add("end", run_id)
 
-    async with open_engine(parse_address(job.url), carry_out, job.options, listener=job.notes) as engine:
+    async with open_engine(parse_address(job.url), execute, job.options, troubled=job.notes.troubled) as engine:
+        taking_over = asyncio.create_task(_take_over(engine))
         await _start(engine, job)
         await (asyncio.Event().wait() if stop is None else asyncio.to_thread(stop.wait))
+        taking_over.cancel()
+
+
+async def _take_over(engine: Engine) -> None:
+    """Enqueue the runs of dead processes again, as the maintenance of runs does."""
+    while True:
+        await asyncio.sleep(_TAKE_OVER_SECONDS)
+        with contextlib.suppress(StoreError):
+            for run_id in await engine.take_from_dead():
+                await engine.enqueue(run_id)
 
 
 async def _start(engine: Engine, job: Job) -> None:

@@ -23,7 +23,7 @@ from tests.web.services import (
     until,
 )
 from threadkeep.agent.demo import DemoModel
-from threadkeep.runs.chat.turns import ChatEvent, ChatStarted, ChatTurn
+from threadkeep.runs.chat_turns import ChatEvent, ChatStarted, ChatTurn
 from threadkeep.testing import Gate, ScriptedModel
 
 

@@ -17,7 +17,7 @@ from threadkeep.errors import InvalidInput, StoreError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent, ChannelTrouble, DeliveryOutcome
 from threadkeep.records.runs import RunResult
-from threadkeep.runs.kept_answers import with_answer
+from threadkeep.runs.session_answers import with_answer
 from threadkeep.store.outbox import Outgoing
 
 

@@ -27,7 +27,7 @@ from threadkeep.channels.telegram_client import TelegramClient, TelegramPolling
 from threadkeep.channels.wecom_client import WeComAIBotClient, WeComApi, WeComDirectClient, WeComServiceClient
 from threadkeep.channels.wecom_cs import DeskFetching, WeComServiceChannel
 from threadkeep.memory import Memory
-from threadkeep.runs.on_demand import RunsOnDemand
+from threadkeep.runs.service import RunsOnDemand
 
 _FINISH_SECONDS = 10.0
 

@@ -38,8 +38,8 @@ from threadkeep.memory import Memory
 from threadkeep.observe import ChannelTrouble, UpdateOutcome, UpdateReason, UpdateReceived
 from threadkeep.records import Message
 from threadkeep.records.runs import DELETE, RESET
-from threadkeep.runs.on_demand import RunsOnDemand
 from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.service import RunsOnDemand
 
 TAKE_SECONDS = 4.0
 """Seconds that a callback may take. WeCom waits five seconds, then repeats it."""

@@ -36,8 +36,8 @@ from threadkeep.history.keys import KEY_CANDIDATES, resolve_key
 from threadkeep.history.memory import Memory
 from threadkeep.observe import AnswerSent
 from threadkeep.records import Json
-from threadkeep.runs.following import Followed
-from threadkeep.runs.live import RunPiece
+from threadkeep.runs.results import Followed
+from threadkeep.runs.streams import RunPiece
 from threadkeep.store.outbox import Outgoing
 
 MAX_MESSAGE_BYTES = 20_480

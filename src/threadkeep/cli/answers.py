@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from rich.status import Status
 
-    from threadkeep.runs.chat.turns import ChatAnswer, ChatTurn
+    from threadkeep.runs.chat_turns import ChatAnswer, ChatTurn
 
 
 class Answer:
@@ -28,7 +28,7 @@ class Answer:
 
     async def show(self, turn: ChatTurn) -> ChatAnswer | None:
         """Show the answer of a turn as it arrives, and return it. Errors of the turn are raised."""
-        from threadkeep.runs.chat.turns import ChatAnswer, ChatToken
+        from threadkeep.runs.chat_turns import ChatAnswer, ChatToken
 
         async for event in turn.follow():
             if isinstance(event, ChatToken):

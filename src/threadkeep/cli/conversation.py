@@ -18,8 +18,8 @@ from threadkeep.cli.terminal import counted, terminal
 from threadkeep.errors import Interrupted, SessionNotFound, ThreadkeepError
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Event, ReadFailed, WriteDeferred, WriteRecovered
-from threadkeep.runs.chat.chat import Chat
-from threadkeep.runs.chat.turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn
+from threadkeep.runs.chat import Chat
+from threadkeep.runs.chat_turns import ChatAnswer, ChatContext, ChatRequest, ChatTurn
 
 COMMANDS = {
     "/help": "what can be typed here",

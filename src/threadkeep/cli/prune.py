@@ -150,7 +150,7 @@ async def _remove_checkpoints(memory: Memory, rules: RunRetention) -> None:
     if cutoffs is None or not await records.with_checkpoints(cutoffs.before, limit=1):
         return
     from threadkeep.app import create_checkpointer
-    from threadkeep.runs.progress.progress import RunCheckpoints
+    from threadkeep.runs.progress import RunCheckpoints
 
     async with create_checkpointer(command_settings()) as saver:
         checkpoints = RunCheckpoints(records, saver)

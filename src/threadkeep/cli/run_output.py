@@ -12,7 +12,7 @@ from threadkeep.cli.answers import Answer
 from threadkeep.cli.terminal import Styled, counted, duration, first_words, relative, terminal
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent, RunResult, RunStatus, TokenUsage
-from threadkeep.runs.failures import RUN_ERRORS
+from threadkeep.runs.retries import RUN_ERRORS
 from threadkeep.runs.views import RunBody, RunSummary
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def show_trace(run: Run, events: Sequence[RunEvent]) -> None:
 
 async def follow(service: RunService, run_id: str, user_id: str | None) -> bool:
     """Show the output of a run until it is over or waits; return True on success. An interrupt stops the run."""
-    from threadkeep.runs.live import RunPiece
+    from threadkeep.runs.streams import RunPiece
 
     answer = Answer()
     try:

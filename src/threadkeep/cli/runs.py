@@ -92,7 +92,7 @@ async def list_runs(
 async def show_run(run_id: RunIdArgument, user: RunUser = None) -> None:
     """Show a run: its status, its answer or questions, and its usage including children."""
     from threadkeep.cli import run_output
-    from threadkeep.runs.kept_answers import with_answer
+    from threadkeep.runs.session_answers import with_answer
 
     async with opened_memory() as memory:
         found = await with_answer(memory, await _find(memory, run_id, user))
@@ -290,10 +290,10 @@ async def _begin_following(memory: Memory, stopped: Sequence[str]) -> None:
         if run is not None and run.over:
             following |= dict.fromkeys(await memory.runs.order.following(run_id))
     if waiting := list(following):
-        from threadkeep.runs.engine.opening import wake
+        from threadkeep.runs.engine.opening import enqueue_runs
 
         with contextlib.suppress(InvalidInput):  # without an engine here, workers start them within half a minute
-            await wake(command_settings().database, waiting)
+            await enqueue_runs(command_settings().database, waiting)
 
 
 async def _find(memory: Memory, run_id: str, user: str | None) -> Run:

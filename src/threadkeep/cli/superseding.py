@@ -88,11 +88,11 @@ async def regenerate_answer(
     async with opened_app(settings, works=False) as app:
         from threadkeep.cli.answers import Answer
         from threadkeep.history.all_sessions import AllSessions
-        from threadkeep.runs.chat.again import Again, AgainRequest
+        from threadkeep.runs.chat import Again, RegenerationRequest
 
         with naming_the_database(settings):
             handle, _ = await AllSessions(app.memory).find(session, user_id=user)
-            request = AgainRequest(run_id, message, trigger="cli")
+            request = RegenerationRequest(run_id, message, trigger="cli")
             turn = await Again(app.chat, app.memory, app.workflows).begin(handle, request)
         answer = Answer()
         answer.begin()

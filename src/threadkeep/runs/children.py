@@ -13,9 +13,9 @@ from threadkeep.errors import ChildFailed
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import NewRun, Run, RunBudget, RunResult
-from threadkeep.runs.carried import Carried
+from threadkeep.runs.active_runs import ActiveRun
 from threadkeep.runs.requests import map_of
-from threadkeep.runs.runner import Runner
+from threadkeep.runs.worker import Worker
 from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus
 
@@ -29,10 +29,10 @@ class RunChildren:
     resumes the child; no other process executes it. A child that waits for a person makes its parent wait.
     """
 
-    def __init__(self, memory: Memory, runner: Runner) -> None:
+    def __init__(self, memory: Memory, worker: Worker) -> None:
         self._memory = memory
         self._runs = memory.runs
-        self._runner = runner
+        self._worker = worker
 
     async def run(self, request: ChildRequest, /) -> ChildResult:
         """Execute a child to its end.
@@ -42,11 +42,11 @@ class RunChildren:
             ChildFailed: its parent is not executed here.
             BudgetSpent: the child has used the rest of its parent's budget.
         """
-        workflow = await self._runner.workflows.newest(request.workflow)
-        parent = self._runner.carried.of(request.parent_run_id)
+        workflow = await self._worker.workflows.newest(request.workflow)
+        parent = self._worker.active.of(request.parent_run_id)
         if parent is None:
             raise ChildFailed(
-                f"{request.workflow!r} was asked for by a run that is not carried out here; start that one first.",
+                f"{request.workflow!r} was asked for by a run that is not active out here; start that one first.",
                 workflow=request.workflow,
                 status="refused",
             )
@@ -62,7 +62,7 @@ class RunChildren:
             await parent.ledger.check()
         return _result_of(run)
 
-    async def _there(self, request: ChildRequest, workflow: Workflow, parent: Carried) -> tuple[Run, bool]:
+    async def _there(self, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> tuple[Run, bool]:
         """Return the child and whether it begins; a child that failed with its parent is retried with it."""
         run_id = _child_id(request)
         run = await self._runs.run(run_id)
@@ -80,9 +80,9 @@ class RunChildren:
         if run.status == "waiting":
             await self._runs.resume(run.run_id, _answer_to(run))
             return await self._seen(run)
-        taken = run if begins else await self._runner.take_up(run.run_id)
+        taken = run if begins else await self._worker.acquire(run.run_id)
         if taken is not None:
-            await self._runner.carry(taken, begins=begins)
+            await self._worker.execute_owned(taken, begins=begins)
         return await self._seen(run)
 
     async def _seen(self, run: Run) -> Run:
@@ -96,7 +96,7 @@ class RunChildren:
             )
         return found
 
-    def _new(self, run_id: str, request: ChildRequest, workflow: Workflow, parent: Carried) -> NewRun:
+    def _new(self, run_id: str, request: ChildRequest, workflow: Workflow, parent: ActiveRun) -> NewRun:
         given = dict(request.input)
         values: dict[str, Json] = {
             "text": given.get("text"),

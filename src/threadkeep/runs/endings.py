@@ -16,14 +16,13 @@ from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
 from threadkeep.observe import Observer, RunFinished, RunTrouble, TurnFinished, TurnStatus
 from threadkeep.records.runs import OWN_NAMES, ROLLED_BACK, STATUS, Run, RunQuery
-from threadkeep.runs.carried import Carried
-from threadkeep.runs.execution import RunMeans
-from threadkeep.runs.live import Outcome
-from threadkeep.runs.own_places import sessions_known, sessions_reached
+from threadkeep.runs.active_runs import ActiveRun
+from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
+from threadkeep.runs.retries import retry_until_available
+from threadkeep.runs.run_workflows import RunWorkflows, VersionGone, sessions_known, sessions_reached
+from threadkeep.runs.streams import Outcome
 from threadkeep.runs.usage import Account
-from threadkeep.runs.versions import RunWorkflows, VersionGone
-from threadkeep.runs.waiting import retry_until_available
 from threadkeep.store.runs import Runs
 from threadkeep.store.runs.runs import RunEnding
 from threadkeep.workflows.nodes import RecordQuestionNode
@@ -94,7 +93,7 @@ class TurnEndings:
         self._memory = memory
         self._workflows = workflows
 
-    async def end(self, run: Run, means: RunMeans, hold: RunHold | None = None) -> None:
+    async def end(self, run: Run, dependencies: Dependencies, hold: RunHold | None = None) -> None:
         """Store the question, unless a node did so, and the partial answer; or roll the turn back if requested.
 
         A failed write is reported, and the run ends anyway. `hold` has the conversations that the run reached in this
@@ -106,11 +105,11 @@ class TurnEndings:
         found = await self._memory.runs.run(run.run_id)
         try:
             if found is not None and found.cancel_reason == ROLLED_BACK:
-                await self._take_back(run, means, hold)
+                await self._take_back(run, dependencies, hold)
                 return
             # Messages of a deleted session or of a run that another process owns are not written again.
             if found is not None and found.owner == run.owner:
-                await self._keep_question(run, means)
+                await self._keep_question(run, dependencies)
             await self._memory.settle_run(run.run_id)
         except StoreUnavailable:
             if found is not None and found.cancel_reason == ROLLED_BACK:
@@ -119,7 +118,7 @@ class TurnEndings:
         except ThreadkeepError as error:
             self._memory.observers.notify(RunTrouble(error=type(error).__name__, work="ending_turn"))
 
-    async def _take_back(self, run: Run, means: RunMeans, hold: RunHold | None) -> None:
+    async def _take_back(self, run: Run, dependencies: Dependencies, hold: RunHold | None) -> None:
         """Supersede all messages of a run, in its session and in the conversations of its agents."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
         sessions = [] if hold is None else list(hold.sessions)
@@ -127,8 +126,8 @@ class TurnEndings:
             sessions.append(self._memory.session(run.session_id, user_id=run.user_id))
         with contextlib.suppress(VersionGone):
             workflow = await self._workflows.of(run)
-            sessions += await sessions_known(workflow, run, self._memory, means.compiler.store)
-        sessions += await sessions_reached(run, self._memory, means.compiler.store)
+            sessions += await sessions_known(workflow, run, self._memory, dependencies.compiler.store)
+        sessions += await sessions_reached(run, self._memory, dependencies.compiler.store)
         for session in sessions:
             for question in begin_state(run).get("messages") or ():
                 await session.take_back_turn(str(question.id))
@@ -137,11 +136,11 @@ class TurnEndings:
         """Discard the partial answer: the run continues in another process."""
         await self._memory.settle_run(run.run_id, elsewhere=True)
 
-    async def _keep_question(self, run: Run, means: RunMeans) -> None:
+    async def _keep_question(self, run: Run, dependencies: Dependencies) -> None:
         """Store the message of a run that did nothing with it, because later turns have to see it."""
         if run.parent_run_id is not None:
             return
-        step, metadata = Step("", context_of(run, means.resources), None), metadata_of(run)
+        step, metadata = Step("", context_of(run, dependencies.resources), None), metadata_of(run)
         messages = begin_state(run).get("messages") or ()
         with contextlib.suppress(VersionGone):
             workflow = await self._workflows.of(run)
@@ -151,7 +150,7 @@ class TurnEndings:
                 keep = recorder.refuse if recorder.waits else recorder.store
                 await keep(step, messages, metadata)
             own = RecordQuestionNode(reset_commands=reset_commands(nodes))
-            for session in await sessions_known(workflow, run, self._memory, means.compiler.store):
+            for session in await sessions_known(workflow, run, self._memory, dependencies.compiler.store):
                 await own.store(step, messages, metadata, session)
 
 
@@ -168,48 +167,48 @@ class RunEndings:
         self._observer = memory.observers
         self._turns = TurnEndings(memory, workflows)
 
-    async def end(self, carried: Carried, outcome: Outcome, means: RunMeans) -> Outcome | None:
+    async def end(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
         """Record the end of a run; return None if this process does not own it any more."""
         told = {"status": outcome.status, "error": outcome.error, "interrupt": outcome.interrupt}
         noted = {name: value for name, value in told.items() if value is not None}
-        if outcome.status == "done" and carried.hold.answer is not None:
-            carried.tracer.note(STATUS, data=noted)
-            if await self._end_with_answer(carried, outcome):
-                carried.live.came_out(outcome)
+        if outcome.status == "done" and active.hold.answer is not None:
+            active.tracer.note(STATUS, data=noted)
+            if await self._end_with_answer(active, outcome):
+                active.stream.set_outcome(outcome)
                 return outcome
-            if carried.hold.lost or await self._is_lost(carried.run):
-                carried.hold.lost = True
-                await self._turns.leave(carried.run)
+            if active.hold.lost or await self._is_lost(active.run):
+                active.hold.lost = True
+                await self._turns.leave(active.run)
                 return None
-            outcome, noted = _instead(outcome, await carried.hold.store()), {}
+            outcome, noted = _instead(outcome, await active.hold.store()), {}
         else:
-            await carried.hold.store()
-        carried.live.came_out(outcome)
-        if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(carried.run)):
+            await active.hold.store()
+        active.stream.set_outcome(outcome)
+        if outcome.status == "failed" and await retry_until_available(lambda: self._is_to_stop(active.run)):
             # It fails because a part of it has been stopped, or would have been stopped next.
             outcome, noted = Outcome("cancelled"), {"status": "cancelled"}
         if noted:
-            carried.tracer.note(STATUS, data=noted)
+            active.tracer.note(STATUS, data=noted)
         if outcome.status != "done":
-            await self._keep_progress(carried, means.options.keep_progress_seconds)
-        ended = await retry_until_available(lambda: self._record(carried, outcome, means))
+            await self._keep_progress(active, dependencies.options.keep_progress_seconds)
+        ended = await retry_until_available(lambda: self._record(active, outcome, dependencies))
         if (
             ended is None
             and outcome.status == "done"
-            and await retry_until_available(lambda: self._is_rolled_back(carried))
+            and await retry_until_available(lambda: self._is_rolled_back(active))
         ):
-            return await self.end(carried, Outcome("cancelled"), means)
+            return await self.end(active, Outcome("cancelled"), dependencies)
         return ended
 
-    async def _end_with_answer(self, carried: Carried, outcome: Outcome) -> bool:
+    async def _end_with_answer(self, active: ActiveRun, outcome: Outcome) -> bool:
         """Store the answer with the end of its run, the trace, the manifests and the anchor, in one transaction.
 
         Return False if nothing of it was stored, or nobody knows: then the answer is stored first, and the end after
         it, unless this process has lost the run. The transaction is refused if it has, or if another process has
         answered the question.
         """
-        hold, run = carried.hold, carried.run
-        answer, group = hold.answer, await carried.tracer.whole()
+        hold, run = active.hold, active.run
+        answer, group = hold.answer, await active.tracer.whole()
         if answer is None or group is None:
             return False
         others = [one for entry in hold.manifests for one in self._manifests.joined(entry)]
@@ -224,20 +223,20 @@ class RunEndings:
         )
         if stored is None:
             return False
-        carried.tracer.stored_elsewhere()
+        active.tracer.stored_elsewhere()
         hold.answer = None
         hold.manifests.clear()
         hold.told_id = answer.message.id if answer.told else None
-        carried.over = self._runs.ended(run, ending)
-        carried.has_following = bool(stored[1][-1])
+        active.over = self._runs.ended(run, ending)
+        active.has_following = bool(stored[1][-1])
         with contextlib.suppress(StoreClosed):
             await answer.settle(anchored=True)
         return True
 
-    async def set_aside(self, run: Run, owner: str, means: RunMeans) -> Outcome:
+    async def set_aside(self, run: Run, owner: str, dependencies: Dependencies) -> Outcome:
         """Set a run aside for a person, because the engine does not try it any more."""
         outcome = Outcome("failed", error="GaveUp", set_aside=True)
-        await self._turns.end(run, means)
+        await self._turns.end(run, dependencies)
         await self._runs.finish(run.run_id, owner, "failed", error=outcome.error, set_aside=True)
         return outcome
 
@@ -245,26 +244,26 @@ class RunEndings:
         """Discard the partial answer: the run belongs to another process."""
         await self._turns.leave(run)
 
-    async def let_go(self, carried: Carried, means: RunMeans) -> None:
+    async def release(self, active: ActiveRun, dependencies: Dependencies) -> None:
         """Leave a run that is stopped from outside in the state that other processes need.
 
         A child stays its parent's. A run that has received an answer stays as it is: the process that takes it over
         knows that the answer may have been used.
         """
-        run = carried.run
+        run = active.run
         with contextlib.suppress(StoreError):
-            await carried.hold.store()
-            if carried.stop == "cancelled":
-                carried.tracer.note(STATUS, data={"status": "cancelled"})
-                await self._is_kept(carried)
-                await self._record(carried, Outcome("cancelled"), means)
+            await active.hold.store()
+            if active.stop == "cancelled":
+                active.tracer.note(STATUS, data={"status": "cancelled"})
+                await self._is_kept(active)
+                await self._record(active, Outcome("cancelled"), dependencies)
             else:
                 await self._turns.leave(run)
-            if carried.stop == "closing":
-                await self._is_kept(carried)
-                await carried.tracer.flush()
-            if carried.stop == "closing" and run.parent_run_id is None and not run.resumed:
-                await self._runs.give_back(run.run_id, carried.owner)
+            if active.stop == "closing":
+                await self._is_kept(active)
+                await active.tracer.flush()
+            if active.stop == "closing" and run.parent_run_id is None and not run.resumed:
+                await self._runs.give_back(run.run_id, active.owner)
 
     async def _is_to_stop(self, run: Run) -> bool:
         current = await self._runs.run(run.run_id)
@@ -278,36 +277,36 @@ class RunEndings:
             return current is not None and (current.owner, current.attempts) != (run.owner, run.attempts)
         return False
 
-    async def _is_rolled_back(self, carried: Carried) -> bool:
+    async def _is_rolled_back(self, active: ActiveRun) -> bool:
         """Return whether a newer message arrived before the end of a run and rolls it back."""
-        current = await self._runs.run(carried.run.run_id)
-        if current is None or current.status != "running" or current.owner != carried.owner:
+        current = await self._runs.run(active.run.run_id)
+        if current is None or current.status != "running" or current.owner != active.owner:
             return False
         return current.cancel_reason == ROLLED_BACK
 
-    async def _record(self, carried: Carried, outcome: Outcome, means: RunMeans) -> Outcome | None:
-        run_id, owner = carried.run.run_id, carried.owner
+    async def _record(self, active: ActiveRun, outcome: Outcome, dependencies: Dependencies) -> Outcome | None:
+        run_id, owner = active.run.run_id, active.owner
         if outcome.status == "waiting":
-            await carried.tracer.flush()
+            await active.tracer.flush()
             if await self._runs.wait(run_id, owner, outcome.interrupt):
                 return outcome
             outcome = Outcome("cancelled")
-            carried.tracer.note(STATUS, data={"status": "cancelled"})
+            active.tracer.note(STATUS, data={"status": "cancelled"})
         assert outcome.status != "waiting"  # noqa: S101 - seen above
         if outcome.status != "done":
-            await self._turns.end(carried.run, means, carried.hold)
-        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, carried.run)
-        carried.over = await carried.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
-        return outcome if carried.over is not None else None
+            await self._turns.end(active.run, dependencies, active.hold)
+        ending = RunEnding(outcome.status, outcome.result, outcome.error, outcome.set_aside, active.run)
+        active.over = await active.tracer.flush_with(lambda group: self._runs.end(run_id, owner, ending, group))
+        return outcome if active.over is not None else None
 
-    async def _keep_progress(self, carried: Carried, seconds: float) -> None:
+    async def _keep_progress(self, active: ActiveRun, seconds: float) -> None:
         """Store the progress of a run, so that a retry continues from there.
 
         While the run tables are available, it waits at most `seconds` for the checkpointer, which may use another
         database. Checkpoints that were stored before stay until maintenance removes them.
         """
-        run_id, now, until = carried.run.run_id, asyncio.get_running_loop().time, None
-        while not await self._is_kept(carried):
+        run_id, now, until = active.run.run_id, asyncio.get_running_loop().time, None
+        while not await self._is_kept(active):
             await retry_until_available(lambda: self._runs.run(run_id))
             until = now() + seconds if until is None else until
             if now() >= until:
@@ -315,10 +314,10 @@ class RunEndings:
                 return
             await asyncio.sleep(_PAUSE_SECONDS)
 
-    async def _is_kept(self, carried: Carried) -> bool:
+    async def _is_kept(self, active: ActiveRun) -> bool:
         """Return whether no progress of a run is left to store."""
         try:
-            await carried.progress.keep()
+            await active.progress.keep()
         except StoreUnavailable:
             return False
         except Exception as error:  # noqa: BLE001 - without progress a retry starts over; the run must end in any case

@@ -20,22 +20,19 @@ from langgraph.types import Command, Interrupt, StreamMode
 
 from threadkeep.agent.conversion import opinion_of, text_of
 from threadkeep.agent.holding import run_hold
-from threadkeep.errors import StoreError
+from threadkeep.errors import StoreError, StoreUnavailable
 from threadkeep.observe import BudgetCrossed, RunRetried
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, interrupts_of
-from threadkeep.runs.failures import is_passing, kind_of, pause_before
-from threadkeep.runs.kept_answers import said_without, with_unanswered
-from threadkeep.runs.last_contexts import LastContexts
-from threadkeep.runs.live import LiveRun, Outcome, RunPiece
-from threadkeep.runs.outages import Outages
-from threadkeep.runs.progress.progress import durability_of, thread_of
-from threadkeep.runs.progress.saver import ProgressSaver
+from threadkeep.runs.checkpoints import ProgressSaver
+from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.progress import durability_of, thread_of
 from threadkeep.runs.requests import begin_state, context_of, metadata_of
-from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.retries import is_passing, kind_of, pause_before, retry_until_available
+from threadkeep.runs.session_answers import answered_without, with_unanswered
+from threadkeep.runs.streams import InFlightMessages, Outcome, RunPiece, RunStream
 from threadkeep.runs.tracing import Notes, ToolTrace, jsonable
-from threadkeep.runs.unrecorded import UnrecordedTurns
-from threadkeep.runs.usage import Account, Meter
+from threadkeep.runs.usage import Account, LastContexts, Meter
 from threadkeep.workflows.built_in import ChatNode
 from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.nodes.base import Step
@@ -45,12 +42,14 @@ from threadkeep.workflows.resources import Resources
 from threadkeep.workflows.state import answer_of
 from threadkeep.workflows.turn_ends import LateQuestion, question_recorder
 
+_MOST_LATE = 3
+
 _TOOLS = "tools"
 """The name that `create_agent` gives its tool node; output of models inside tools is not part of the answer."""
 
 
 @dataclass(frozen=True)
-class RunMeans:
+class Dependencies:
     """Dependencies that all runs of a process share; without a `saver` runs have no checkpoints."""
 
     compiler: Compiler
@@ -58,7 +57,7 @@ class RunMeans:
     resources: Resources
     options: RunServiceOptions
     contexts: LastContexts
-    unrecorded: UnrecordedTurns = field(default_factory=UnrecordedTurns)
+    in_flight: InFlightMessages = field(default_factory=InFlightMessages)
 
 
 class _Part(TypedDict):
@@ -70,40 +69,41 @@ class _Part(TypedDict):
     interrupts: NotRequired[tuple[Interrupt, ...]]
 
 
-class Execution:
+class RunExecution:
     """An execution of a run in this process. `begins` is true if it is the first: there are no checkpoints yet."""
 
     def __init__(
         self,
         run: Run,
         workflow: Workflow,
-        means: RunMeans,
+        dependencies: Dependencies,
         *,
         notes: Notes,
         ledger: Account,
-        live: LiveRun,
+        stream: RunStream,
         begins: bool,
     ) -> None:
         self._run = run
         self._workflow = workflow
-        self._means = means
+        self._dependencies = dependencies
         self._notes = notes
         self._ledger = ledger
-        self._live = live
+        self._stream = stream
         self._begins = begins
-        self._chat = _chat_of(workflow, means.resources) if run_hold.get() is not None else None
-        self._graph = means.compiler.compiled(workflow)
-        self._unheard = _unheard(workflow)
+        self._chat = _chat_of(workflow, dependencies.resources) if run_hold.get() is not None else None
+        self._graph = dependencies.compiler.compiled(workflow)
+        self._silent_nodes = _silent_nodes(workflow)
         self._state: object = {}
         self._interrupts: dict[str, Interrupt] = {}
-        self._outages = Outages(means.resources.memory.runs, means.saver.saver if means.saver else None, live)
+        self._memory = dependencies.resources.memory
+        self._late = 0
 
-    async def to_its_end(self) -> Outcome:
+    async def run_to_end(self) -> Outcome:
         """Execute the run; failures are in the outcome, but a cancellation is raised."""
         try:
             async with asyncio.timeout(self._seconds_left()):
-                with self._means.contexts.of(self._run.run_id, self._run.session_id) as seen:
-                    outcome = await self._until_it_ends()
+                with self._dependencies.contexts.of(self._run.run_id, self._run.session_id) as seen:
+                    outcome = await self._execute_with_retries()
         except TimeoutError:
             # Timeouts of models and tools are caught inside.
             return Outcome("failed", error="DeadlinePassed")
@@ -111,52 +111,77 @@ class Execution:
             return outcome
         return replace(outcome, result={**outcome.result, "context": context})
 
-    async def _until_it_ends(self) -> Outcome:
+    async def _execute_with_retries(self) -> Outcome:
         tries, again = max(self._run.attempts, 1), False
         while True:
             try:
-                for one in self._run.inputs:
-                    await self._means.unrecorded.over(self._run.session_id, one.message_id)
-                self._run = await with_unanswered(self._means.resources.memory, self._run)
-                if (said := await self._said_meanwhile()) is not None:
-                    return Outcome("done", result=said)
-                await self._through(await self._given(again=again))
-                await self._tell_crossing()
-                return await self._kept(self._outcome())
+                return await self._execute_once(again=again)
             except Exception as error:  # noqa: BLE001 - a graph may raise anything, and the run ends with it
                 if self._ledger.spent is not None or not is_passing(error):
                     return Outcome("failed", error=kind_of(self._ledger.spent or error))
-                if not await self._outages.outlasted(error):
+                if not await self._wait_for_recovery(error):
                     if tries >= self._workflow.options.max_tries:
                         # A run that is tried only once has not failed repeatedly.
                         return Outcome("failed", error=kind_of(error), set_aside=tries > 1)
                     tries += 1
-                self._tell_retry(kind_of(error), tries)
+                self._report_retry(kind_of(error), tries)
             await self._pause(tries)
-            self._live.begin()
+            self._stream.begin()
             self._begins, again = False, True
 
-    async def _said_meanwhile(self) -> Mapping[str, Json] | None:
-        """Return the answer that the message got without this run while the database was down.
-
-        A run that begins finds the answer by itself; a resumed run is already past that step.
-        """
-        if self._begins or not self._means.unrecorded.has_answered(self._run):
-            return None
-        return await said_without(self._means.resources.memory, self._run)
-
-    async def _kept(self, outcome: Outcome) -> Outcome:
-        """Return the outcome; store the checkpoints of a run that waits for a person, and raise if that fails."""
-        if outcome.status == "waiting" and self._means.saver is not None:
-            await self._means.saver.keep(self._run.run_id)
+    async def _execute_once(self, *, again: bool) -> Outcome:
+        """Execute the run once, unless its messages were answered without it while the database was down."""
+        memory, in_flight, saver = self._memory, self._dependencies.in_flight, self._dependencies.saver
+        await in_flight.wait_for(self._run)
+        if len(self._run.inputs) > 1:
+            self._run = await with_unanswered(memory, self._run)
+        # A run that begins finds the answer by itself; a resumed run is already past that step.
+        answered = not self._begins and in_flight.has_answered(self._run)
+        if answered and (result := await answered_without(memory, self._run)) is not None:
+            return Outcome("done", result=result)
+        if self._chat is not None:
+            await self._reply(*self._chat)
+        else:
+            await self._run_graph(await self._given(again=again))
+        await self._report_crossing()
+        outcome = self._outcome()
+        if outcome.status == "waiting" and saver is not None:
+            # Its checkpoints are stored before any process sees that it waits.
+            await saver.keep(self._run.run_id)
         return outcome
 
+    async def _wait_for_recovery(self, error: Exception) -> bool:
+        """Return whether the database was down when the run failed and is available again; such a try does not count.
+
+        A run without checkpoints is not recorded, and waits for no database.
+        """
+        saver = self._dependencies.saver
+        if saver is None:
+            return False
+
+        async def query() -> None:
+            # The run and its checkpoints, each through its own connections.
+            await self._memory.runs.run(self._run.run_id)
+            await saver.saver.aget_tuple(thread_of(self._run.run_id))
+
+        try:
+            await query()
+        except StoreUnavailable as away:
+            # Not final; but a caller that waits for the run may not want to wait for the database.
+            self._stream.set_outcome(Outcome("failed", error=kind_of(away)))
+            await retry_until_available(query)
+            return True
+        # One pool of connections may recover a moment later than another.
+        late = isinstance(error, StoreUnavailable) and self._late < _MOST_LATE
+        self._late += late
+        return late
+
     async def _pause(self, tries: int) -> None:
-        options = self._means.options
+        options = self._dependencies.options
         first, longest = options.pause_seconds, options.longest_pause_seconds
         await asyncio.sleep(pause_before(tries, first_seconds=first, longest_seconds=longest))
 
-    async def _tell_crossing(self) -> None:
+    async def _report_crossing(self) -> None:
         """Report that the last call exceeded a budget: no later call will be refused for it."""
         crossed = None
         with contextlib.suppress(StoreError):  # the answer exists anyway
@@ -165,7 +190,7 @@ class Execution:
             return
         run, numbers = self._run, {"used": crossed.used, "allowed": crossed.allowed}
         self._notes.note("budget_crossed", data={"run_id": crossed.run_id, "limit": crossed.limit, **numbers})
-        self._means.resources.observer.notify(
+        self._dependencies.resources.observer.notify(
             BudgetCrossed(
                 workflow=run.workflow,
                 limit=crossed.limit,
@@ -177,31 +202,28 @@ class Execution:
             )
         )
 
-    def _tell_retry(self, error: str, attempt: int) -> None:
+    def _report_retry(self, error: str, attempt: int) -> None:
         run = self._run
         self._notes.note("retried", data={"error": error, "try": attempt})
-        self._means.resources.observer.notify(
+        self._dependencies.resources.observer.notify(
             RunRetried(
                 workflow=run.workflow, error=error, attempt=attempt, run_id=run.run_id, session_id=run.session_id
             )
         )
 
-    async def _through(self, given: object) -> None:
+    async def _run_graph(self, given: object) -> None:
         """Run the graph until it stops by itself, and record its stream."""
         self._interrupts = {}
-        if self._chat is not None:
-            await self._reply(*self._chat)
-            return
         modes: list[StreamMode] = ["values", "tasks", "custom"]
-        if self._live.wants_pieces:
+        if self._stream.wants_pieces:
             modes.append("messages")
         stream: Any = self._graph.astream(
             given,
             self._config(),
-            context=context_of(self._run, self._means.resources),
+            context=context_of(self._run, self._dependencies.resources),
             stream_mode=modes,
-            subgraphs=self._live.wants_pieces,
-            durability=None if self._means.saver is None else durability_of(self._workflow),
+            subgraphs=self._stream.wants_pieces,
+            durability=None if self._dependencies.saver is None else durability_of(self._workflow),
             version="v2",
         )
         async for part in stream:
@@ -212,7 +234,7 @@ class Execution:
 
     async def _reply(self, name: str, chat: ChatNode) -> None:
         """Let the built-in chat answer without a graph, and record it as the stream of one."""
-        step, state = Step(name, context_of(self._run, self._means.resources), None), begin_state(self._run)
+        step, state = Step(name, context_of(self._run, self._dependencies.resources), None), begin_state(self._run)
         self._notes.note("node_started", name)
         token = var_child_runnable_config.set(self._config())
         try:
@@ -228,13 +250,13 @@ class Execution:
 
     async def _ask_model(self, node: str, model: BaseChatModel, messages: list[BaseMessage]) -> AIMessage:
         """Call a model; a caller that follows the tokens gets them as they come."""
-        if not self._live.wants_pieces:
+        if not self._stream.wants_pieces:
             return await model.ainvoke(messages)
         chunks: list[AIMessageChunk] = []
         async for chunk in model.astream(messages):
             chunks.append(chunk)
             if text := text_of(chunk):
-                self._live.tell(RunPiece(self._run.run_id, node, chunk.id, text))
+                self._stream.publish(RunPiece(self._run.run_id, node, chunk.id, text))
         whole = message_chunk_to_message(add_ai_message_chunks(*chunks))
         assert isinstance(whole, AIMessage)  # noqa: S101 - it is made of such chunks
         return whole
@@ -242,7 +264,7 @@ class Execution:
     def _take(self, part: _Part) -> None:
         data = part["data"]
         if part["type"] == "messages":
-            self._tell(*data)
+            self._publish(*data)
         elif part["ns"]:
             return
         elif part["type"] == "values":
@@ -266,12 +288,12 @@ class Execution:
             told["waits"] = True
         self._notes.note("node_finished", task["name"], told)
 
-    def _tell(self, message: object, metadata: Mapping[str, Any]) -> None:
+    def _publish(self, message: object, metadata: Mapping[str, Any]) -> None:
         if not isinstance(message, AIMessageChunk) or metadata.get("langgraph_node") == _TOOLS:
             return
         node = str(metadata.get("langgraph_checkpoint_ns", "")).partition(":")[0]
-        if node not in self._unheard and (text := text_of(message)):
-            self._live.tell(RunPiece(self._run.run_id, node or None, message.id, text))
+        if node not in self._silent_nodes and (text := text_of(message)):
+            self._stream.publish(RunPiece(self._run.run_id, node or None, message.id, text))
 
     def _outcome(self) -> Outcome:
         if self._interrupts:
@@ -297,7 +319,7 @@ class Execution:
         An answer is passed once. If its process died after that, the graph may know it already and would take it for
         the answer to its next question. At worst a person is asked again.
         """
-        run, saver = self._run, self._means.saver
+        run, saver = self._run, self._dependencies.saver
         if self._begins or saver is None:
             return begin_state(run)
         if await saver.aget_tuple(thread_of(run.run_id)) is None:
@@ -310,7 +332,7 @@ class Execution:
     def _config(self) -> RunnableConfig:
         run = self._run
         callbacks: list[BaseCallbackHandler] = [
-            Meter(self._ledger, self._means.options.prices),
+            Meter(self._ledger, self._dependencies.options.prices),
             ToolTrace(self._notes),
             *self._question(),
         ]
@@ -327,7 +349,7 @@ class Execution:
 
     def _question(self) -> list[BaseCallbackHandler]:
         """Return the handler that stores the question behind middleware, if it waits for that."""
-        run, resources = self._run, self._means.resources
+        run, resources = self._run, self._dependencies.resources
         recorder = question_recorder(self._workflow.nodes.values())
         if recorder is None or not recorder.waits or run.session_id is None:
             return []
@@ -343,7 +365,7 @@ class Execution:
         tried_anew = run.attempts <= 1 and run.started_at != run.heartbeat_at
         if run.resumed or tried_anew:
             return (run.deadline_at - run.created_at).total_seconds()
-        now = self._means.resources.memory.clock()
+        now = self._memory.clock()
         return max((run.deadline_at - now) / timedelta(seconds=1), 0.0)
 
 
@@ -355,7 +377,7 @@ def _chat_of(workflow: Workflow, resources: Resources) -> tuple[str, ChatNode] |
     return None
 
 
-def _unheard(workflow: Workflow) -> frozenset[str]:
+def _silent_nodes(workflow: Workflow) -> frozenset[str]:
     """Return the nodes whose model output is not part of the run's answer."""
     nodes = workflow.nodes.items()
     return frozenset(name for name, node in nodes if not (isinstance(node, SpeakingNode) and node.answers))

@@ -15,10 +15,10 @@ from threadkeep.history.memory import Memory
 from threadkeep.history.recollection import PAGE_ROWS
 from threadkeep.observe import working_for
 from threadkeep.records.runs import OWN_NAMES, DoubleTexting, NewRun, Run, RunBudget, RunInput
-from threadkeep.runs.own_places import places_known
 from threadkeep.runs.requests import RunRequest, Submitted, map_of, message_of_input
-from threadkeep.runs.runner import Runner
-from threadkeep.runs.waiting import shielded
+from threadkeep.runs.retries import shielded
+from threadkeep.runs.run_workflows import places_known
+from threadkeep.runs.worker import Worker
 from threadkeep.store.driver import waiting_until
 from threadkeep.store.runs.order import Added
 from threadkeep.workflows.definition import Workflow, asked_at_once
@@ -33,10 +33,10 @@ type Mode = Literal["wait", "background", "later"]
 class RunIntake:
     """The entry for all runs but children."""
 
-    def __init__(self, memory: Memory, runner: Runner) -> None:
+    def __init__(self, memory: Memory, worker: Worker) -> None:
         self._memory = memory
         self._runs = memory.runs
-        self._runner = runner
+        self._worker = worker
         self._asked_at_once: dict[Workflow, TurnOptions | None] = {}
 
     async def take(self, request: RunRequest, workflow: Workflow, *, mode: Mode) -> Submitted:
@@ -50,24 +50,24 @@ class RunIntake:
         self.check_budget(request.budget)
         if workflow.source == "built-in" and not request.text and workflow.name not in OWN_NAMES:
             raise InvalidInput("The chat answers messages: give it one in `message`.")
-        await self._runner.engine.ready()
+        await self._worker.engine.ready()
         # A caller waits for a run that is executed here: it gets an answer, recorded or not.
         here = mode == "wait"
         until = time.monotonic() + self._memory.pending.wait_seconds if here else None
         with waiting_until(until):
             new = await self._new(request, workflow)
-        live = self._runner.live.of(new.run_id)
-        live.wants_pieces = request.stream
+        stream = self._worker.streams.of(new.run_id)
+        stream.wants_pieces = request.stream
         policy = request.double_texting or workflow.options.double_texting
         added = await shielded(self._add(new, workflow, policy, mode=mode, until=until))
         run = added.run
-        live, over = self._runner.live.of(run.run_id), run.over
-        live.wants_pieces |= request.stream
+        stream, over = self._worker.streams.of(run.run_id), run.over
+        stream.wants_pieces |= request.stream
         if added.outcome == "known":
-            if not self._runner.has(run.run_id):
-                live.renew()
+            if not self._worker.has(run.run_id):
+                stream.renew()
             over = not await self._try_again(run, request, here=here) and over
-        return Submitted(run.run_id, run.session_id, added.outcome, live, over=over)
+        return Submitted(run.run_id, run.session_id, added.outcome, stream, over=over)
 
     def check_budget(self, asked: RunBudget) -> None:
         """Refuse a limit that can never be reached.
@@ -75,21 +75,21 @@ class RunIntake:
         Raises:
             InvalidInput: a cost is limited where nothing has a price.
         """
-        if asked.max_cost is not None and not self._runner.means.options.prices:
+        if asked.max_cost is not None and not self._worker.dependencies.options.prices:
             raise InvalidInput("max_cost holds nothing back without prices: set THREADKEEP_PRICES, or leave it out.")
 
     async def go_on(self, run_id: str, *, here: bool) -> None:
         """Start or enqueue a run that is queued."""
         if here:
-            await self._runner.start(run_id)
+            await self._worker.start(run_id)
         else:
-            await self._runner.engine.enqueue(run_id)
+            await self._worker.engine.enqueue(run_id)
 
     async def _new(self, request: RunRequest, workflow: Workflow) -> NewRun:
         options = workflow.options
         seconds = _least(request.deadline_seconds, options.deadline_seconds)
         session_id = await self._session_of(request)
-        store = self._runner.means.compiler.store
+        store = self._worker.dependencies.compiler.store
         return NewRun(
             run_id=str(uuid7()),
             workflow=workflow.name,
@@ -119,16 +119,16 @@ class RunIntake:
         self, new: NewRun, workflow: Workflow, policy: DoubleTexting, *, mode: Mode, until: float | None
     ) -> Added:
         """Store a run and start it; the caller must not be cancelled between the two."""
-        owner = self._runner.owner if mode == "wait" else None
+        owner = self._worker.engine.name if mode == "wait" else None
         if owner is not None and (run := await self._begin_at_once(new, workflow, policy, owner)) is not None:
             return Added(run, "new")
         with waiting_until(until):
             added = await self._runs.order.add(new, policy=policy, owner=owner)
         if added.run.run_id == new.run_id and added.run.status == "running":
             # New, or stored by the transaction above, whose reply was lost.
-            await self._runner.start_begun(added.run)
+            await self._worker.start(added.run.run_id, added.run)
         elif added.outcome == "new" and mode == "background":
-            await self._runner.engine.enqueue(new.run_id)
+            await self._worker.engine.enqueue(new.run_id)
         return added
 
     async def _begin_at_once(self, new: NewRun, workflow: Workflow, policy: DoubleTexting, owner: str) -> Run | None:
@@ -136,7 +136,7 @@ class RunIntake:
         if workflow not in self._asked_at_once:
             if len(self._asked_at_once) >= _MOST_KNOWN:
                 self._asked_at_once.clear()
-            self._asked_at_once[workflow] = asked_at_once(workflow, self._runner.means.resources)
+            self._asked_at_once[workflow] = asked_at_once(workflow, self._worker.dependencies.resources)
         options = self._asked_at_once[workflow]
         if options is None or new.session_id is None or new.places or not new.input.get("text"):
             return None
@@ -151,7 +151,7 @@ class RunIntake:
         if begun is None:
             return None
         run = self._runs.order.begun(joined, begun.rows)
-        await self._runner.start_begun(run, begun)
+        await self._worker.start(run.run_id, run, begun)
         return run
 
     async def _try_again(self, run: Run, request: RunRequest, *, here: bool) -> bool:

@@ -13,7 +13,7 @@ from threadkeep.agent.conversion import SENT_AT
 from threadkeep.errors import InvalidInput
 from threadkeep.records import Json
 from threadkeep.records.runs import DoubleTexting, Run, RunBudget, RunInput, RunTrigger
-from threadkeep.runs.live import LiveRun
+from threadkeep.runs.streams import RunStream
 from threadkeep.workflows.resources import Resources, RunContext
 from threadkeep.workflows.state import WorkflowState, initial_state
 
@@ -76,14 +76,14 @@ class RunRequest:
 class Submitted:
     """The run that answers a request: a `new` one, one that it `joined`, or one that was `known` before.
 
-    The `live` run receives the run's events for as long as it is referenced. `over` is true if the run had already
+    The `stream` run receives the run's events for as long as it is referenced. `over` is true if the run had already
     ended.
     """
 
     run_id: str
     session_id: str | None
     outcome: Literal["new", "joined", "known"]
-    live: LiveRun = field(repr=False, compare=False)
+    stream: RunStream = field(repr=False, compare=False)
     over: bool = False
 
 

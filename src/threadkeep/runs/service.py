@@ -1,33 +1,35 @@
-"""The run service: one object for HTTP, terminal, channels and schedules."""
+"""The run service: one object for HTTP, terminal, channels and schedules; also opened on first use."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager, closing
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
+from contextvars import Context
 from dataclasses import replace
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.store.base import BaseStore
 
-from threadkeep.errors import InvalidInput
+from threadkeep.errors import InvalidInput, StoreClosed
 from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunCursor, RunEvent, RunQuery, RunResult, TokenUsage
+from threadkeep.runs.checkpoints import ProgressSaver
 from threadkeep.runs.children import RunChildren
 from threadkeep.runs.engine.opening import open_engine
-from threadkeep.runs.execution import RunMeans
-from threadkeep.runs.following import Followed, RunFollowing
+from threadkeep.runs.execution import Dependencies
 from threadkeep.runs.intake import Mode, RunIntake
-from threadkeep.runs.last_contexts import LastContexts
-from threadkeep.runs.once_only import OnceOnly
-from threadkeep.runs.progress.progress import RunCheckpoints
-from threadkeep.runs.progress.saver import ProgressSaver
+from threadkeep.runs.maintenance import RunMaintenance
+from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.progress import RunCheckpoints
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.runner import Runner
-from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.runs.unrecorded import UnrecordedTurns
-from threadkeep.runs.upkeep import RunUpkeep
-from threadkeep.runs.versions import RunWorkflows
+from threadkeep.runs.results import Followed, RunFollowing
+from threadkeep.runs.run_workflows import RunWorkflows
+from threadkeep.runs.streams import InFlightMessages
+from threadkeep.runs.tool_idempotency import RecordedTools
+from threadkeep.runs.usage import LastContexts
+from threadkeep.runs.worker import Worker
 from threadkeep.store.address import DatabaseAddress
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import Workflows
@@ -39,12 +41,12 @@ _AS_BEFORE = RunBudget()
 class RunService:
     """The runs of a database, as this process sees them. Made by `open_runs`, which also closes it."""
 
-    def __init__(self, memory: Memory, runner: Runner, upkeep: RunUpkeep) -> None:
+    def __init__(self, memory: Memory, worker: Worker, maintenance: RunMaintenance) -> None:
         self._runs = memory.runs
-        self._runner = runner
-        self._upkeep = upkeep
-        self._intake = RunIntake(memory, runner)
-        self._following = RunFollowing(memory, runner)
+        self._worker = worker
+        self._maintenance = maintenance
+        self._intake = RunIntake(memory, worker)
+        self._following = RunFollowing(memory, worker)
 
     async def submit(self, request: RunRequest, *, mode: Mode = "wait") -> Submitted:
         """Store a run and start it: at once in this process if the caller waits, else on any worker.
@@ -60,10 +62,10 @@ class RunService:
             WrongUser: the session is another user's.
             InvalidInput: the built-in chat was given no message.
         """
-        workflow = await self._runner.workflows.newest(request.workflow)
+        workflow = await self._worker.workflows.newest(request.workflow)
         submitted = await self._intake.take(request, workflow, mode=mode)
         if (request.double_texting or workflow.options.double_texting) in ("interrupt", "rollback"):
-            self._upkeep.look_now()
+            self._maintenance.watch_now()
         return submitted
 
     async def result(self, run_id: str, *, user_id: str | None = None) -> RunResult:
@@ -91,21 +93,21 @@ class RunService:
         run = await self._following.run(run_id, user_id)
         if run.unbegun and await self._runs.order.stop_as_it_begins(run_id):
             # It ends when its turn comes, so that its question is stored in the right place.
-            await self._runner.end_stopped(run_id)
+            await self._worker.end_stopped(run_id)
             return [run_id]
         stopped = await self._runs.request_cancel(run_id)
         for each in stopped:
-            if (carried := self._runner.carried.of(each)) is not None:
-                carried.cancel("cancelled")
+            if (active := self._worker.active.of(each)) is not None:
+                active.cancel("cancelled")
             else:
-                self._runner.live.signal(each)
-                self._runner.live.of(each).end()
-        await self._runner.start_next(run)
+                self._worker.streams.signal(each)
+                self._worker.streams.of(each).end()
+        await self._worker.start_following(run)
         if len(stopped) > 1:
             # Runs below it may have blocked turns of other sessions.
             for below in await self._runs.records.tree(run_id):
                 if below.run_id != run_id and below.run_id in stopped and below.over:
-                    await self._runner.start_next(below)
+                    await self._worker.start_following(below)
         return stopped
 
     async def resume(self, run_id: str, value: Json, *, user_id: str | None = None, mode: Mode = "wait") -> None:
@@ -178,7 +180,7 @@ class RunService:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
-        await self._runner.carried.flush(run_id)
+        await self._worker.active.flush(run_id)
         return await self._runs.trace.events(run_id, after=after, limit=limit)
 
     async def usage(
@@ -190,7 +192,7 @@ class RunService:
             RunNotFound: there is none that the user may see.
         """
         await self._following.run(run_id, user_id)
-        await self._runner.carried.flush(run_id)
+        await self._worker.active.flush(run_id)
         return await self._runs.trace.usage(run_id, with_children=with_children)
 
     async def ready(self) -> None:
@@ -199,11 +201,11 @@ class RunService:
         Raises:
             StoreClosed: the service takes no more runs.
         """
-        await self._runner.engine.ready()
+        await self._worker.engine.ready()
 
     async def close(self, seconds: float) -> None:
         """Accept no more runs, wait `seconds` for active ones, and leave the rest to other processes."""
-        await self._runner.engine.close(seconds)
+        await self._worker.engine.close(seconds)
 
     async def _top_of_waiting(self, run: Run) -> Run:
         while run.parent_run_id is not None:
@@ -224,7 +226,7 @@ async def open_runs(
     checkpointer: BaseCheckpointSaver[str],
     store: BaseStore | None,
     options: RunServiceOptions | None = None,
-    unrecorded: UnrecordedTurns | None = None,
+    in_flight: InFlightMessages | None = None,
 ) -> AsyncIterator[RunService]:
     """Open the run service of a memory's database; runs are executed until the block ends, then released.
 
@@ -236,25 +238,91 @@ async def open_runs(
         checkpointer: the store of run progress; opened once, at the top.
         store: the graph store; also opened at the top.
         options: options of execution.
-        unrecorded: messages that the chat of this process answers without recorded runs.
+        in_flight: messages that the chat of this process answers without recorded runs.
 
     Raises:
         InvalidInput: the extra `engine` is not installed, or this process has the engine of another database open.
         StoreUnavailable: the database does not answer.
     """
-    options, unrecorded = options or RunServiceOptions(), unrecorded or UnrecordedTurns()
+    options, in_flight = options or RunServiceOptions(), in_flight or InFlightMessages()
     checkpoints = RunCheckpoints(memory.runs.records, checkpointer)
-    runner = Runner(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
-    upkeep = RunUpkeep(memory, runner, checkpoints, options)
+    worker = Worker(memory, RunWorkflows(workflows, memory.runs.workflows), checkpoints)
+    maintenance = RunMaintenance(memory, worker, checkpoints, options)
     with closing(LastContexts(memory.observers)) as contexts:
         async with (
-            upkeep.looking_after(),
-            open_engine(address, runner.carry_out, options.engine, listener=runner) as engine,
+            maintenance.running(),
+            open_engine(address, worker.execute, options.engine, troubled=worker.report) as engine,
         ):
             saver = ProgressSaver(checkpointer)
             compiler = Compiler(checkpointer=saver, store=store)
-            once_only = OnceOnly(memory.runs.trace, keep=saver.keep, holds=runner.holds)
+            once_only = RecordedTools(memory.runs.trace, keep=saver.keep, holds=worker.holds)
             middleware = (*resources.middleware, once_only)
-            given = replace(resources, children=RunChildren(memory, runner), middleware=middleware)
-            runner.open(engine, RunMeans(compiler, saver, given, options, contexts, unrecorded))
-            yield RunService(memory, runner, upkeep)
+            given = replace(resources, children=RunChildren(memory, worker), middleware=middleware)
+            worker.open(engine, Dependencies(compiler, saver, given, options, contexts, in_flight))
+            yield RunService(memory, worker, maintenance)
+
+
+class RunsOnDemand:
+    """A lazily opened run service; a failure is raised to the caller, and the next caller tries again.
+
+    It lives in its own task, independent of requests, until `close`.
+    """
+
+    def __init__(self, opening: Callable[[InFlightMessages], AbstractAsyncContextManager[RunService]]) -> None:
+        self.in_flight = InFlightMessages()
+        self._opening = opening
+        self._task: asyncio.Task[None] | None = None
+        self._opened: asyncio.Future[RunService] | None = None
+        self._closing = False
+        self._may_end = asyncio.Event()
+
+    @property
+    def is_open(self) -> bool:
+        """True if the runs are open."""
+        opened = self._opened
+        return opened is not None and opened.done() and opened.exception() is None
+
+    async def service(self) -> RunService:
+        """Return the open service.
+
+        Raises:
+            StoreClosed: the application is being closed.
+            StoreUnavailable: the database does not answer.
+        """
+        if self._closing:
+            raise StoreClosed("The application is being closed, and takes no more runs.")
+        opened = self._opened
+        if opened is None or (opened.done() and opened.exception() is not None):
+            opened = self._opened = self._begin()
+        return await asyncio.shield(opened)
+
+    def open_soon(self) -> None:
+        """Begin to open in the background; a failure is raised by a later `service()`."""
+        if not self._closing and self._opened is None:
+            self._opened = self._begin()
+
+    async def close(self, seconds: float = 0.0) -> None:
+        """Close the service; active runs may continue for `seconds` and are then left to other processes."""
+        self._closing = True
+        opened = self._opened
+        if opened is not None and opened.done() and opened.exception() is None:
+            await opened.result().close(seconds)
+        self._may_end.set()
+        if self._task is not None:
+            await self._task
+
+    def _begin(self) -> asyncio.Future[RunService]:
+        opened: asyncio.Future[RunService] = asyncio.get_running_loop().create_future()
+        self._task = asyncio.create_task(self._keep_open(opened), context=Context(), name="threadkeep-runs")
+        return opened
+
+    async def _keep_open(self, opened: asyncio.Future[RunService]) -> None:
+        try:
+            async with self._opening(self.in_flight) as service:
+                opened.set_result(service)
+                await self._may_end.wait()
+        except Exception as error:
+            if opened.done():
+                raise
+            opened.set_exception(error)
+            opened.exception()  # the caller may have gone away

@@ -12,7 +12,7 @@ from threadkeep.records.runs import DoubleTexting
 
 if TYPE_CHECKING:
     from threadkeep.history.run_retention import RunRetention
-    from threadkeep.runs.service_options import RunServiceOptions
+    from threadkeep.runs.options import RunServiceOptions
     from threadkeep.store.runs.trace import TraceLimits
 
 
@@ -101,7 +101,7 @@ class RunSettings(BaseSettings):
     def run_options(self, *, works: bool, close_seconds: float) -> RunServiceOptions:
         """Return the options of the run service; without `works` the process takes no queued runs."""
         from threadkeep.runs.engine.engine import EngineOptions
-        from threadkeep.runs.service_options import RunServiceOptions
+        from threadkeep.runs.options import RunServiceOptions
         from threadkeep.runs.usage import read_prices
 
         return RunServiceOptions(
@@ -111,10 +111,9 @@ class RunSettings(BaseSettings):
                 concurrency=self.run_concurrency,
                 poll_seconds=self.run_poll_seconds,
                 dead_seconds=self.run_dead_seconds,
-                max_attempts=self.run_max_attempts,
                 close_seconds=close_seconds,
             ),
-            # A lease counts as dead only to a process that looked more often than every half of its time.
+            max_attempts=self.run_max_attempts,
             pause_seconds=self.run_pause_seconds,
             longest_pause_seconds=self.run_longest_pause_seconds,
             keep_checkpoints_seconds=self.run_checkpoint_retention_hours * 3600,

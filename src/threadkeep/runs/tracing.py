@@ -15,8 +15,8 @@ from pydantic_core import to_jsonable_python
 from threadkeep.errors import StoreError
 from threadkeep.records import Json
 from threadkeep.records.runs import STATUS, TokenUsage, TraceEvent
-from threadkeep.runs.live import LiveRun
-from threadkeep.runs.waiting import Debounced
+from threadkeep.runs.retries import Debounced
+from threadkeep.runs.streams import RunStream
 from threadkeep.store.runs.trace import RunTrace, TraceGroup
 
 type Data = Mapping[str, Json]
@@ -48,7 +48,7 @@ class RunTracer:
     def __init__(
         self,
         trace: RunTrace,
-        live: LiveRun,
+        stream: RunStream,
         owner: str,
         *,
         lost: Callable[[], None],
@@ -57,7 +57,7 @@ class RunTracer:
         late_seconds: float | None = None,
     ) -> None:
         self._trace = trace
-        self._live = live
+        self._stream = stream
         self._owner = owner
         self._lost = lost
         self._seconds = seconds
@@ -88,7 +88,7 @@ class RunTracer:
         async with self._storing.working:
             self._seal()
             await self._store_sealed(leaving=0)
-        self._live.signal()
+        self._stream.signal()
 
     async def flush_with[T](self, store: Callable[[TraceGroup], Awaitable[T | None]]) -> T | None:
         """Store the events noted so far; `store` writes the last group with other data. Return the result of `store`.
@@ -104,7 +104,7 @@ class RunTracer:
             group.after = await self._newest()
             stored = await store(group)
             self._sealed.clear()
-        self._live.signal()
+        self._stream.signal()
         return stored
 
     async def whole(self) -> TraceGroup | None:
@@ -129,7 +129,7 @@ class RunTracer:
         await self._storing.close()
 
     def _store_soon(self, times: int = 1) -> None:
-        self._storing.within(self._seconds if self._live.followers else self._late_seconds * times)
+        self._storing.within(self._seconds if self._stream.followers else self._late_seconds * times)
 
     def _seal(self) -> None:
         if self._group.events or self._group.usage:
@@ -139,14 +139,14 @@ class RunTracer:
     async def _newest(self) -> int:
         """Return the newest stored event number, read before the first write: a retried write duplicates nothing."""
         if self._number is None:
-            self._number = await self._trace.last_number(self._live.run_id)
+            self._number = await self._trace.last_number(self._stream.run_id)
         return self._number
 
     async def _store_sealed(self, *, leaving: int) -> None:
         while len(self._sealed) > leaving:
             group = self._sealed[0]
             number = await self._trace.append(
-                self._live.run_id, group.events, usage=group.usage, owner=self._owner, after=await self._newest()
+                self._stream.run_id, group.events, usage=group.usage, owner=self._owner, after=await self._newest()
             )
             self._remember(self._sealed.popleft())
             if number is None:

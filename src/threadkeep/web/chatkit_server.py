@@ -30,8 +30,8 @@ from chatkit.types import (
 from threadkeep.adapters.chatkit import ThreadkeepStore
 from threadkeep.app import App
 from threadkeep.errors import ThreadkeepError
-from threadkeep.runs.chat.again import Again, AgainRequest
-from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
+from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatToken, ChatTurn
 from threadkeep.workflows.built_in import CHAT
 
 
@@ -107,7 +107,7 @@ class ChatServer(ChatKitServer[ChatKitRequest]):
         workflow = named if isinstance(named, str) else CHAT
         if context.asks_again:
             session = self._store.session(thread.id, context)
-            asked = AgainRequest(message_id=message.id, workflow=workflow)
+            asked = RegenerationRequest(message_id=message.id, workflow=workflow)
             return await Again(app.chat, app.memory, app.workflows).begin(session, asked)
         text = "\n".join(part.text for part in message.content)
         return app.chat.begin(

@@ -15,10 +15,10 @@ from pydantic import BaseModel
 
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records.runs import Run, RunEvent
-from threadkeep.runs.following import Followed
-from threadkeep.runs.live import RunPiece
 from threadkeep.runs.requests import Submitted
+from threadkeep.runs.results import Followed
 from threadkeep.runs.service import RunService
+from threadkeep.runs.streams import RunPiece
 from threadkeep.runs.views import RunBody, RunEventBody
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import log_failure, problem_of

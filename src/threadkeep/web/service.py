@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from threadkeep.app import App, open_app
 from threadkeep.errors import ThreadkeepError
 from threadkeep.observe.log import LogObserver, configure_logging
-from threadkeep.runs.waiting import retry_until_available
+from threadkeep.runs.retries import retry_until_available
 from threadkeep.settings import Settings, unknown_variables
 from threadkeep.version import __version__
 from threadkeep.web.api import (

@@ -18,7 +18,7 @@ from starlette.types import Send
 
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Json
-from threadkeep.runs.chat.turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
+from threadkeep.runs.chat_turns import ChatAnswer, ChatEvent, ChatStarted, ChatToken, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.web.problems import Problem, log_failure, problem_of
 

@@ -10,35 +10,29 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Literal, Self
+from dataclasses import dataclass
 
-from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetEnqueueOptions, SetWorkflowID, WorkflowStatus
+from dbos import DBOS, DBOSConfig, DBOSPortableJSONSerializer, SetWorkflowID
 from dbos import error as dbos_error
 
 from threadkeep.errors import InvalidInput
-from threadkeep.runs.engine.dbos_database import SCHEMA, Connections
+from threadkeep.runs.engine.database import SCHEMA, Connections
 from threadkeep.runs.engine.engine import EngineOptions
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """An attempt at a run; `failures` counts the earlier attempts that raised or whose process died."""
+    """An attempt at a run: it was enqueued once. The record of the run says how often the run was tried."""
 
     run_id: str
     number: int = 1
-    failures: int = 0
 
     @property
     def id(self) -> str:
         """The id of the attempt in the engine's records; equal attempts have equal ids."""
         return f"{self.run_id}/{self.number}"
-
-    def next(self, *, failed: bool) -> Self:
-        """Return the attempt after this one."""
-        return replace(self, number=self.number + 1, failures=self.failures + failed)
 
 
 def number_of(attempt_id: str) -> int:
@@ -51,17 +45,15 @@ def run_of(attempt_id: str) -> str:
     return attempt_id.rpartition("/")[0]
 
 
-type AttemptStatus = Literal["PENDING", "ENQUEUED", "DELAYED", "SUCCESS", "ERROR", "CANCELLED"]
-
-ACTIVE: tuple[AttemptStatus, ...] = ("PENDING", "ENQUEUED", "DELAYED")
-_OVER: tuple[AttemptStatus, ...] = ("SUCCESS", "ERROR", "CANCELLED")
+_ACTIVE = ("PENDING", "ENQUEUED", "DELAYED")
+_OVER = ("SUCCESS", "ERROR", "CANCELLED")
 
 # Only processes of the same version execute an attempt; change the number when its arguments change.
-_VERSION = "1"
+_VERSION = "2"
 _APPLICATION = "threadkeep"
 _QUEUE = "threadkeep-runs"
-# Runs that failed twice are tried one at a time: if one kills its process, no other run is blamed for it.
-_SUSPECTS = "threadkeep-suspects"
+# Runs whose processes died repeatedly are tried one at a time: no other run is blamed for the one that kills.
+_ALONE = "threadkeep-alone"
 _THREADS = 16
 _POOL = 8
 _STOP_SECONDS = 5.0
@@ -70,18 +62,18 @@ _PAGE = 500
 _UNUSED_ADDRESS = {"sqlite": "sqlite:///unused", "postgresql": "postgresql://unused@unused/unused"}
 
 # The handler of attempts of the launched dbos: none or one, like dbos itself.
-_carriers: list[Callable[[Attempt], Awaitable[None]]] = []
+_handlers: list[Callable[[Attempt], Awaitable[None]]] = []
 _taken = threading.Lock()
 _nowhere = logging.NullHandler()
 _CONSOLE = "__dbos_console_log_handler__"
 
 
-@DBOS.workflow(name="carry_out", max_recovery_attempts=None)
-async def _carry_out(run_id: str, number: int, failures: int) -> None:
-    if not _carriers:
+@DBOS.workflow(name="execute", max_recovery_attempts=None)
+async def _execute(run_id: str, number: int) -> None:
+    if not _handlers:
         # Without an outcome the attempt stays open; another process takes it when this one has left.
         raise asyncio.CancelledError
-    await _carriers[0](Attempt(run_id, number, failures))
+    await _handlers[0](Attempt(run_id, number))
 
 
 class DbosProcess:
@@ -95,14 +87,14 @@ class DbosProcess:
         self._thread: threading.Thread | None = None
         self._dbos: DBOS | None = None
 
-    def launch(self, carry: Callable[[Attempt], Awaitable[None]]) -> None:
-        """Launch dbos; it passes attempts to `carry`, in this thread's event loop."""
+    def launch(self, execute: Callable[[Attempt], Awaitable[None]]) -> None:
+        """Launch dbos; it passes attempts to `execute`, in the event loop of this thread."""
         if not _taken.acquire(blocking=False):
             raise InvalidInput(
-                "This process carries out runs already, for another database or another app of the same one; "
+                "This process already executes runs, for another database or another app of the same one; "
                 "close that one first, or use another process."
             )
-        _carriers.append(carry)
+        _handlers.append(execute)
         self._loop = asyncio.new_event_loop()
         # asyncio would log a cut-off task with its data; the attempts are handled anyway.
         self._loop.set_exception_handler(lambda _loop, _context: None)
@@ -112,7 +104,7 @@ class DbosProcess:
 
     def submit[T](self, work: Coroutine[object, object, T]) -> Future[T]:
         """Run a coroutine in dbos's event loop."""
-        assert self._loop is not None, "not launched"  # noqa: S101 - a fault of this room's own
+        assert self._loop is not None, "not launched"  # noqa: S101 - an error of this package
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def is_running(self) -> bool:
@@ -141,44 +133,29 @@ class DbosProcess:
             self._thread.join()
             self._loop.close()
             self._loop = None
-            _carriers.clear()
+            _handlers.clear()
             _taken.release()
         self._pool.dispose()
 
-    def put(self, attempt: Attempt, *, after_seconds: float = 0.0) -> bool:
+    def put(self, attempt: Attempt, *, alone: bool) -> bool:
         """Record an attempt for any process; return False if the attempt exists already."""
-        queue = _QUEUE if attempt.failures < 2 else _SUSPECTS
         try:
-            with (
-                SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"),
-                SetEnqueueOptions(delay_seconds=after_seconds or None),
-            ):
-                DBOS.enqueue_workflow(queue, _carry_out, attempt.run_id, attempt.number, attempt.failures)
+            with SetWorkflowID(attempt.id, workflow_id_reuse_policy="reject"):
+                DBOS.enqueue_workflow(_ALONE if alone else _QUEUE, _execute, attempt.run_id, attempt.number)
         except dbos_error.DBOSWorkflowIDInUseError:
             return False
         return True
 
-    def attempts(self, run_id: str, status: Sequence[AttemptStatus] | None = None) -> dict[str, AttemptStatus]:
-        """Return the status of the recorded attempts at a run, by attempt id."""
-        found = DBOS.list_workflows(
-            workflow_id_prefix=f"{run_id}/",
-            status=None if status is None else list(status),
-            load_input=False,
-            load_output=False,
-        )
-        return {each.workflow_id: _status(each) for each in found if run_of(each.workflow_id) == run_id}
+    def attempts(self, run_id: str) -> dict[str, bool]:
+        """Return the ids of the recorded attempts at a run, and whether each is enqueued."""
+        found = DBOS.list_workflows(workflow_id_prefix=f"{run_id}/", load_input=False, load_output=False)
+        return {each.workflow_id: each.status == "ENQUEUED" for each in found if run_of(each.workflow_id) == run_id}
 
     def open_attempts(self) -> list[tuple[Attempt, str]]:
         """Return the attempts in progress, each with the name of its process."""
-        found = DBOS.list_workflows(status="PENDING", load_output=False)
-        return [(_attempt(each), each.executor_id or "") for each in found]
-
-    def put_to_their_end(self, attempt_ids: Sequence[str]) -> list[str]:
-        """Return the given attempts that were marked as ended because no process makes them any more."""
-        found = DBOS.list_workflows(
-            workflow_ids=list(attempt_ids), status="CANCELLED", load_input=False, load_output=False
-        )
-        return [each.workflow_id for each in found]
+        found = DBOS.list_workflows(status="PENDING", load_input=False, load_output=False)
+        ids = [(each.workflow_id, each.executor_id or "") for each in found]
+        return [(Attempt(run_of(each), number_of(each)), name) for each, name in ids]
 
     def end(self, attempt_id: str) -> None:
         """Mark an attempt as ended that no process makes any more."""
@@ -194,7 +171,7 @@ class DbosProcess:
         )
         if not found:
             return
-        active = DBOS.list_workflows(status=list(ACTIVE), load_input=False, load_output=False)
+        active = DBOS.list_workflows(status=list(_ACTIVE), load_input=False, load_output=False)
         runs = {run_of(each.workflow_id) for each in active}
         DBOS.delete_workflows([each.workflow_id for each in found if run_of(each.workflow_id) not in runs])
 
@@ -204,14 +181,14 @@ class DbosProcess:
         if DBOS.executor_id != self.name:
             raise InvalidInput(
                 "This program has a DBOS of its own, and a process can have one only; "
-                "let Threadkeep carry out its runs in another process (`threadkeep worker`)."
+                "let Threadkeep execute its runs in another process (`threadkeep worker`)."
             )
         self._dbos = dbos
-        DBOS.listen_queues([_QUEUE, _SUSPECTS] if self._options.works else [])
+        DBOS.listen_queues([_QUEUE, _ALONE] if self._options.works else [])
         DBOS.launch()
         for queue, concurrency, seconds in (
             (_QUEUE, self._options.concurrency, self._options.poll_seconds),
-            (_SUSPECTS, 1, 2 * self._options.poll_seconds),
+            (_ALONE, 1, 2 * self._options.poll_seconds),
         ):
             await DBOS.register_queue_async(
                 queue, worker_concurrency=concurrency, polling_interval_sec=seconds, on_conflict="always_update"
@@ -234,24 +211,9 @@ class DbosProcess:
         }
 
 
-def next_number(attempt_ids: Sequence[str]) -> int:
+def next_number(attempt_ids: Iterable[str]) -> int:
     """Return the number of the next attempt at a run."""
     return max((number_of(each) for each in attempt_ids), default=0) + 1
-
-
-def _attempt(found: WorkflowStatus) -> Attempt:
-    """Return the attempt of a record that was read with its arguments."""
-    arguments = found.input["args"] if found.input else ()
-    run_id, number, failures = arguments
-    return Attempt(str(run_id), int(number), int(failures))
-
-
-def _status(found: WorkflowStatus) -> AttemptStatus:
-    match found.status:
-        case "PENDING" | "ENQUEUED" | "DELAYED" | "SUCCESS" | "ERROR" | "CANCELLED" as status:
-            return status
-        case _:
-            return "ERROR"
 
 
 def _silence() -> None:

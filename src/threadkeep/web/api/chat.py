@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from threadkeep.app import App
 from threadkeep.errors import Interrupted, ModelCallFailed, RunFailed, RunWaits
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.runs.chat.turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.web.api.parameters import DEFAULT_LIMIT, AppInUse, Limit, SessionId, UserId
 from threadkeep.web.callers import Caller, CallerInUse
 from threadkeep.web.problems import ProblemRaised, documented

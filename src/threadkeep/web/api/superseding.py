@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from threadkeep.app import App
 from threadkeep.errors import InvalidInput
 from threadkeep.history.all_sessions import AllSessions
-from threadkeep.runs.chat.again import Again, AgainRequest
-from threadkeep.runs.chat.turns import ChatTurn
+from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat_turns import ChatTurn
 from threadkeep.web.api.chat import STREAM, answer_of
 from threadkeep.web.api.parameters import AppInUse, SessionId, UserId
 from threadkeep.web.problems import documented
@@ -122,5 +122,5 @@ async def _again(
     if found.namespace:
         raise InvalidInput("An agent keeps this conversation by itself, and the chat does not answer in it.")
     wanted = RegenerateBody() if body is None else body
-    asked = AgainRequest(wanted.run_id, wanted.message_id, wanted.workflow)
+    asked = RegenerationRequest(wanted.run_id, wanted.message_id, wanted.workflow)
     return await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=stream)

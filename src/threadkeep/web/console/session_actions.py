@@ -16,8 +16,8 @@ from threadkeep.history.all_sessions import AllSessions
 from threadkeep.history.exporting import export, named_sessions
 from threadkeep.history.session import Session
 from threadkeep.records import SessionInfo
-from threadkeep.runs.chat.again import Again, AgainRequest
-from threadkeep.runs.chat.turns import ChatRequest, ChatTurn
+from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat_turns import ChatRequest, ChatTurn
 from threadkeep.store.codec import clean_text
 from threadkeep.web.api.parameters import AppInUse, SessionId
 from threadkeep.web.api.sessions import delete_session, reset_session
@@ -63,7 +63,7 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
     session, info = await AllSessions(app.memory).find(session_id, user_id=user)
     message = await session.edit(form.get("message_id", ""), _text(form))
     if message.role == "user" and not info.namespace:
-        await _again(app, session, AgainRequest(message_id=message.id))
+        await _again(app, session, RegenerationRequest(message_id=message.id))
     return _back(session_id, user)
 
 
@@ -71,7 +71,7 @@ async def edit(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = 
 async def regenerate(session_id: SessionId, form: Form, app: AppInUse, user: SeenAs = None) -> Response:
     """Have a question answered again."""
     session, _ = await _own(app, session_id, user)
-    await _again(app, session, AgainRequest(message_id=form.get("message_id") or None))
+    await _again(app, session, RegenerationRequest(message_id=form.get("message_id") or None))
     return _back(session_id, user)
 
 
@@ -124,7 +124,7 @@ async def _own(app: App, session_id: str, user: str | None) -> tuple[Session, Se
     return session, info
 
 
-async def _again(app: App, session: Session, asked: AgainRequest) -> None:
+async def _again(app: App, session: Session, asked: RegenerationRequest) -> None:
     await _begun(await Again(app.chat, app.memory, app.workflows).begin(session, asked, stream=True))
 
 

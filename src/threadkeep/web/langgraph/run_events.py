@@ -15,8 +15,8 @@ from uuid import uuid4
 from threadkeep.errors import ThreadkeepError
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunEvent
-from threadkeep.runs.live import RunPiece
 from threadkeep.runs.service import RunService
+from threadkeep.runs.streams import RunPiece
 from threadkeep.web.langgraph.schemas import ThreadStateBody
 from threadkeep.web.langgraph.states import questions
 from threadkeep.web.problems import log_failure

@@ -10,7 +10,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.history.session import Session
 from threadkeep.records import Json
 from threadkeep.records.runs import DOUBLE_TEXTING, DoubleTexting
-from threadkeep.runs.chat.again import Again, AgainRequest
+from threadkeep.runs.chat import Again, RegenerationRequest
 from threadkeep.runs.intake import Mode
 from threadkeep.runs.requests import RunRequest, Submitted
 from threadkeep.web.langgraph.messages import Question, question_of
@@ -97,7 +97,7 @@ async def _forked(app: App, session: Session, start: Start) -> RunRequest | None
         new_id = start.question.message_id
         question_id = str((await session.edit(asked.id, text, new_id=new_id if new_id != asked.id else None)).id)
     again = Again(app.chat, app.memory, app.workflows)
-    chat = await again.release(session, AgainRequest(message_id=question_id, workflow=start.assistant_id))
+    chat = await again.release(session, RegenerationRequest(message_id=question_id, workflow=start.assistant_id))
     return RunRequest(
         workflow=chat.workflow,
         text=chat.message,

@@ -15,8 +15,8 @@ from fastapi import FastAPI
 from threadkeep.app import App
 from threadkeep.errors import SessionNotFound
 from threadkeep.records.runs import Run
-from threadkeep.runs.live import changed
 from threadkeep.runs.service import RunService
+from threadkeep.runs.streams import changed
 from threadkeep.web.langgraph.run_events import ProtocolEvent, RunEvents, channel_of, first_seq
 from threadkeep.web.langgraph.schemas import EventStreamBody, ThreadStateBody
 from threadkeep.web.langgraph.states import find_thread, newest_runs, state_of, state_of_stateless

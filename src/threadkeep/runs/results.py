@@ -1,4 +1,4 @@
-"""Following of runs: their events and tokens as they come, and their end."""
+"""Results of runs: their events and tokens as they come, and their end."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from contextlib import aclosing
 from threadkeep.errors import RunNotFound
 from threadkeep.history.memory import Memory
 from threadkeep.records.runs import Run, RunEvent
-from threadkeep.runs.kept_answers import with_answer
-from threadkeep.runs.live import LiveRun, RunPiece, changed
-from threadkeep.runs.runner import Runner
+from threadkeep.runs.session_answers import with_answer
+from threadkeep.runs.streams import RunPiece, RunStream, changed
+from threadkeep.runs.worker import Worker
 
 type Followed = RunEvent | RunPiece | Run
 """An item of a followed run; the last one is the run itself, over or waiting for a person."""
@@ -27,10 +27,10 @@ class RunFollowing:
     A caller that waits for a run also starts it, if it may begin and no other process has started it.
     """
 
-    def __init__(self, memory: Memory, runner: Runner) -> None:
+    def __init__(self, memory: Memory, worker: Worker) -> None:
         self._memory = memory
         self._runs = memory.runs
-        self._runner = runner
+        self._worker = worker
 
     async def end_of(self, run_id: str, user_id: str | None) -> Run:
         """Return the run when it is over or waits for a person.
@@ -38,22 +38,22 @@ class RunFollowing:
         Raises:
             RunNotFound: there is none that the user may see, or it went with its session meanwhile.
         """
-        live = self._runner.live.of(run_id)
-        live.waiting += 1
+        stream = self._worker.streams.of(run_id)
+        stream.waiting += 1
         pause = _FIRST_POLL_SECONDS
         try:
             while True:
-                end = live.next_end
-                if not self._runner.has(run_id):
+                end = stream.next_end
+                if not self._worker.has(run_id):
                     run = await self.run(run_id, user_id)
                     if has_stopped(run):
                         return run
-                    await self._start_if_ready(run, live)
+                    await self._start_if_ready(run, stream)
                 if await changed(end, pause) and end.run is not None:
                     return _seen(end.run, user_id)
                 pause = min(pause * 2, _LONGEST_POLL_SECONDS)
         finally:
-            live.waiting -= 1
+            stream.waiting -= 1
 
     async def follow(self, run_id: str, after: int, user_id: str | None) -> AsyncIterator[Followed]:
         """Yield the events of a run after a number and the tokens of its answer, until it is over or waits.
@@ -61,31 +61,31 @@ class RunFollowing:
         Raises:
             RunNotFound: there is none that the user may see, or it went with its session meanwhile.
         """
-        live = self._runner.live.of(run_id)
-        live.wants_pieces = True
-        live.waiting += 1
-        live.followers += 1
+        stream = self._worker.streams.of(run_id)
+        stream.wants_pieces = True
+        stream.waiting += 1
+        stream.followers += 1
         try:
-            await self._runner.carried.flush(run_id)
-            async with aclosing(self._told(live, after, user_id)) as everything:
+            await self._worker.active.flush(run_id)
+            async with aclosing(self._told(stream, after, user_id)) as everything:
                 async for told in everything:
                     yield told
         finally:
-            live.waiting -= 1
-            live.followers -= 1
+            stream.waiting -= 1
+            stream.followers -= 1
 
-    async def _told(self, live: LiveRun, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
-        pause, run_id, now = _FIRST_POLL_SECONDS, live.run_id, asyncio.get_running_loop().time
+    async def _told(self, stream: RunStream, after: int, user_id: str | None) -> AsyncGenerator[Followed]:
+        pause, run_id, now = _FIRST_POLL_SECONDS, stream.run_id, asyncio.get_running_loop().time
         # A finished run streams no tokens.
-        told = len(live.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
+        told = len(stream.pieces) if has_stopped(await self.run(run_id, user_id)) else 0
         look_at = now()
         while True:
-            change = live.next_change
-            if fresh := live.pieces[told:]:
+            change = stream.next_change
+            if fresh := stream.pieces[told:]:
                 told += len(fresh)
                 for piece in fresh:
                     yield piece
-                if self._runner.has(run_id) and now() < look_at:
+                if self._worker.has(run_id) and now() < look_at:
                     # While tokens come, the database is not queried for each of them.
                     await changed(change, _FIRST_POLL_SECONDS)
                     continue
@@ -95,10 +95,10 @@ class RunFollowing:
                 for event in events:
                     after = event.number
                     yield event
-            if has_stopped(run) and told == len(live.pieces):
+            if has_stopped(run) and told == len(stream.pieces):
                 yield run
                 return
-            await self._start_if_ready(run, live)
+            await self._start_if_ready(run, stream)
             pause = _FIRST_POLL_SECONDS if after > before else min(pause * 2, _LONGEST_POLL_SECONDS)
             await changed(change, pause)
 
@@ -113,11 +113,11 @@ class RunFollowing:
             raise RunNotFound(run_id)
         return await with_answer(self._memory, _seen(run, user_id))
 
-    async def _start_if_ready(self, run: Run, live: LiveRun) -> None:
-        if run.status != "queued" or live.started or run.parent_run_id is not None:
+    async def _start_if_ready(self, run: Run, stream: RunStream) -> None:
+        if run.status != "queued" or stream.started or run.parent_run_id is not None:
             return
         if await self._runs.order.is_next(run.run_id):
-            await self._runner.start(run.run_id)
+            await self._worker.start(run.run_id)
 
 
 def _seen(run: Run, user_id: str | None) -> Run:

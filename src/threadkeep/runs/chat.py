@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
 from threadkeep.errors import (
     Interrupted,
     InvalidInput,
+    MessageSuperseded,
     RunFailed,
     RunNotFound,
     SessionNotFound,
@@ -26,15 +28,15 @@ from threadkeep.errors import (
 )
 from threadkeep.history.memory import Memory
 from threadkeep.history.session import Session
-from threadkeep.records.runs import DELETE, RESET, Run
-from threadkeep.runs.chat.answers import STOPPED, ChatAnswers
-from threadkeep.runs.chat.turns import ChatAnswer, ChatRequest, ChatTurn, listen
-from threadkeep.runs.chat.unstored import UnstoredLedger, UnstoredRuns
-from threadkeep.runs.live import LiveRun, Outcome
-from threadkeep.runs.on_demand import RunsOnDemand
+from threadkeep.records import Message
+from threadkeep.records.runs import DELETE, RESET, Run, RunTrigger
+from threadkeep.runs.chat_turns import STOPPED, ChatAnswer, ChatAnswers, ChatRequest, ChatTurn, listen
+from threadkeep.runs.offline import OfflineLedger, OfflineRuns
 from threadkeep.runs.requests import RunRequest, Submitted
-from threadkeep.runs.service import RunService
+from threadkeep.runs.service import RunService, RunsOnDemand
+from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.store.driver import waiting_until
+from threadkeep.workflows.built_in import CHAT
 from threadkeep.workflows.registry import Workflows
 
 _SUBMIT_SECONDS = 15.0
@@ -46,11 +48,11 @@ _MOST_REMEMBERED = 10_000
 class Chat:
     """The conversations of one memory with the agents of its workflows."""
 
-    def __init__(self, memory: Memory, workflows: Workflows, runs: RunsOnDemand, unstored: UnstoredRuns) -> None:
+    def __init__(self, memory: Memory, workflows: Workflows, runs: RunsOnDemand, unstored: OfflineRuns) -> None:
         self._memory = memory
         self._workflows = workflows
         self._runs = runs
-        self._unstored = unstored
+        self._offline = unstored
         self._answers = ChatAnswers(memory, workflows)
         self._turns: dict[tuple[str, str, str | None], ChatTurn] = {}
         # A lock lives as long as a turn holds it or waits for it, so all turns of a session use the same lock.
@@ -127,7 +129,7 @@ class Chat:
                 task.cancel()
             if late:
                 await asyncio.wait(late)
-        self._unstored.close()
+        self._offline.close()
 
     def _ended(self, key: tuple[str, str, str | None], turn: ChatTurn) -> None:
         del self._turns[key]
@@ -195,7 +197,7 @@ class Chat:
 
     async def _end_of(self, turn: ChatTurn, runs: RunService, submitted: Submitted) -> Run | Outcome:
         """Follow a run to its end; return its outcome if the database cannot record the end."""
-        live = submitted.live
+        stream = submitted.stream
         ending = asyncio.create_task(_ended(runs, submitted.run_id, turn.request.user_id))
 
         async def cancel() -> None:
@@ -208,12 +210,12 @@ class Chat:
         try:
             while True:
                 if not submitted.over:
-                    await listen(turn, live, ending)
-                if (outcome := live.outcome) is None:
+                    await listen(turn, stream, ending)
+                if (outcome := stream.outcome) is None:
                     return await ending
                 ended = await self._recorded(turn, outcome, ending)
                 # The outcome of an attempt that the database ended is void if the run continues.
-                if ended is not outcome or live.outcome is outcome:
+                if ended is not outcome or stream.outcome is outcome:
                     return ended
         finally:
             ending.cancel()
@@ -230,16 +232,18 @@ class Chat:
         async with self._in_turn(turn.place):
             if turn.stopped:
                 raise Interrupted(STOPPED)
-            live = LiveRun(turn.run_id)
-            live.wants_pieces = turn.stream
-            work = asyncio.create_task(self._work_unstored(turn, live))
+            if (stored := await self._answers.stored(turn)) is not None:
+                return stored
+            stream = RunStream(turn.run_id)
+            stream.wants_pieces = turn.stream
+            work = asyncio.create_task(self._work_unstored(turn, stream))
 
             async def cancel() -> None:
                 work.cancel()
 
             turn.cancel = cancel
             try:
-                await listen(turn, live, work)
+                await listen(turn, stream, work)
                 outcome, ledger = await work
             except asyncio.CancelledError:
                 work.cancel()
@@ -251,12 +255,12 @@ class Chat:
             raise StoreUnavailable("The workflow asks a person, and the database cannot keep that now; send it again.")
         return self._answers.of(turn, outcome, ledger.usages)
 
-    async def _work_unstored(self, turn: ChatTurn, live: LiveRun) -> tuple[Outcome, UnstoredLedger]:
+    async def _work_unstored(self, turn: ChatTurn, stream: RunStream) -> tuple[Outcome, OfflineLedger]:
         # A run of the same message waits for this one, so no message is answered twice.
-        with self._runs.unrecorded.answering(turn.session_id, turn.message_id):
-            outcome, ledger = await self._unstored.carry_out(turn.run_request, live, turn.session_id)
+        with self._runs.in_flight.answering(turn.session_id, turn.message_id):
+            outcome, ledger = await self._offline.execute(turn.run_request, stream, turn.session_id)
             if outcome.status == "done":
-                self._runs.unrecorded.answered(turn.session_id, turn.message_id)
+                self._runs.in_flight.set_answered(turn.session_id, turn.message_id)
             return outcome, ledger
 
     async def _between_turns(self, workflow: str, session_id: str) -> None:
@@ -286,3 +290,83 @@ class Chat:
 
 async def _ended(runs: RunService, run_id: str, user_id: str | None) -> Run:
     return (await runs.result(run_id, user_id=user_id)).run
+
+
+@dataclass(frozen=True)
+class RegenerationRequest:
+    """The question to answer again: the one of `run_id`, the one with `message_id`, or else the newest one.
+
+    Without a `workflow`, the workflow that answered the question before answers it again.
+    """
+
+    run_id: str | None = None
+    message_id: str | None = None
+    workflow: str | None = None
+    trigger: RunTrigger = "http"
+
+    def __post_init__(self) -> None:
+        """Refuse a request that names both a run and a message.
+
+        Raises:
+            InvalidInput: both a run and a message are named.
+        """
+        if self.run_id is not None and self.message_id is not None:
+            raise InvalidInput("Name the run or the message, not both.")
+
+
+class Again:
+    """A service that answers questions of the chat again."""
+
+    def __init__(self, chat: Chat, memory: Memory, workflows: Workflows) -> None:
+        self._chat = chat
+        self._memory = memory
+        self._workflows = workflows
+
+    async def begin(self, session: Session, request: RegenerationRequest, *, stream: bool = True) -> ChatTurn:
+        """Supersede everything after a question and start the turn that answers it; join that turn if it runs already.
+
+        Raises:
+            MessageNotFound: the session has no such question.
+            MessageSuperseded: the question itself was superseded.
+            WorkflowNotFound: no workflow of that name is registered.
+            StoreUnavailable: the database did not take it; a repeat is safe.
+        """
+        return self._chat.begin(await self.release(session, request), stream=stream)
+
+    async def release(self, session: Session, request: RegenerationRequest) -> ChatRequest:
+        """Supersede everything after a question and return the request that has it answered by a new run.
+
+        Raises: as for `begin`.
+        """
+        question = await session.question(request.message_id or await self._asked_by(session, request.run_id))
+        question_id = str(question.id)
+        if question.superseded_at is not None:
+            raise MessageSuperseded(session.session_id, question_id, question.superseded_by)
+        workflow = self._workflows.get(request.workflow or await self._workflow_of(question, request.run_id))
+        # Read before the release: the answer of a concurrent regeneration must not be superseded.
+        info = await session.info()
+        if await self._memory.runs.order.release(session.session_id, question_id):
+            await session.regenerate(question_id, upto=info.last_seq)
+        return ChatRequest(
+            question.content,
+            session_id=session.session_id,
+            user_id=info.user_id,  # for any caller: the owner's repeat of the message joins this run
+            message_id=question_id,
+            metadata=question.metadata,
+            workflow=workflow.name,
+            trigger=request.trigger,
+        )
+
+    async def _asked_by(self, session: Session, run_id: str | None) -> str | None:
+        """Return the id of the message that a run answers; the run's own id if the run is no longer stored."""
+        run = await self._memory.runs.run(run_id) if run_id is not None else None
+        if run is None or run.session_id != session.session_id:
+            return run_id
+        return (run.inputs[-1].message_id if run.inputs else run.message_id) or run_id
+
+    async def _workflow_of(self, question: Message, run_id: str | None) -> str:
+        """Return the name of the workflow that answered a question."""
+        for known in filter(None, (run_id, question.run_id)):
+            if (run := await self._memory.runs.run(known)) is not None:
+                return run.workflow
+        return CHAT

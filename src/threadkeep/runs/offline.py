@@ -17,13 +17,12 @@ from threadkeep.history.memory import Memory
 from threadkeep.records import Json
 from threadkeep.records.runs import Run, RunBudget, RunInput, TokenUsage
 from threadkeep.runs.endings import report_turn
-from threadkeep.runs.execution import Execution, RunMeans
-from threadkeep.runs.last_contexts import LastContexts
-from threadkeep.runs.live import LiveRun, Outcome
-from threadkeep.runs.once_only import Handler, ToolResult
+from threadkeep.runs.execution import Dependencies, RunExecution
+from threadkeep.runs.options import RunServiceOptions
 from threadkeep.runs.requests import RunRequest
-from threadkeep.runs.service_options import RunServiceOptions
-from threadkeep.runs.usage import spent_budget
+from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.runs.tool_idempotency import Handler, ToolResult
+from threadkeep.runs.usage import LastContexts, spent_budget
 from threadkeep.workflows.definition import Compiler
 from threadkeep.workflows.registry import InProcessChildren, Workflows
 from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
@@ -31,7 +30,7 @@ from threadkeep.workflows.resources import Resources, RunOptions, is_idempotent
 _NOT_NOW = "This tool cannot be used for the moment: it may not run twice, and no record of it can be kept."
 
 
-class UnstoredRuns:
+class OfflineRuns:
     """A service that executes runs without recording them; their turns are written to the transcript, at once or later.
 
     It executes the same graphs once, without checkpoints and without the graph store. These runs end with the process,
@@ -45,30 +44,34 @@ class UnstoredRuns:
         self._workflows = workflows
         self._contexts = LastContexts(memory.observers)
         compiler = Compiler(checkpointer=False, store=None)
-        alone = replace(resources, middleware=(*resources.middleware, NothingTwice()))
+        alone = replace(resources, middleware=(*resources.middleware, IdempotentToolsOnly()))
         children = InProcessChildren(workflows, compiler, alone)
-        self._means = RunMeans(compiler, None, children.resources, options or RunServiceOptions(), self._contexts)
+        self._dependencies = Dependencies(
+            compiler, None, children.resources, options or RunServiceOptions(), self._contexts
+        )
 
     def close(self) -> None:
         """Remove the observer."""
         self._contexts.close()
 
-    async def carry_out(self, request: RunRequest, live: LiveRun, session_id: str) -> tuple[Outcome, UnstoredLedger]:
-        """Execute a request under the id of the live run; return its outcome and the ledger with its usage.
+    async def execute(self, request: RunRequest, stream: RunStream, session_id: str) -> tuple[Outcome, OfflineLedger]:
+        """Execute a request under the id of the stream run; return its outcome and the ledger with its usage.
 
         Raises:
             WorkflowNotFound: no workflow of that name is registered.
         """
         workflow = self._workflows.get(request.workflow)
         options = workflow.options
-        run = self._run(request, live.run_id, session_id, options)
-        ledger = UnstoredLedger(run)
+        run = self._run(request, stream.run_id, session_id, options)
+        ledger = OfflineLedger(run)
         started = time.perf_counter()
-        live.begin()
-        execution = Execution(run, workflow, self._means, notes=_NoNotes(), ledger=ledger, live=live, begins=True)
+        stream.begin()
+        execution = RunExecution(
+            run, workflow, self._dependencies, notes=_NoNotes(), ledger=ledger, stream=stream, begins=True
+        )
         outcome = Outcome("interrupted")
         try:
-            outcome = await execution.to_its_end()
+            outcome = await execution.run_to_end()
         finally:
             milliseconds = (time.perf_counter() - started) * 1000
             report_turn(self._memory.observers, run, outcome, ledger, milliseconds=milliseconds)
@@ -111,7 +114,7 @@ class UnstoredRuns:
         )
 
 
-class UnstoredLedger:
+class OfflineLedger:
     """The usage of a run that is not recorded, checked against the run's own budget."""
 
     def __init__(self, run: Run) -> None:
@@ -143,7 +146,7 @@ class UnstoredLedger:
         self.usages.append(usage)
 
 
-class NothingTwice(AgentMiddleware[AgentState[Any], Any, Any]):
+class IdempotentToolsOnly(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware that blocks tools that must not run twice while their calls cannot be recorded."""
 
     async def awrap_tool_call(self, request: ToolCallRequest, handler: Handler) -> ToolResult:

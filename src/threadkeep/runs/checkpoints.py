@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import (
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from threadkeep.runs.progress.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
+from threadkeep.runs.progress import PendingCheckpoint, PendingWrites, RunProgress, place_of
 
 
 class ThreadedSaver(BaseCheckpointSaver[Any]):

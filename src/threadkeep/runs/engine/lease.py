@@ -1,4 +1,4 @@
-"""This process among those that execute runs of a database: its name, its lease, and which others are alive."""
+"""The lease of this process as one that executes runs of a database, and the processes whose lease has ended."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import sqlalchemy
 from sqlalchemy import MetaData, Table, inspect, literal, select
 from sqlalchemy.exc import SQLAlchemyError
 
-from threadkeep.runs.engine.dbos_database import SCHEMA, Connections, engine_path, translated
-from threadkeep.runs.engine.engine import LETTING_GO_SECONDS, EngineOptions
+from threadkeep.runs.engine.database import SCHEMA, Connections, engine_path, translated
+from threadkeep.runs.engine.engine import STOP_SECONDS, EngineOptions, Troubled
 from threadkeep.store.address import DatabaseAddress
 
 _LOCK_NUMBER = 7310865114
@@ -28,14 +28,11 @@ _LOCK_NUMBER = 7310865114
 class Presence(Protocol):
     """The presence of this process among the workers. Each process has a new name; no name is ever used again."""
 
-    needs_beats: bool
-    """True if the lease has to be renewed."""
-
     def enter(self) -> None:
-        """Acquire the lease before the first run is taken."""
+        """Acquire the lease before the first run is executed."""
         ...
 
-    def beat(self) -> bool:
+    def renew(self) -> bool:
         """Renew the lease; return False if this process was declared dead and others have its runs."""
         ...
 
@@ -44,11 +41,7 @@ class Presence(Protocol):
         ...
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the given processes that have died, and possibly others."""
-        ...
-
-    def forget(self, name: str) -> None:
-        """Remove the traces of a dead process whose runs have been handed over."""
+        """Return the given processes that have died, and remove the traces of others."""
         ...
 
     def leave(self) -> None:
@@ -62,8 +55,6 @@ class LockedFiles:
     A process that stands still (a debugger, a sleeping laptop) keeps its lock, and so its runs.
     """
 
-    needs_beats = False
-
     def __init__(self, database: Path, name: str) -> None:
         self._database = database
         self._name = name
@@ -76,7 +67,7 @@ class LockedFiles:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
         made.rename(self._path(self._name))
 
-    def beat(self) -> bool:
+    def renew(self) -> bool:
         """Return True; a lock needs no renewal."""
         return True
 
@@ -85,19 +76,18 @@ class LockedFiles:
         return True
 
     def dead(self, names: Set[str]) -> Set[str]:
-        """Return the processes whose file is unlocked or missing, including others that left only a file."""
+        """Return the given processes whose file is unlocked or missing; remove all unlocked files."""
         files = self._database.parent.glob(f"{glob.escape(self._database.name)}.*.lock")
         known = names | {file.suffixes[-2].removeprefix(".") for file in files}
-        return {name for name in known if name != self._name and not _is_locked(self._path(name))}
-
-    def forget(self, name: str) -> None:
-        """Remove the file of a process."""
-        self._path(name).unlink(missing_ok=True)
+        dead = {name for name in known if name != self._name and not _is_locked(self._path(name))}
+        for name in dead:
+            self._path(name).unlink(missing_ok=True)
+        return dead & names
 
     def leave(self) -> None:
         """Remove this process's file."""
         if self._descriptor is not None:
-            self.forget(self._name)
+            self._path(self._name).unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
 
@@ -137,8 +127,6 @@ class Heartbeats:
     itself, declares no other process dead.
     """
 
-    needs_beats = True
-
     def __init__(self, connections: Connections, name: str, dead_seconds: float) -> None:
         # A separate pool: heartbeats never wait for other users of connections.
         self._pool = connections.pool(2)
@@ -158,7 +146,7 @@ class Heartbeats:
             connection.execute(_PROCESSES.insert().values(name=self._name, beats=0))
         self._shown_at = _now()
 
-    def beat(self) -> bool:
+    def renew(self) -> bool:
         """Increase the counter in this process's row."""
         began = _now()
         statement = _PROCESSES.update().where(_PROCESSES.c.name == self._name).values(beats=_PROCESSES.c.beats + 1)
@@ -185,9 +173,6 @@ class Heartbeats:
         still = {name for name, at in since.items() if now - at >= self._dead_seconds and name != self._name}
         removed = {name for name in still if self._remove(name, rows[name])}
         return {name for name in names if name not in rows or name in removed} - {self._name}
-
-    def forget(self, name: str) -> None:
-        """Do nothing; the row is removed already."""
 
     def leave(self) -> None:
         """Delete this process's row."""
@@ -217,7 +202,7 @@ def _now() -> float:
 _RECORDS = "workflow_status"
 
 
-class Membership:
+class Lease:
     """A lease of this process under a name that is never used again.
 
     `lost` is called from another thread when the lease is gone: other processes may take the runs. `troubled` is called
@@ -230,7 +215,7 @@ class Membership:
         options: EngineOptions,
         *,
         lost: Callable[[], None],
-        troubled: Callable[[str], None],
+        troubled: Troubled,
     ) -> None:
         self.name = uuid4().hex
         self._connections = Connections(address)
@@ -245,12 +230,12 @@ class Membership:
             else LockedFiles(engine_path(address.path), self.name)
         )
         self._is_lost = False
-        self._looking = Lock()
+        self._checking = Lock()
         self._ended = Event()
-        self._beating: Thread | None = None
+        self._renewing: Thread | None = None
 
     async def enter(self) -> None:
-        """Take the lease.
+        """Acquire the lease.
 
         Raises:
             StoreUnavailable: the database does not answer.
@@ -258,16 +243,15 @@ class Membership:
         try:
             with translated():
                 await asyncio.to_thread(self._presence.enter)
-                # Files that dead processes left on SQLite.
-                for name in await asyncio.to_thread(self.dead_now, set()):
-                    self._presence.forget(name)
+                # Also removes the files that dead processes left on SQLite.
+                await asyncio.to_thread(self._presence.dead, set())
         except BaseException:
             self._connections.close()
             raise
-        if self._presence.needs_beats:
+        if self._path is None:
             # A thread: a blocked event loop does not cost the lease.
-            self._beating = Thread(target=self._beat, name="threadkeep-lease", daemon=True)
-            self._beating.start()
+            self._renewing = Thread(target=self._renew, name="threadkeep-lease", daemon=True)
+            self._renewing.start()
 
     async def has_records(self) -> bool:
         """Return whether dbos has records of runs in this database."""
@@ -292,32 +276,27 @@ class Membership:
     async def dead(self, names: Set[str]) -> Set[str]:
         """Return the given processes that have no lease any more."""
         with translated():
-            return await asyncio.to_thread(self.dead_now, names) & names
-
-    def dead_now(self, names: Set[str]) -> Set[str]:
-        """Return dead processes among `names`, and others whose files are left; it blocks on the database."""
-        with self._looking:
-            return self._presence.dead(names)
-
-    def forget(self, name: str) -> None:
-        """Remove the file of a dead process whose runs were handed over."""
-        self._presence.forget(name)
+            return await asyncio.to_thread(self._dead, names)
 
     async def leave(self, *, is_idle: bool) -> None:
         """Release the lease; a process that is not idle keeps it until it ends."""
         self._ended.set()
-        if self._beating is not None:
-            await asyncio.to_thread(self._beating.join, LETTING_GO_SECONDS)
+        if self._renewing is not None:
+            await asyncio.to_thread(self._renewing.join, STOP_SECONDS)
         if is_idle:
             with contextlib.suppress(SQLAlchemyError):  # the lease expires by itself
                 await asyncio.to_thread(self._presence.leave)
         self._connections.close()
         self._records.dispose()
 
-    def _beat(self) -> None:
+    def _dead(self, names: Set[str]) -> Set[str]:
+        with self._checking:
+            return self._presence.dead(names)
+
+    def _renew(self) -> None:
         while not self._ended.wait(max(0.05, self._options.dead_seconds / 4)):
             try:
-                if not self._presence.beat():
+                if not self._presence.renew():
                     self._is_lost = True
                     self._lost()
                     return

@@ -1,4 +1,4 @@
-"""Tools that must not run twice: after a crash a person decides whether to run them again."""
+"""Tools that must not run twice: each call is recorded before it runs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Part:
         return answer
 
 
-class OnceOnly(AgentMiddleware[AgentState[Any], Any, Any]):
+class RecordedTools(AgentMiddleware[AgentState[Any], Any, Any]):
     """A middleware that runs each call of a marked tool once per run, across processes.
 
     If a call was begun and its end is unknown, a person is asked: `again`, `skip`, or the result itself. `keep` stores

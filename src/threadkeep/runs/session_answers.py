@@ -1,4 +1,4 @@
-"""Answers that are in the session but not in the run: the run is no longer stored, or was answered without it."""
+"""Answers that are in the session but not in the run: the run is no longer stored, or another process answered."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def _with_answer_that_stands(memory: Memory, run: Run, result: Mapping[str
     if answer is None or answer is own or (own is not None and answer.answers != own.answers):
         return run
     output = {"text": answer.content} if result.get("output") == {"text": result.get("text")} else result.get("output")
-    return replace(run, result={**result, "output": output, **_said(answer)})
+    return replace(run, result={**result, "output": output, **_result_of(answer)})
 
 
 async def with_own_answer(memory: Memory, run: Run, message_id: str) -> Run:
@@ -69,11 +69,11 @@ async def with_unanswered(memory: Memory, run: Run) -> Run:
     return replace(run, inputs=tuple(rest)) if rest else run
 
 
-async def said_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
+async def answered_without(memory: Memory, run: Run) -> Mapping[str, Json] | None:
     """Return the unrecorded answer to the newest message of a run; None if there is none in the session."""
     message_id = run.inputs[-1].message_id if run.inputs else None
     answer = None if message_id is None else await _answer(memory, run, message_id)
-    return None if answer is None or answer.status != "complete" else _said(answer)
+    return None if answer is None or answer.status != "complete" else _result_of(answer)
 
 
 async def _answer_of_others(memory: Memory, run: Run, message_id: str) -> Message | None:
@@ -105,10 +105,10 @@ async def _answer(memory: Memory, run: Run, message_id: str) -> Message | None:
 
 
 def _answering(run: Run, answer: Message) -> Run:
-    return replace(run, result=_said(answer))
+    return replace(run, result=_result_of(answer))
 
 
-def _said(answer: Message) -> dict[str, Json]:
+def _result_of(answer: Message) -> dict[str, Json]:
     said: dict[str, Json] = {
         "text": answer.content,
         "message_id": answer.id,

@@ -1,10 +1,11 @@
-"""Classification of failures: which are worth a retry, and which kind a run's record names."""
+"""Retries: failures that may pass, work that waits for the database, outlives its caller, or is done once for many."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, Final
 
 from threadkeep.errors import StoreUnavailable, ThreadkeepError
 
@@ -34,7 +35,7 @@ _PASSING_CODES = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 RUN_ERRORS: Final[Mapping[str, str]] = {
     "BudgetSpent": "It used up its budget; retry it with a larger max_tokens or max_cost.",
     "DeadlinePassed": "It took longer than its deadline_seconds; retried, it has that time once more.",
-    "GaveUp": "The processes that carried it out died at it; see their logs, then retry it.",
+    "GaveUp": "The processes that active it out died at it; see their logs, then retry it.",
     "ParentCancelled": "The run that asked for it was to stop.",
     "ParentOver": "The run that asked for it ended without it.",
     "WorkflowGone": "No workflow of its name is registered where it was to go on; register it, then retry the run.",
@@ -80,3 +81,70 @@ def _is_passing_itself(error: BaseException) -> bool:
     if isinstance(code, int) and not isinstance(code, bool):
         return code in _PASSING_CODES
     return any(kind.__name__ in _PASSING_NAMES for kind in type(error).__mro__)
+
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 2.0
+
+
+async def retry_until_available[T](work: Callable[[], Awaitable[T]]) -> T:
+    """Do work, and retry until the database is available; the caller may be cancelled."""
+    pause = _FIRST_PAUSE_SECONDS
+    while True:
+        try:
+            return await work()
+        except StoreUnavailable:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
+
+
+async def shielded[T](work: Coroutine[object, object, T]) -> T:
+    """Do work to its end; a caller that is cancelled meanwhile waits for it and is cancelled afterwards."""
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()  # retrieved, because no caller will
+        raise
+    return task.result()
+
+
+class Debounced:
+    """Delayed work in its own task; it never runs at the same time as a holder of `working` that does it directly."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        self.working = asyncio.Lock()
+        self._work = work
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def within(self, seconds: float) -> None:
+        """Schedule the work within `seconds`, unless it is due earlier."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None and self._timer.when() <= loop.time() + seconds:
+            return
+        self.disarm()
+        self._timer = loop.call_later(seconds, self._due, seconds)
+
+    def disarm(self) -> None:
+        """Cancel the scheduled work until the next request."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def close(self) -> None:
+        """Cancel scheduled work, and wait for work in progress."""
+        self.disarm()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _due(self, seconds: float) -> None:
+        self._timer = None
+        if self.working.locked():
+            self.within(seconds)
+            return
+        task = asyncio.create_task(self._work())
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -10,38 +10,37 @@ from datetime import timedelta
 
 from threadkeep.errors import StoreClosed
 from threadkeep.history.memory import Memory
-from threadkeep.observe import RunTrouble, RunWork
-from threadkeep.records.runs import Run
+from threadkeep.observe import RunWork
 from threadkeep.runs.endings import end_orphan
-from threadkeep.runs.progress.progress import RunCheckpoints
-from threadkeep.runs.runner import Runner
-from threadkeep.runs.service_options import RunServiceOptions
+from threadkeep.runs.options import RunServiceOptions
+from threadkeep.runs.progress import RunCheckpoints
+from threadkeep.runs.worker import Worker
 
 _AT_ONCE = 50
 _ENQUEUED_AGAIN_AFTER_SECONDS = 60.0
 _MOST_REMEMBERED = 10_000
 
 
-class RunUpkeep:
+class RunMaintenance:
     """Background tasks, bounded per round; a failed round is reported, and the next one follows."""
 
-    def __init__(self, memory: Memory, runner: Runner, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
+    def __init__(self, memory: Memory, worker: Worker, checkpoints: RunCheckpoints, options: RunServiceOptions) -> None:
         self._memory = memory
         self._runs = memory.runs
-        self._runner = runner
+        self._worker = worker
         self._checkpoints = checkpoints
         self._options = options
         self._look = asyncio.Event()
         self._enqueued: dict[str, float] = {}
 
     @asynccontextmanager
-    async def looking_after(self) -> AsyncIterator[None]:
+    async def running(self) -> AsyncIterator[None]:
         """Run the background tasks inside the block, a little longer than runs are executed."""
         options = self._options
         tasks = [
-            asyncio.create_task(self._repeat(self.reap, options.reaps_every, "takeover")),
+            asyncio.create_task(self._repeat(self.take_over, options.reaps_every, "takeover")),
             asyncio.create_task(self._repeat(self.watch, options.watch_seconds, "watch", self._look)),
-            asyncio.create_task(self._repeat(self.round, options.upkeep_seconds, "upkeep")),
+            asyncio.create_task(self._repeat(self.recover, options.upkeep_seconds, "upkeep")),
         ]
         try:
             yield
@@ -50,79 +49,87 @@ class RunUpkeep:
                 task.cancel()
             await asyncio.wait(tasks)
 
-    def look_now(self) -> None:
+    def watch_now(self) -> None:
         """Check at once which runs of this process are to be stopped."""
         self._look.set()
 
     async def watch(self) -> None:
         """Cancel runs that were requested to stop, and runs that another process owns."""
-        before = [carried for carried in self._runner.carried.all() if carried.stop is None]
+        before = [active for active in self._worker.active.all() if active.stop is None]
         if not before:
             return
         held: dict[str, str | None] = {}
-        for owner in {carried.owner for carried in before}:
+        for owner in {active.owner for active in before}:
             held |= await self._runs.held_by(owner)
-        for carried in before:
-            run_id = carried.run.run_id
-            if self._runner.carried.of(run_id) is not carried:
+        for active in before:
+            run_id = active.run.run_id
+            if self._worker.active.of(run_id) is not active:
                 continue
             if run_id not in held:
-                carried.cancel("lost")
+                active.cancel("lost")
             elif held[run_id] is not None:
-                carried.cancel("cancelled")
+                active.cancel("cancelled")
 
-    async def round(self) -> None:
+    async def recover(self) -> None:
         """Recover runs that no process has, and remove checkpoints of runs that are over."""
-        await self._begin_unheard_of()
+        await self._start_unknown()
         forgotten = await self._runs.order.ready(limit=_AT_ONCE, waited_seconds=self._options.forgotten_seconds)
         abandoned = await self._runs.order.abandoned(limit=_AT_ONCE)
         for run_id in (*forgotten, *abandoned):
-            run = await self._runs.run(run_id)
-            if run is not None and not self._runner.has(run_id):
-                await self._see_to(run)
+            if not self._worker.has(run_id):
+                await self._enqueue(run_id)
         kept = timedelta(seconds=self._options.keep_checkpoints_seconds)
         await self._checkpoints.remove_before(self._memory.clock() - kept, limit=_AT_ONCE)
 
-    async def _begin_unheard_of(self) -> None:
+    async def _start_unknown(self) -> None:
         """Execute runs that this process owns but does not know, because the reply to their start was lost.
 
         No other process may take them over while this one lives. A child is left to its parent, which starts it again.
         """
-        for run_id in await self._runs.held_by(self._runner.owner):
-            run = None if self._runner.has(run_id) else await self._runs.run(run_id)
+        for run_id in await self._runs.held_by(self._worker.engine.name):
+            run = None if self._worker.has(run_id) else await self._runs.run(run_id)
             if run is not None and run.parent_run_id is None:
-                await self._runner.start(run_id)
+                await self._worker.start(run_id)
 
-    async def _see_to(self, run: Run, *, soon_again: bool = False) -> None:
-        """Enqueue a run that no process has; a child is left to its parent, unless that is over."""
+    async def take_over(self) -> None:
+        """Enqueue the runs of dead processes for the workers: those that they owned, and those that they had dequeued.
+
+        A run whose processes died repeatedly is executed alone, so that no other run is blamed for it.
+        """
+        engine = self._worker.engine
+        for run_id in await engine.take_from_dead():
+            run = await self._runs.run(run_id)
+            if run is not None and run.status == "queued":
+                await self._enqueue(run_id, at_once=True)
+        owners = await self._runs.owners()
+        for owner in await engine.dead(owners) if owners else ():
+            for run_id in await self._runs.disown(owner):
+                await self._enqueue(run_id, at_once=True)
+
+    async def _enqueue(self, run_id: str, *, at_once: bool = False) -> None:
+        """Enqueue a run that no process has, once a while; a child is left to its parent, unless that is over."""
+        run = await self._runs.run(run_id)
+        if run is None:
+            return
         if run.parent_run_id is not None:
             parent = await self._runs.run(run.parent_run_id)
             if parent is None or parent.over:
                 await end_orphan(self._runs, run)
             return
         now = time.monotonic()
-        before = self._enqueued.get(run.run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)
-        if not soon_again and now - before < _ENQUEUED_AGAIN_AFTER_SECONDS:
+        before = self._enqueued.get(run_id, -_ENQUEUED_AGAIN_AFTER_SECONDS)
+        if not at_once and now - before < _ENQUEUED_AGAIN_AFTER_SECONDS:
             return
         if len(self._enqueued) >= _MOST_REMEMBERED:
             self._enqueued.clear()
-        self._enqueued[run.run_id] = now
-        failures = run.attempts if run.status == "running" else 0
-        await self._runner.engine.enqueue(run.run_id, failures=failures)
-
-    async def reap(self) -> None:
-        """Enqueue the runs of dead processes for the workers."""
-        owners = await self._runs.owners()
-        for owner in await self._runner.engine.dead(owners) if owners else ():
-            for run_id in await self._runs.disown(owner):
-                if (run := await self._runs.run(run_id)) is not None:
-                    await self._see_to(run, soon_again=True)
+        self._enqueued[run_id] = now
+        await self._worker.engine.enqueue(run_id, alone=run.attempts > 1)
 
     async def _repeat(
         self, work: Callable[[], Awaitable[None]], seconds: float, name: RunWork, sooner: asyncio.Event | None = None
     ) -> None:
         sooner = sooner or asyncio.Event()
-        await self._runner.opened()
+        await self._worker.opened()
         while True:
             try:
                 async with asyncio.timeout(seconds):
@@ -135,4 +142,4 @@ class RunUpkeep:
             except StoreClosed:
                 return
             except Exception as error:  # noqa: BLE001 - what fails now is tried again for as long as the process lives
-                self._memory.observers.notify(RunTrouble(error=type(error).__name__, work=name))
+                self._worker.report(type(error).__name__, name)

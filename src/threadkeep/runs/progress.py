@@ -14,7 +14,7 @@ from langgraph.types import Durability
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.observe import Observer, RunTrouble, RunWorkRecovered
-from threadkeep.runs.waiting import Debounced
+from threadkeep.runs.retries import Debounced
 from threadkeep.store.runs.records import RunRecords
 from threadkeep.workflows.definition import Workflow
 
@@ -44,8 +44,8 @@ def keeps_each_step(workflow: Workflow) -> bool:
 def beside_of(workflow: Workflow) -> Callable[[str], bool]:
     """Return a function that tells if the progress of a namespace may be stored during the next step.
 
-    Before a marked tool is called all progress is stored, by `threadkeep.runs.once_only`. If each step of the workflow
-    is stored before the next, steps inside our own nodes need not be.
+    Before a marked tool is called all progress is stored, by `threadkeep.runs.tool_idempotency`. If each step of the
+    workflow is stored before the next, steps inside our own nodes need not be.
     """
     if not keeps_each_step(workflow):
         return lambda _: True
@@ -143,7 +143,7 @@ class PendingWrites:
 type Pending = PendingCheckpoint | PendingWrites
 
 
-class ProgressKeeping:
+class ProgressWriter:
     """A writer of progress that reports once when storing fails and once when it works again.
 
     Without the report a failure would stay unnoticed until a run needs its checkpoints.
@@ -184,7 +184,7 @@ class RunProgress:
     """
 
     def __init__(
-        self, keeping: ProgressKeeping, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
+        self, keeping: ProgressWriter, expect: Callable[[], Awaitable[None]], *, fresh: bool, seconds: float
     ) -> None:
         """Make the progress; `expect` records that there are checkpoints, before the first one is stored."""
         self.beside: Callable[[str], bool] = lambda _: False
@@ -192,7 +192,7 @@ class RunProgress:
         self._keeping = keeping
         self._expect = expect
         self._expected = False
-        self._unstored = fresh
+        self._offline = fresh
         self._fresh = fresh
         self._seconds = seconds
         self._pending: dict[Pending, None] = {}
@@ -244,7 +244,7 @@ class RunProgress:
         """Discard pending progress because the run is over or lost; return whether nothing was ever stored."""
         self._pending.clear()
         await self._storing.close()
-        return self._unstored
+        return self._offline
 
     async def _keep(self, place: str | None = None) -> None:
         async with self._storing.working:
@@ -254,7 +254,7 @@ class RunProgress:
                 if not self._expected:
                     await self._expect()
                     self._expected = True
-                self._unstored = False
+                self._offline = False
                 await self._keeping.store(one)
                 self._pending.pop(one, None)
 

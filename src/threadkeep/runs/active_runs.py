@@ -12,8 +12,8 @@ from threadkeep.agent.holding import RunHold
 from threadkeep.errors import StoreError
 from threadkeep.records.runs import Run
 from threadkeep.runs.engine.engine import Stop
-from threadkeep.runs.live import LiveRun, Outcome
-from threadkeep.runs.progress.progress import RunProgress
+from threadkeep.runs.progress import RunProgress
+from threadkeep.runs.streams import Outcome, RunStream
 from threadkeep.runs.tracing import RunTracer
 from threadkeep.runs.usage import RunLedger
 
@@ -22,7 +22,7 @@ type RunStop = Stop | Literal["cancelled"]
 
 
 @dataclass(eq=False)
-class Carried:
+class ActiveRun:
     """A run that this process is executing.
 
     `stop` is the reason why it is being stopped. `begins` is true if no process has executed the run before. `over` is
@@ -31,7 +31,7 @@ class Carried:
 
     run: Run
     owner: str
-    live: LiveRun
+    stream: RunStream
     tracer: RunTracer
     progress: RunProgress
     begins: bool
@@ -51,25 +51,25 @@ class Carried:
                 self.task.cancel()
 
 
-class CarriedRuns:
+class ActiveRuns:
     """The runs that this process is executing."""
 
     def __init__(self) -> None:
-        self._runs: dict[str, Carried] = {}
+        self._runs: dict[str, ActiveRun] = {}
 
-    def of(self, run_id: str) -> Carried | None:
+    def of(self, run_id: str) -> ActiveRun | None:
         """Return the run with this id; None if it is not executed here."""
         return self._runs.get(run_id)
 
-    def all(self) -> Sequence[Carried]:
+    def all(self) -> Sequence[ActiveRun]:
         """Return a snapshot of all runs."""
         return tuple(self._runs.values())
 
-    def enter(self, carried: Carried) -> None:
+    def add(self, active: ActiveRun) -> None:
         """Add a run."""
-        self._runs[carried.run.run_id] = carried
+        self._runs[active.run.run_id] = active
 
-    def leave(self, run_id: str) -> None:
+    def remove(self, run_id: str) -> None:
         """Remove a run."""
         del self._runs[run_id]
 

@@ -1,0 +1,360 @@
+"""Requests, events and answers of the chat, and a turn that callers can follow."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from langchain_core.utils.uuid import uuid7
+
+from threadkeep.agent.holding import RunHold
+from threadkeep.errors import (
+    BudgetTooSmall,
+    Interrupted,
+    ModelCallFailed,
+    RunFailed,
+    RunNotFound,
+    RunWaits,
+    SessionNotFound,
+    StoreError,
+    StoreUnavailable,
+    ThreadkeepError,
+    WrongUser,
+)
+from threadkeep.history.memory import Memory
+from threadkeep.records import Json, Message
+from threadkeep.records.runs import ROLLED_BACK, Run, RunTrigger, TokenUsage
+from threadkeep.runs.requests import RunRequest, Submitted
+from threadkeep.runs.retries import RUN_ERRORS
+from threadkeep.runs.service import RunService
+from threadkeep.runs.session_answers import with_own_answer
+from threadkeep.runs.streams import Outcome, RunStream
+from threadkeep.workflows.definition import Workflow
+from threadkeep.workflows.registry import Workflows
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """A message of a person.
+
+    Without a `session_id` the turn continues the last session of the user with the workflow, or starts a new one. A
+    `message_id` makes retries safe.
+    """
+
+    message: str
+    session_id: str | None = None
+    user_id: str | None = None
+    message_id: str | None = None
+    metadata: Mapping[str, Json] = field(default_factory=dict)
+    workflow: str = "chat"
+    trigger: RunTrigger = "http"
+
+
+@dataclass(frozen=True)
+class ChatUsage:
+    """Tokens of a turn's model calls; `estimated` if a provider did not report all of them."""
+
+    input_tokens: int
+    output_tokens: int
+    estimated: bool = False
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the usage as JSON values; `estimated` is included only if it is true."""
+        counted: dict[str, Json] = {"input_tokens": self.input_tokens, "output_tokens": self.output_tokens}
+        return {**counted, "estimated": True} if self.estimated else counted
+
+
+@dataclass(frozen=True)
+class ChatContext:
+    """The context of the turn's last model call: messages and tokens sent, and earlier messages dropped."""
+
+    messages: int = 0
+    tokens: int = 0
+    dropped: int = 0
+
+
+@dataclass(frozen=True)
+class ChatAnswer:
+    """The answer to a message.
+
+    `message_id` is the id of the person's message, `answer_id` the id of the stored answer. `replaced` is true if
+    another process answered first: the streamed tokens then do not belong to this answer.
+    """
+
+    session_id: str
+    run_id: str
+    message_id: str
+    response: str
+    confidence: float | None
+    escalated: bool
+    usage: ChatUsage
+    context: ChatContext
+    answer_id: str | None = None
+    replaced: bool = False
+
+    def to_dict(self) -> dict[str, Json]:
+        """Return the answer as JSON values; `replaced` only if it is true. The `answer_id` is in the run's result."""
+        values: dict[str, Json] = {**asdict(self), "usage": self.usage.to_dict()}
+        silent = {"answer_id"} if self.replaced else {"answer_id", "replaced"}
+        return {name: value for name, value in values.items() if name not in silent}
+
+
+@dataclass(frozen=True)
+class ChatStarted:
+    """An event that is sent once, first, when the turn starts to run."""
+
+    session_id: str
+    run_id: str
+    message_id: str
+
+
+@dataclass(frozen=True)
+class ChatToken:
+    """A piece of the answer."""
+
+    text: str
+
+
+type ChatEvent = ChatStarted | ChatToken | ChatAnswer
+
+
+class ChatTurn:
+    """A turn that runs in the background; any number of callers may follow it, early or late.
+
+    Once the turn has begun, `session_id` and `run_id` are the ids that were assigned to it.
+    """
+
+    def __init__(self, request: ChatRequest, *, stream: bool) -> None:
+        self.request = request
+        self.stream = stream
+        self.session_id = request.session_id or str(uuid7())
+        self.message_id = request.message_id or str(uuid7())
+        self.run_id = str(uuid7())
+        self.stopped = False
+        self.task: asyncio.Task[ChatAnswer] | None = None
+        self.cancel: Callable[[], Coroutine[object, object, None]] | None = None
+        self._events: list[ChatStarted | ChatToken] = []
+        self._changed = asyncio.Event()
+
+    @property
+    def talk(self) -> str | None:
+        """The key of a user's messages without a session; they continue the user's last session."""
+        request = self.request
+        return None if request.user_id is None else f"{request.user_id}\n{request.workflow}"
+
+    @property
+    def place(self) -> str:
+        """The key that orders messages: their session, or the user and workflow while the session is unknown."""
+        return self.talk if self.request.session_id is None and self.talk is not None else self.session_id
+
+    @property
+    def run_request(self) -> RunRequest:
+        """The request for the run that answers the turn."""
+        request = self.request
+        return RunRequest(
+            workflow=request.workflow,
+            text=request.message,
+            session_id=request.session_id,
+            user_id=request.user_id,
+            message_id=self.message_id,
+            metadata=request.metadata,
+            trigger=request.trigger,
+            stream=self.stream,
+        )
+
+    def start(self, task: asyncio.Task[ChatAnswer]) -> None:
+        """Set the task that follows the turn to its end."""
+        self.task = task
+        task.add_done_callback(lambda _: self._signal())
+
+    def tell_started(self) -> None:
+        """Send the start event to all followers, once."""
+        if not self._events:
+            self._tell(ChatStarted(self.session_id, self.run_id, self.message_id))
+
+    def tell_piece(self, text: str) -> None:
+        """Send a token of the answer to all followers."""
+        self.tell_started()
+        self._tell(ChatToken(text))
+
+    async def answer(self) -> ChatAnswer:
+        """Wait for the answer. Cancelling the caller does not stop the turn."""
+        if self.task is None:
+            raise RuntimeError("the turn has not begun")
+        try:
+            return await asyncio.shield(self.task)
+        except asyncio.CancelledError:
+            if self.task.cancelled():
+                raise Interrupted(
+                    "The service stopped before the answer was complete; send the message again, with its message_id."
+                ) from None
+            raise
+
+    async def follow(self) -> AsyncIterator[ChatEvent]:
+        """Yield all events from the beginning, then the answer."""
+        if self.task is None:
+            raise RuntimeError("the turn has not begun")
+        place = 0
+        while True:
+            changed = self._changed
+            while place < len(self._events):
+                yield self._events[place]
+                place += 1
+            if self.task.done():
+                answer = await self.answer()
+                yield replace(answer, replaced=answer.replaced or not self._told_at_the_end(answer.response))
+                return
+            await changed.wait()
+
+    def _told_at_the_end(self, response: str) -> bool:
+        """Return whether the tokens end with the answer; other agents or a failed attempt may have sent some before."""
+        pieces = "".join(event.text for event in self._events if isinstance(event, ChatToken))
+        return not pieces or pieces.endswith(response)
+
+    def _tell(self, event: ChatStarted | ChatToken) -> None:
+        self._events.append(event)
+        self._signal()
+
+    def _signal(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+
+async def listen(turn: ChatTurn, stream: RunStream, work: asyncio.Task[Any]) -> None:
+    """Forward the events of the run's current attempt to the turn until its outcome is known."""
+    work.add_done_callback(lambda _: stream.signal())
+    heard = stream.first_piece
+    while True:
+        change = stream.next_change
+        if stream.begun:
+            turn.tell_started()
+        for piece in stream.pieces[heard:]:
+            turn.tell_piece(piece.text)
+        heard = len(stream.pieces)
+        if work.done() or stream.outcome is not None:
+            return
+        await change.wait()
+
+
+STOPPED = "The turn was stopped before the answer was complete; what there is of it is kept as interrupted."
+
+TAKEN_BACK = "A newer message of the session came before the answer was complete; this one was taken back."
+
+_TOO_SMALL = "The message does not fit beside the system prompt; raise the limit of tokens, or shorten the prompt."
+_NO_DATABASE = "The database is away, and this cannot be answered without it; send the message again."
+
+
+def error_of(ended: Run | Outcome, turn: ChatTurn, workflow: Workflow) -> ThreadkeepError:
+    """Return the error of a turn whose run is not done: a known error of that kind, else the run's own."""
+    kind = ended.error or "NoAnswer"
+    if ended.status in ("waiting", "cancelled"):
+        rolled_back = isinstance(ended, Run) and ended.cancel_reason == ROLLED_BACK
+        stopped = Interrupted(TAKEN_BACK if rolled_back else STOPPED)
+        return RunWaits(turn.run_id) if ended.status == "waiting" else stopped
+    known: dict[str, ThreadkeepError] = {
+        WrongUser.__name__: SessionNotFound(turn.session_id),
+        StoreUnavailable.__name__: StoreUnavailable(_NO_DATABASE),
+        BudgetTooSmall.__name__: BudgetTooSmall(_TOO_SMALL),
+    }
+    if kind in known:
+        return known[kind]
+    if kind in RUN_ERRORS or workflow.source != "built-in":
+        return RunFailed(turn.run_id, kind, RUN_ERRORS.get(kind))
+    return ModelCallFailed(kind)
+
+
+class ChatAnswers:
+    """A builder of answers from ended runs; it leaves out details that the database cannot return."""
+
+    def __init__(self, memory: Memory, workflows: Workflows) -> None:
+        self._memory = memory
+        self._workflows = workflows
+
+    async def of_recorded(
+        self, turn: ChatTurn, ended: Run | Outcome, runs: RunService, submitted: Submitted
+    ) -> ChatAnswer:
+        """Return the answer of a recorded run or of its outcome, and mark the answer as delivered.
+
+        An answer that was stored for this caller is marked already; the hold of its stream run names it.
+
+        Raises:
+            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
+        """
+        stream, told = submitted.stream, None
+        # An answer that was marked when the run ended here may have given way since.
+        hold, usage = None if submitted.over else stream.hold, stream.usage or ()
+        if ended.status == "done":
+            if isinstance(ended, Run):
+                async with self._optional(turn):
+                    ended = await with_own_answer(self._memory, ended, turn.message_id)
+            # Also while the database is down: then the answer waits in this process to be written.
+            async with self._optional(turn):
+                told = await self._tell(turn, ended, hold)
+            if stream.usage is None:
+                async with self._optional(turn):
+                    usage = await runs.usage(turn.run_id)
+        answer = self.of(turn, ended, usage)
+        if told is not None:
+            answer = replace(answer, answer_id=told.id, response=told.content)
+            answer = replace(answer, confidence=told.confidence, escalated=told.escalated)
+        return replace(answer, replaced=told is not None or (hold is not None and hold.replaced))
+
+    async def stored(self, turn: ChatTurn) -> ChatAnswer | None:
+        """Return the answer that a repeated message has already, if the transcript can be read now."""
+        if turn.request.message_id is None:
+            return None
+        session = self._memory.session(turn.session_id, user_id=turn.request.user_id)
+        found: Message | None = None
+        async with self._optional(turn):
+            question = await session.find(turn.message_id)
+            found = next(reversed(await session.answers_to(question)), None) if question is not None else None
+        if found is None or found.status != "complete":
+            return None
+        async with self._optional(turn):
+            found = await session.tell(str(found.id)) or found
+        turn.run_id = found.run_id or turn.run_id
+        result = {"text": found.content, "message_id": found.id, "confidence": found.confidence}
+        return self.of(turn, Outcome("done", result={**result, "escalated": found.escalated}), ())
+
+    @contextlib.asynccontextmanager
+    async def _optional(self, turn: ChatTurn) -> AsyncIterator[None]:
+        """Give up what the database does not return in time, and what went with its session."""
+        with contextlib.suppress(RunNotFound, StoreError, TimeoutError):
+            async with self._memory.session(turn.session_id).patience():
+                yield
+
+    async def _tell(self, turn: ChatTurn, ended: Run | Outcome, hold: RunHold | None) -> Message | None:
+        """Mark the answer of a run as delivered; return the answer that has replaced it, or None if there is none."""
+        message_id = (ended.result or {}).get("message_id")
+        if not isinstance(message_id, str) or (hold is not None and hold.told_id == message_id):
+            return None
+        told = await self._memory.session(turn.session_id).tell(message_id)
+        return None if told is None or told.id == message_id else told
+
+    def of(self, turn: ChatTurn, ended: Run | Outcome, usage: Sequence[TokenUsage]) -> ChatAnswer:
+        """Return the answer of a run, with its token usage.
+
+        Raises:
+            ModelCallFailed, RunFailed, RunWaits, Interrupted, BudgetTooSmall: it has no answer.
+        """
+        if ended.status != "done":
+            raise error_of(ended, turn, self._workflows.get(turn.request.workflow))
+        known: Mapping[str, Any] = ended.result or {}
+        return ChatAnswer(
+            session_id=turn.session_id,
+            run_id=turn.run_id,
+            message_id=turn.message_id,
+            answer_id=known.get("message_id"),
+            response=known.get("text", ""),
+            confidence=known.get("confidence"),
+            escalated=bool(known.get("escalated")),
+            usage=ChatUsage(
+                input_tokens=sum(each.input_tokens for each in usage),
+                output_tokens=sum(each.output_tokens for each in usage),
+                estimated=any(each.estimated for each in usage),
+            ),
+            context=ChatContext(**known.get("context", {})),
+        )

@@ -1,1 +1,0 @@
-"""Progress of runs: checkpoints, stored with the runs as soon as a crash would cost more than one model call."""

@@ -1,0 +1,180 @@
+"""Streams of runs inside this process: their start, the tokens of the answer, and the outcome."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, Literal
+from weakref import WeakValueDictionary
+
+from threadkeep.agent.holding import RunHold
+from threadkeep.records import Json
+from threadkeep.records.runs import Run, TokenUsage
+
+_MOST_REMEMBERED: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The outcome of an execution; `waiting` means that the run continues when a person has answered."""
+
+    status: Literal["done", "failed", "cancelled", "interrupted", "waiting"]
+    result: Mapping[str, Json] | None = None
+    error: str | None = None
+    interrupt: Json = None
+    set_aside: bool = False
+
+
+@dataclass(frozen=True)
+class RunPiece:
+    """A token of a run's output; tokens with another `message_id` begin another message."""
+
+    run_id: str
+    node: str | None
+    message_id: str | None
+    text: str
+
+
+class RunEndEvent(asyncio.Event):
+    """An event that is set when a run ends or waits; `run` is the ended run, if it is known here."""
+
+    run: Run | None = None
+
+
+class RunStream:
+    """The stream of a run that a caller in this process executes, waits for or follows.
+
+    `begun` is true while the run is executed here. `outcome` is its outcome here, maybe before it is recorded. The
+    tokens from `first_piece` on belong to the current attempt. `hold` is this process's hold on the run, `usage` the
+    usage of the whole run if this process knows it. `waiting` counts the callers that wait for its end, `followers`
+    those of them that read its events.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self.hold: RunHold | None = None
+        self.pieces: list[RunPiece] = []
+        self.wants_pieces = False
+        self.started = False
+        self.begun = False
+        self.outcome: Outcome | None = None
+        self.usage: Sequence[TokenUsage] | None = None
+        self.first_piece = 0
+        self.waiting = 0
+        self.followers = 0
+        self.next_change = asyncio.Event()
+        """The event for the next change; get it before reading the current state."""
+        self.next_end = RunEndEvent()
+        """The event for the next end or wait of the run; get it before reading the run's state."""
+
+    def renew(self) -> None:
+        """Reset the state for another attempt."""
+        self.begun = False
+        self.outcome = None
+        self.usage = None
+        self.first_piece = len(self.pieces)
+
+    def begin(self) -> None:
+        """Mark the run as executed here from now on."""
+        self.renew()
+        self.begun = True
+        self.signal()
+
+    def set_outcome(self, outcome: Outcome) -> None:
+        """Set the outcome of the execution."""
+        self.outcome = outcome
+        self.signal()
+
+    def publish(self, piece: RunPiece) -> None:
+        """Publish a token."""
+        self.pieces.append(piece)
+        self.signal()
+
+    def signal(self) -> None:
+        """Wake all waiters for a change."""
+        changed, self.next_change = self.next_change, asyncio.Event()
+        changed.set()
+
+    def end(self, run: Run | None = None) -> None:
+        """Wake all waiters for the end as well; `run` is the ended run, if known."""
+        ended, self.next_end = self.next_end, RunEndEvent()
+        ended.run = run
+        ended.set()
+        self.signal()
+
+
+class RunStreams:
+    """The streams of this process, weakly referenced: each lives as long as it is used."""
+
+    def __init__(self) -> None:
+        self._streams: WeakValueDictionary[str, RunStream] = WeakValueDictionary()
+
+    def of(self, run_id: str) -> RunStream:
+        """Return the stream of a run; create it if necessary."""
+        found = self._streams.get(run_id)
+        if found is None:
+            found = self._streams[run_id] = RunStream(run_id)
+        return found
+
+    def signal(self, run_id: str) -> None:
+        """Wake all waiters for a change of a run."""
+        if (found := self._streams.get(run_id)) is not None:
+            found.signal()
+
+    def is_waited_for(self, run_id: str) -> bool:
+        """Return whether a caller here waits for the end of a run."""
+        found = self._streams.get(run_id)
+        return found is not None and found.waiting > 0
+
+
+async def changed(change: asyncio.Event, seconds: float) -> bool:
+    """Wait for a change for at most `seconds`; return whether it came."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await change.wait()
+            return True
+    return False
+
+
+type _Key = tuple[str | None, str | None]
+
+
+class InFlightMessages:
+    """Messages that this process is answering without a recorded run, because the database could not store one.
+
+    A run of such a message was recorded unnoticed, or was active when the outage began. It waits for the answer, and
+    then finds it in the transcript or among the pending writes.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[_Key, asyncio.Event] = {}
+        self._answered: dict[_Key, None] = {}
+
+    @contextmanager
+    def answering(self, session_id: str, message_id: str) -> Iterator[None]:
+        """Mark a message as being answered inside the block. There is one such block per message at a time."""
+        end = self._ends[session_id, message_id] = asyncio.Event()
+        try:
+            yield
+        finally:
+            del self._ends[session_id, message_id]
+            end.set()
+
+    def set_answered(self, session_id: str, message_id: str) -> None:
+        """Remember that a message was answered: a run of it that ends later must not end another turn."""
+        self._answered[session_id, message_id] = None
+        if len(self._answered) > _MOST_REMEMBERED:
+            del self._answered[next(iter(self._answered))]
+
+    def has_answered(self, run: Run) -> bool:
+        """Return whether all messages of a run were answered without it."""
+        return bool(run.inputs) and all((run.session_id, one.message_id) in self._answered for one in run.inputs)
+
+    async def wait_for(self, run: Run) -> None:
+        """Wait until no message of a run is being answered without it."""
+        for one in run.inputs:
+            while end := self._ends.get((run.session_id, one.message_id)):
+                await end.wait()

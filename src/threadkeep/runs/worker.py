@@ -1,0 +1,356 @@
+"""Execution of runs: acquire them, run their graphs, and clean up afterwards in every case."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+
+from threadkeep.agent.holding import run_hold
+from threadkeep.errors import StoreClosed
+from threadkeep.history.memory import Memory
+from threadkeep.history.session import BegunTurn
+from threadkeep.observe import RunTakenOver, RunTrouble, RunWork, work_for
+from threadkeep.records.runs import STATUS, Begun, Over, Run
+from threadkeep.runs.active_runs import ActiveRun, ActiveRuns, RunStop
+from threadkeep.runs.endings import RunEndings, end_orphans, report_run, report_turn
+from threadkeep.runs.engine.engine import Engine
+from threadkeep.runs.execution import Dependencies, RunExecution
+from threadkeep.runs.progress import ProgressWriter, RunCheckpoints, RunProgress, beside_of, durability_of, thread_of
+from threadkeep.runs.retries import retry_until_available, shielded
+from threadkeep.runs.run_workflows import RunWorkflows, VersionGone
+from threadkeep.runs.streams import Outcome, RunStream, RunStreams
+from threadkeep.runs.tracing import RunTracer
+from threadkeep.runs.usage import RunLedger
+from threadkeep.workflows.definition import Workflow, has_one_speaker
+
+_TAKEOVERS = 3
+
+
+class Worker:
+    """The runs of this process. The engine calls `execute`.
+
+    A run that another process owns is taken over only if that process is dead or was declared dead. From then on the
+    database rejects its writes to the run. The record of a run counts how often it was acquired; a run that was
+    acquired too often is set aside for a person.
+    """
+
+    def __init__(self, memory: Memory, workflows: RunWorkflows, checkpoints: RunCheckpoints) -> None:
+        self.streams = RunStreams()
+        self.active = ActiveRuns()
+        self.workflows = workflows
+        self._memory = memory
+        self._runs = memory.runs
+        self._checkpoints = checkpoints
+        self._endings = RunEndings(memory, workflows)
+        self._progress = ProgressWriter(memory.observers)
+        self._begun: dict[str, tuple[Run, BegunTurn | None]] = {}
+        # Held from the start, so that concurrent callers see that the run was started.
+        self._started: dict[str, RunStream] = {}
+        self._opened = asyncio.Event()
+        self._context = contextvars.copy_context()
+        self._engine: Engine | None = None
+        self._dependencies: Dependencies | None = None
+
+    def open(self, engine: Engine, dependencies: Dependencies) -> None:
+        """Set the engine and the dependencies; the engine may call before this."""
+        self._engine, self._dependencies = engine, dependencies
+        self._opened.set()
+
+    async def opened(self) -> None:
+        """Wait until `open` was called."""
+        await self._opened.wait()
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; its name is the owner of the runs of this process."""
+        if self._engine is None:
+            raise StoreClosed("Runs were requested before their engine was open.")
+        return self._engine
+
+    @property
+    def dependencies(self) -> Dependencies:
+        """The dependencies that all runs share."""
+        if self._dependencies is None:
+            raise StoreClosed("Runs were requested before their engine was open.")
+        return self._dependencies
+
+    def has(self, run_id: str) -> bool:
+        """Return whether a run is executed here or about to be."""
+        return self.active.of(run_id) is not None or run_id in self._begun
+
+    def holds(self, run_id: str) -> bool:
+        """Return whether this process certainly still owns a run."""
+        active = self.active.of(run_id)
+        return active is not None and active.stop is None and self.engine.holds(active.run.root_run_id)
+
+    async def start(self, run_id: str, run: Run | None = None, begun: BegunTurn | None = None) -> None:
+        """Execute a run here, unless it was started already.
+
+        With a `run` it was begun in this process's name, maybe with its question.
+
+        Raises:
+            StoreError: the engine does not accept it; a run that was begun is released.
+        """
+        stream = self.streams.of(run_id)
+        if stream.started:
+            return
+        stream.started = True
+        self._started[run_id] = stream
+        if run is not None:
+            self._begun[run_id] = run, begun
+        try:
+            await self.engine.start(run_id)
+        except BaseException:
+            stream.started = False
+            self._started.pop(run_id, None)
+            if run is not None and self._begun.pop(run_id, None) is not None and run.owner is not None:
+                await self._runs.give_back(run_id, run.owner)
+            raise
+
+    async def execute(self, run_id: str) -> None:
+        """Execute a run if it may begin now; otherwise the run before it in the order starts it.
+
+        An unexpected error is reported, and the run is tried again after a pause.
+        """
+        await self._opened.wait()
+        stream, options = self.streams.of(run_id), self.dependencies.options
+        try:
+            for failures in range(1, options.max_attempts + 1):
+                try:
+                    await self._acquire_and_execute(run_id)
+                except Exception as error:  # noqa: BLE001 - no other code retries the run while this process owns it
+                    self.report(type(error).__name__)
+                else:
+                    return
+                await asyncio.sleep(options.pause_seconds * 2 ** (failures - 1))
+            if (run := await retry_until_available(lambda: self.acquire(run_id))) is not None:
+                await self._set_aside(run)
+        finally:
+            stream.started = False
+            self._started.pop(run_id, None)
+            stream.end()
+
+    async def _acquire_and_execute(self, run_id: str) -> None:
+        run, begun = self._begun.pop(run_id, (None, None))
+        if run is not None:
+            await self.execute_owned(run, begins=True, begun=begun)
+        elif (run := await retry_until_available(lambda: self.acquire(run_id))) is None:
+            return
+        elif run.attempts > self.dependencies.options.max_attempts:
+            await self._set_aside(run)
+        else:
+            await self.execute_owned(run)
+
+    async def end_stopped(self, run_id: str) -> None:
+        """End a run that is to be stopped before it begins; if other turns are before it, it ends after them."""
+        await self.engine.ready()
+        if not self.has(run_id) and (run := await self.acquire(run_id)) is not None:
+            await self.execute_owned(run)
+
+    async def acquire(self, run_id: str) -> Run | None:
+        """Begin a run, or take it over from a dead process; return None if there is nothing to execute now."""
+        for _ in range(_TAKEOVERS):
+            found = await self._runs.order.begin(run_id, self.engine.name)
+            if isinstance(found, Begun):
+                return found.run
+            if isinstance(found, Over) or found.behind != run_id or found.run.owner is None:
+                return None
+            if not await self.engine.dead({found.run.owner}):
+                return None
+            await self._runs.disown(found.run.owner)
+        return None
+
+    def report(self, error: str, work: RunWork = "engine") -> None:
+        """Report the name of an error that keeps this process from its work for now."""
+        self._memory.observers.notify(RunTrouble(error=error, work=work))
+
+    async def execute_owned(self, run: Run, *, begins: bool = False, begun: BegunTurn | None = None) -> Outcome | None:
+        """Execute a run that this process owns; return None if it lost the run."""
+        active = self._enter(run, begins=begins, begun=begun)
+        if run.attempts > 1:
+            self._memory.observers.notify(
+                RunTakenOver(workflow=run.workflow, attempt=run.attempts, run_id=run.run_id, session_id=run.session_id)
+            )
+        started, outcome, unstored = time.perf_counter(), None, False
+        try:
+            with self._known_to_saver(active):
+                outcome = await self._execute(active)
+        finally:
+            # A second cancellation must not skip the clean-up.
+            unstored = await shielded(self._leave(active))
+        if outcome is not None:
+            milliseconds = (time.perf_counter() - started) * 1000
+            report_run(self._memory.observers, run, outcome, milliseconds=milliseconds)
+            if not self.dependencies.in_flight.has_answered(run):
+                report_turn(self._memory.observers, run, outcome, active.ledger, milliseconds=milliseconds)
+            await self._clear_up(run, outcome, unstored=unstored, has_following=active.has_following)
+        return outcome
+
+    async def start_following(self, run: Run) -> None:
+        """Start the runs that may begin now that another run of their conversations is over or waits."""
+        self._runs.places.tell_freed()
+        for following in await self._runs.order.following(run.run_id):
+            if self.streams.is_waited_for(following):
+                await self.start(following)
+            else:
+                await self.engine.enqueue(following)
+
+    def _enter(self, run: Run, *, begins: bool, begun: BegunTurn | None) -> ActiveRun:
+        stream, owner = self.streams.of(run.run_id), run.owner or self.engine.name
+        options = self.dependencies.options
+        tracer = RunTracer(
+            self._runs.trace,
+            stream,
+            owner,
+            lost=lambda: active.cancel("lost"),
+            seconds=options.trace_seconds,
+            late_seconds=options.late_trace_seconds,
+            begins=begins,
+        )
+        progress = RunProgress(
+            self._progress,
+            lambda: self._checkpoints.expect(run.run_id),
+            fresh=begins,
+            seconds=options.progress_seconds,
+        )
+        active = ActiveRun(run, owner, stream, tracer, progress, begins)
+        active.hold.begun = begun
+        # A run that begins here has a caller that waits; a run that is taken over has none.
+        active.hold.told = begins
+        stream.hold = active.hold
+        self.active.add(active)
+        stream.begin()
+        return active
+
+    async def _leave(self, active: ActiveRun) -> bool:
+        """Release a run; return whether it has no checkpoints."""
+        self.active.remove(active.run.run_id)
+        await active.tracer.close()
+        for entry in active.hold.manifests:
+            # Stored already if the reply to the end of the run was lost.
+            self._memory.manifests.queue(replace(entry, again=True))
+        ledger = active.ledger
+        if active.begins and ledger is not None and not ledger.has_children:
+            active.stream.usage = ledger.usages
+        active.stream.end(active.over)
+        return await active.progress.leave()
+
+    def _known_to_saver(self, active: ActiveRun) -> AbstractContextManager[None]:
+        saver = self.dependencies.saver
+        return nullcontext() if saver is None else saver.knowing(active.run.run_id, active.progress)
+
+    async def _execute(self, active: ActiveRun) -> Outcome | None:
+        run, dependencies = active.run, self.dependencies
+        if run.cancel_requested_at is not None:
+            return await self._endings.end(active, Outcome("cancelled"), dependencies)
+        active.tracer.note(STATUS, data={"status": "running", "try": run.attempts})
+        task = active.task = asyncio.create_task(self._run_graph(active), context=self._context.copy())
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            active.cancel(self._why_cancelled(active))
+            await asyncio.wait([task])
+            await self._endings.release(active, dependencies)
+            raise
+        if active.stop == "lost":
+            await self._endings.leave(run)
+            return None
+        if not task.cancelled():
+            outcome = task.result()
+        else:
+            outcome = Outcome("cancelled") if active.stop else Outcome("failed", error="Cancelled")
+        return await shielded(self._endings.end(active, outcome, dependencies))
+
+    async def _run_graph(self, active: ActiveRun) -> Outcome:
+        """Execute a run with its workflow and budgets, in a task of its own; wait until the database is available."""
+        run, dependencies = active.run, self.dependencies
+        if run.trigger != "child":
+            # A worker serves no channel of its own, and a child keeps the channel of its parent.
+            work_for("http" if run.trigger == "http" else "other")
+        run_hold.set(active.hold)
+        if run.attempts > 1 and run.session_id is not None:
+            # The answer may wait in the folder of the dead process.
+            await self._memory.pending.adopt(run.session_id)
+        try:
+            workflow = await retry_until_available(lambda: self._workflow_of(active))
+        except VersionGone as gone:
+            return Outcome("interrupted", error=gone.kind)
+        active.progress.beside = beside_of(workflow)
+        active.progress.starts_again = durability_of(workflow) == "exit"
+        if active.begins and run.parent_run_id is None and has_one_speaker(workflow):
+            active.hold.joins = run.session_id
+        limited = await retry_until_available(lambda: self._limited(run))
+        active.ledger = RunLedger(
+            self._runs.trace, active.tracer, limited, lambda: self.active.flush_tree(run.root_run_id)
+        )
+        execution = RunExecution(
+            active.run,
+            workflow,
+            dependencies,
+            notes=active.tracer,
+            ledger=active.ledger,
+            stream=active.stream,
+            begins=active.begins,
+        )
+        return await execution.run_to_end()
+
+    async def _workflow_of(self, active: ActiveRun) -> Workflow:
+        run, saver = active.run, self.dependencies.saver
+
+        async def is_untouched() -> bool:
+            return active.begins or saver is None or await saver.aget_tuple(thread_of(run.run_id)) is None
+
+        workflow = await self.workflows.to_go_on_with(run, is_untouched)
+        if workflow.version != run.version:
+            await self._runs.begin_with(run.run_id, active.owner, workflow.version)
+            active.run = replace(run, version=workflow.version)
+        return workflow
+
+    async def _limited(self, run: Run) -> list[Run]:
+        """Return the runs with a budget among a run and all runs above it."""
+        found: list[Run] = []
+        current: Run | None = run
+        while current is not None:
+            if current.budget.to_dict():
+                found.append(current)
+            parent_run_id = current.parent_run_id
+            if parent_run_id is None:
+                break
+            above = self.active.of(parent_run_id)
+            current = above.run if above is not None else await self._runs.run(parent_run_id)
+        return found
+
+    def _why_cancelled(self, active: ActiveRun) -> RunStop:
+        """Return why the executing task was cancelled from outside: by the engine, or by its parent's task."""
+        above = self.active.of(active.run.parent_run_id or "")
+        if above is not None:
+            return above.stop if above.stop in ("closing", "lost") else "cancelled"
+        return self.engine.stopping(active.run.run_id) or "closing"
+
+    async def _set_aside(self, run: Run) -> None:
+        """Set a run aside that was acquired or failed too often."""
+        outcome = await self._endings.set_aside(run, self.engine.name, self.dependencies)
+        report_run(self._memory.observers, run, outcome, milliseconds=0.0)
+        report_turn(self._memory.observers, run, outcome, None, milliseconds=0.0)
+        await self._clear_up(run, outcome)
+
+    async def _clear_up(
+        self, run: Run, outcome: Outcome, *, unstored: bool = False, has_following: bool = True
+    ) -> None:
+        """Clean up after a run; maintenance repairs failures. An `unstored` run has no checkpoints."""
+        try:
+            if has_following:
+                await self.start_following(run)
+            else:
+                self._runs.places.tell_freed()
+            # A run that was given back begins its first attempt once more.
+            again = run.attempts > 1 or run.started_at != run.heartbeat_at
+            if again and outcome.status != "waiting":
+                await end_orphans(self._runs, run.run_id)
+            if outcome.status == "done":
+                await self._checkpoints.remove([] if unstored else [run.run_id])
+        except Exception as error:  # noqa: BLE001 - the run is over, and must not be tried again for this
+            self.report(type(error).__name__, "clearing_up")
