@@ -75,7 +75,7 @@ class TurnHooks:
         if not part.silent:
             part.begun_by(call.runtime)
             if self._options.ordered and run_hold.get() is None and tool_of_session.get() is None:
-                await order_of(self.memory).enter(part.session.session_id, part.root)
+                await order_of(self.memory).acquire(part.session.session_id, part.root)
             caller = self._caller(call.config)
             root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
 
@@ -212,7 +212,7 @@ class TurnHooks:
         # The owner of a run settles its cancelled turns: the run may go on in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
-            self.memory.loop.post(lambda: self._release(part))
+            self._release(part)
             return None
         return self._settle_from_any_loop(part, caller, error)
 
@@ -260,7 +260,7 @@ class TurnHooks:
         return part
 
     def _release(self, part: Participation) -> None:
-        order_of(self.memory).leave(part.session.session_id, part.root)
+        order_of(self.memory).release(part.session.session_id, part.root)
 
     def _tell_stranger(self, part: Participation) -> None:
         """Tell once in a run of an agent that was asked something of its own by the program."""

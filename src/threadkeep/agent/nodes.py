@@ -44,13 +44,13 @@ class NodeTurns:
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
         if ordered and tool_of_session.get() is None:
-            await order_of(self._memory).enter(part.session.session_id, part.root)
+            await order_of(self._memory).acquire(part.session.session_id, part.root)
         try:
             state = part.root.with_question(messages)
             caller = Caller(run_id_of(config), metadata_of(config), place_in(self._options, config))
             turn = await part.begin(state, caller)
         except BaseException:
-            self._leave(part)
+            self.leave(part)
             raise
         part.root.call_begins()
         return NodeTurn(self, part, turn, part.root.with_answers(state), turn.answered)
@@ -73,11 +73,7 @@ class NodeTurns:
             else:
                 await turn.open.close(turn.partial.text, "failed" if isinstance(error, Exception) else "interrupted")
         finally:
-            self._leave(turn.part)
-
-    def leave_soon(self, turn: NodeTurn) -> None:
-        """Let the next turn of the session begin, from any thread."""
-        self._memory.loop.post(lambda: self._leave(turn.part))
+            self.leave(turn.part)
 
     async def _close(self, turn: NodeTurn) -> None:
         if turn.reply is not None and turn.answered is None:
@@ -85,8 +81,9 @@ class NodeTurns:
         if isinstance(turn.reply, BaseMessage):
             turn.part.root.add_answer(turn.reply, turn.part.author)
 
-    def _leave(self, part: Participation) -> None:
-        order_of(self._memory).leave(part.session.session_id, part.root)
+    def leave(self, part: Participation) -> None:
+        """Let the next turn of the session begin, from any thread."""
+        order_of(self._memory).release(part.session.session_id, part.root)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
         """Take part in the turn of the run; what a program asks of its own is answered without memory."""
@@ -220,7 +217,7 @@ class TurnBlock:
         turn = self._ended()
         if isinstance(error, GeneratorExit):
             # The caller was thrown away: it can wait for nothing.
-            turn.turns.leave_soon(turn)
+            turn.turns.leave(turn.part)
         else:
             await self._turns.call(lambda turns: turns.end(turn, error))
 

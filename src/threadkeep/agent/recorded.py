@@ -66,7 +66,7 @@ class RecordedGraph(Runnable[Any, Any]):
             result = self._graph.invoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
-            turn.turns.leave_soon(turn)
+            turn.turns.leave(turn.part)
         return turn.without_history(result, winner)
 
     def stream(
@@ -85,7 +85,7 @@ class RecordedGraph(Runnable[Any, Any]):
             yield from self._graph.stream(turn.given, turn.config, control=turn.control, **kwargs)
             self._turns.wait_for(lambda _: turn.end(self._final(turn)), turn.turns)
         finally:
-            turn.turns.leave_soon(turn)
+            turn.turns.leave(turn.part)
 
     async def ainvoke(self, input: GraphInput, config: RunnableConfig | None = None, **kwargs: Any) -> Any:  # noqa: A002 - as above
         """Run the graph; return its final state.
@@ -102,7 +102,7 @@ class RecordedGraph(Runnable[Any, Any]):
             result = await self._graph.ainvoke(turn.given, turn.config, control=turn.control, **kwargs)
             winner = await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
-            turn.turns.leave_soon(turn)
+            turn.turns.leave(turn.part)
         return turn.without_history(result, winner)
 
     async def astream(
@@ -122,7 +122,7 @@ class RecordedGraph(Runnable[Any, Any]):
                 yield part
             await self._turns.call(lambda _: turn.end(self._final(turn)))
         finally:
-            turn.turns.leave_soon(turn)
+            turn.turns.leave(turn.part)
 
     async def _saved(self, turn: GraphTurn) -> State | None:
         """Return the state that the checkpointer has."""

@@ -58,7 +58,7 @@ class GraphTurns:
         messages = _messages_in(given)
         part.resumed = not messages
         if options.ordered:
-            await order_of(memory).enter(session.session_id, root)
+            await order_of(memory).acquire(session.session_id, root)
         ends = GraphEnds(memory, session, self._name)
         turn = GraphTurn(self, part, ends, given, messages, config)
         root.call_begins()
@@ -70,17 +70,14 @@ class GraphTurns:
                 if turn.ended is None and not self._has_saver:
                     await turn.add_history()
         except BaseException:
-            self._leave(part)
+            self.leave(part)
             raise
         return turn
 
-    def leave_soon(self, turn: GraphTurn) -> None:
+    def leave(self, part: Participation) -> None:
         """Let the next turn of the session begin, from any thread."""
-        self._memory.loop.post(lambda: self._leave(turn.part))
-
-    def _leave(self, part: Participation) -> None:
         part.root.call_ends()
-        order_of(self._memory).leave(part.session.session_id, part.root)
+        order_of(self._memory).release(part.session.session_id, part.root)
 
 
 class GraphTurn:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 import weakref
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Callable, Container, Hashable, Sequence
+from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -21,12 +23,16 @@ from threadkeep.agent.turn_options import CallPlace
 from threadkeep.agent.turns import OpenTurn
 from threadkeep.history.memory import Identity, Memory
 from threadkeep.history.session import Session
-from threadkeep.memory.on_loop import caller_loop
+from threadkeep.memory.on_loop import blocked_loop, caller_loop
 from threadkeep.records import dump_json
 
 type RootRuns = OrderedDict[tuple[int, str], "RootRun"]
 
-_MOST_ROOT_RUNS = 1_000
+_LOOK_SECONDS: Final = 0.5
+_IDLE_SECONDS: Final = 10.0
+"""Seconds without an open model or tool call, or with a blocked event loop, after which a run counts as cut off."""
+
+_MOST_ROOT_RUNS: Final = 1_000
 _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
 tool_of_session: ContextVar[tuple[Identity, str] | None] = ContextVar("threadkeep_tool_of_session", default=None)
@@ -53,8 +59,8 @@ class RootRun:
     open_calls: int = 0
     last_seen: float = field(default_factory=time.monotonic)
     writers: list[weakref.ref[Callable[[Any], None]]] = field(default_factory=list)
-    loop: asyncio.AbstractEventLoop | None = None
-    _asked_at: float | None = None
+    loops: set[asyncio.AbstractEventLoop] = field(default_factory=set)
+    _pings: dict[asyncio.AbstractEventLoop, float] = field(default_factory=dict)
     _claims: dict[str | None, dict[Hashable, int]] = field(default_factory=dict)
 
     @property
@@ -67,21 +73,21 @@ class RootRun:
         """Return whether the run is over for certain: the writers of its streams are gone."""
         return bool(self.writers) and all(writer() is None for writer in self.writers)
 
-    def loop_is_blocked(self, seconds: float) -> bool:
-        """Return whether the event loop of the run's caller has not run for so long since this was first called."""
-        if self.loop is None:
-            return False
-        if self._asked_at is not None:
-            return time.monotonic() - self._asked_at > seconds
-        self._asked_at = time.monotonic()
-        try:
-            self.loop.call_soon_threadsafe(self._note_loop)
-        except RuntimeError:  # it is closed
-            return True
-        return False
+    @property
+    def is_cut_off(self) -> bool:
+        """Return whether the run will not end: it is over, or nothing of it has moved for ten seconds."""
+        idle = self.open_calls == 0 and time.monotonic() - self.last_seen > _IDLE_SECONDS
+        return idle or self.is_over or any(map(self._is_blocked, self.loops))
 
-    def _note_loop(self) -> None:
-        self._asked_at = None
+    def _is_blocked(self, loop: asyncio.AbstractEventLoop) -> bool:
+        """Return whether an event loop is closed, or has not run for ten seconds since this was first called."""
+        asked = self._pings.setdefault(loop, now := time.monotonic())
+        if asked == now:
+            try:
+                loop.call_soon_threadsafe(self._pings.pop, loop, None)
+            except RuntimeError:  # it is closed
+                return True
+        return now - asked > _IDLE_SECONDS
 
     def call_begins(self) -> None:
         """Note that a model or tool call of the run is open."""
@@ -222,87 +228,79 @@ def root_run(memory: Memory, control: object, session_id: str, place: CallPlace 
     return found
 
 
-_LOOK_SECONDS: Final = 0.5
-_IDLE_SECONDS: Final = 10.0
-"""Seconds without an open model or tool call, or with a blocked event loop, after which a run counts as cut off."""
-
-
-@dataclass
-class _Place:
-    """The root run whose turn it is in a session, None while the next one is being let in; and those that wait."""
-
-    holder: RootRun | None
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+type _Turn = Future[None]
 
 
 class SessionOrder:
-    """Lets one root run at a time into a session, in the order in which they come.
+    """The order of root runs in the sessions of one database, for all memories and event loops of the process.
 
-    LangGraph does not tell that a root run has ended. A run gives its place up after its answer; one that was cut off
-    loses it when its streams are gone, or when it has made no model or tool call for ten seconds. So does a run on an
-    event loop that stands still for ten seconds: the caller that waits may be what blocks it.
+    One root run at a time has a session, in the order of arrival. LangGraph does not report the end of a root run: a
+    run releases its session after its answer. A run that was cut off loses it when its streams are gone, when it has
+    made no model or tool call for ten seconds, or when its event loop has stood still for ten seconds. A caller that
+    blocks an event loop does not wait for runs that need this loop.
     """
 
     def __init__(self) -> None:
-        self._places: dict[str, _Place] = {}
+        self._lock = threading.Lock()
+        self._holders: dict[str, RootRun] = {}
+        self._waiting: dict[str, dict[_Turn, RootRun]] = {}
 
-    async def enter(self, session_id: str, run: RootRun) -> None:
-        """Wait until it is the turn of a root run; its members never wait."""
-        run.loop = caller_loop()
-        place = self._places.get(session_id)
-        if place is None:
-            self._places[session_id] = _Place(run)
-            return
-        if place.holder is run:
-            return
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place.waiting.append(turn)
+    async def acquire(self, session_id: str, run: RootRun) -> None:
+        """Wait until it is the turn of a root run; other agents of the same run do not wait."""
+        run.loops |= {asyncio.get_running_loop(), *filter(None, [caller_loop()])}
+        with self._lock:
+            holder = self._holders.setdefault(session_id, run)
+            queue = self._waiting.setdefault(session_id, {})
+            if holder is run:
+                return
+            blocked = blocked_loop()
+            if blocked is not None and any(blocked in other.loops for other in (holder, *queue.values())):
+                return
+            turn: _Turn = Future()
+            queue[turn] = run
+        granted = asyncio.wrap_future(turn)
         try:
             while not turn.done():
-                await asyncio.wait([turn], timeout=_LOOK_SECONDS)
-                if not turn.done() and place.waiting[0] is turn and _is_cut_off(place.holder):
-                    break
+                await asyncio.wait([granted], timeout=_LOOK_SECONDS)
+                self._skip_cut_off(session_id)
         except BaseException:
-            self._give_up(session_id, place, turn)
+            with self._lock:
+                queue.pop(turn, None)
+                # It may have been let in just when its caller was cancelled.
+                self._hand_on(session_id, run)
             raise
-        if turn in place.waiting:
-            place.waiting.remove(turn)
-        place.holder = run
+        with self._lock:
+            queue.pop(turn, None)
 
-    def leave(self, session_id: str, run: RootRun) -> None:
-        """Give the place up, if the run has it."""
-        place = self._places.get(session_id)
-        if place is not None and place.holder is run:
-            self._next(session_id, place)
+    def release(self, session_id: str, run: RootRun) -> None:
+        """Let the next root run into the session, if this run has it; any thread may call it."""
+        with self._lock:
+            self._hand_on(session_id, run)
 
-    def _give_up(self, session_id: str, place: _Place, turn: asyncio.Future[None]) -> None:
-        if turn in place.waiting:
-            place.waiting.remove(turn)
-        elif turn.done():
-            # It was let in just when its caller was cancelled.
-            self._next(session_id, place)
+    def _skip_cut_off(self, session_id: str) -> None:
+        """Let the next root run in if the one that has the session was cut off."""
+        with self._lock:
+            holder = self._holders.get(session_id)
+            if holder is not None and holder.is_cut_off:
+                self._hand_on(session_id, holder)
 
-    def _next(self, session_id: str, place: _Place) -> None:
-        while place.waiting:
-            turn = place.waiting.popleft()
+    def _hand_on(self, session_id: str, run: RootRun) -> None:
+        if self._holders.get(session_id) is not run:
+            return
+        queue = self._waiting.get(session_id, {})
+        for turn, following in queue.items():
             if not turn.done():
-                place.holder = None
+                self._holders[session_id] = following
+                following.last_seen = time.monotonic()
                 turn.set_result(None)
                 return
-        if self._places.get(session_id) is place:
-            del self._places[session_id]
+        del self._holders[session_id]
+        self._waiting.pop(session_id, None)
 
 
-def _is_cut_off(run: RootRun | None) -> bool:
-    if run is None:
-        return False
-    idle = run.open_calls == 0 and time.monotonic() - run.last_seen > _IDLE_SECONDS
-    return idle or run.is_over or run.loop_is_blocked(_IDLE_SECONDS)
-
-
-_orders: WeakKeyDictionary[Memory, SessionOrder] = WeakKeyDictionary()
+_orders: WeakKeyDictionary[Identity, SessionOrder] = WeakKeyDictionary()
 
 
 def order_of(memory: Memory) -> SessionOrder:
-    """Return the order of the sessions of a memory."""
-    return _orders.setdefault(memory, SessionOrder())
+    """Return the order of the sessions of a memory's database."""
+    return _orders.setdefault(memory.identity, SessionOrder())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import os
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol, Self
-from weakref import WeakSet
+from weakref import WeakSet, WeakValueDictionary
 
 from threadkeep.context.manifest import ConversationPlace
 from threadkeep.context.tokens import RememberedCounts
@@ -43,7 +45,17 @@ if TYPE_CHECKING:
 
 
 class Identity:
-    """The shared state of a memory and its companion on another event loop."""
+    """The identity of a database in this process; all memories of the database share it."""
+
+
+_identities: WeakValueDictionary[tuple[int, str, str | None], Identity] = WeakValueDictionary()
+_identifying = threading.Lock()
+
+
+def identity_of(address: DatabaseAddress) -> Identity:
+    """Return the identity of a database; a forked child has identities of its own."""
+    with _identifying:
+        return _identities.setdefault((os.getpid(), address.fingerprint, address.memory_name), Identity())
 
 
 class LastWords(Protocol):
@@ -82,7 +94,7 @@ class Memory:
         self.compressor = parts.compressor
         self.observers = parts.observers
         self.clock = parts.clock
-        self.identity = Identity()
+        self.identity = identity_of(parts.address)
         self.work_for_all: list[asyncio.Task[None]] = []
         self._unfinished: set[asyncio.Task[Any]] = set()
         self._speakers: WeakSet[LastWords] = WeakSet()

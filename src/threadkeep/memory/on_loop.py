@@ -19,6 +19,7 @@ _BLOCKED_SECONDS = (0.5, 0.1)
 
 _making = threading.RLock()
 _caller_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_caller_loop", default=None)
+_blocked_loop: ContextVar[asyncio.AbstractEventLoop | None] = ContextVar("threadkeep_blocked_loop", default=None)
 
 
 class OnLoop[M: history.Memory, H]:
@@ -46,7 +47,7 @@ class OnLoop[M: history.Memory, H]:
         Raises:
             StoreClosed: the memory is closed.
         """
-        token = _caller_loop.set(asyncio.get_running_loop())
+        token, blocked = _caller_loop.set(asyncio.get_running_loop()), _blocked_loop.set(None)
         try:
             companion = _companions.get(self._memory)
             if companion is not None and companion.loop.is_own_thread:
@@ -54,6 +55,7 @@ class OnLoop[M: history.Memory, H]:
             return await self._memory.loop.run_from_any_loop(verb(self._own))
         finally:
             _caller_loop.reset(token)
+            _blocked_loop.reset(blocked)
 
     def wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None = None) -> T:
         """Run a method on a loop that the caller does not block, and wait for its result.
@@ -62,11 +64,12 @@ class OnLoop[M: history.Memory, H]:
             StoreClosed: the memory is closed.
             InvalidInput: the caller is in the memory's own thread, or blocks its loop and no companion is possible.
         """
-        token = _caller_loop.set(None)
+        token, blocked = _caller_loop.set(None), _blocked_loop.set(_running_loop())
         try:
             return self._wait_for(verb, of)
         finally:
             _caller_loop.reset(token)
+            _blocked_loop.reset(blocked)
 
     def _wait_for[T](self, verb: Callable[[H], Coroutine[Any, Any, T]], of: H | None) -> T:
         loop = self._memory.loop
@@ -90,6 +93,18 @@ class OnLoop[M: history.Memory, H]:
 def caller_loop() -> asyncio.AbstractEventLoop | None:
     """Return the event loop of the caller whose work runs here; None for a blocking call."""
     return _caller_loop.get()
+
+
+def blocked_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that stands still while the caller waits for the work that runs here."""
+    return _blocked_loop.get()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
 
 
 def _companion_of(memory: history.Memory) -> SyncMemory:

@@ -143,7 +143,6 @@ class SyncMemory(Wrapper[Memory]):
         address, options = memory.opened_with
         thread = _MemoryThread(open_memory_at(address, [memory.observers], options))
         opened = cls(thread.start(), thread.close)
-        opened.asynchronous.identity = memory.identity
         memory.lifetime.push_async_callback(asyncio.to_thread, opened.close)
         memory.loop.post(memory.leave_work_for_all)
         return opened

@@ -1,0 +1,82 @@
+"""The order of turns of one session in one process, whatever memories and event loops its callers have."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.agent.talking import ROOM, config_of, input_of, make_agent
+from tests.agent.ways import Loop
+from tests.conftest import url_of
+from tests.limits import HANG_SECONDS
+from threadkeep import Memory, MemoryOptions, SessionMemory, open_memory, open_memory_sync
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@pytest.mark.parametrize("kind", ["sqlite-file", "postgres"])
+async def test_memories_of_one_database_share_the_order(
+    request: pytest.FixtureRequest, kind: str, memory_options: MemoryOptions
+) -> None:
+    """A script has a blocking memory, and an asynchronous one of the same database beside it."""
+    url = url_of(request, kind)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def reply(_: Any) -> str:
+        begun.set()
+        assert go_on.wait(HANG_SECONDS)
+        return "one"
+
+    def script() -> None:
+        with open_memory_sync(url, options=memory_options) as memory:
+            make_agent(ScriptedModel([reply]), [SessionMemory(memory)]).invoke(input_of("first"), config_of())
+
+    async with open_memory(url, options=memory_options) as memory:
+        first = asyncio.create_task(asyncio.to_thread(script))
+        assert await asyncio.to_thread(begun.wait, HANG_SECONDS)
+        model = ScriptedModel(["two"])
+        agent = make_agent(model, [SessionMemory(memory)])
+        second = asyncio.create_task(agent.ainvoke(input_of("second"), config_of()))
+        await asyncio.wait([second], timeout=0.2)
+        assert not model.calls
+        go_on.set()
+        await asyncio.gather(first, second)
+        assert [m.content for m in await memory.session(ROOM).tail(10)] == ["first", "one", "second", "two"]
+
+
+@pytest.mark.parametrize("waiting", [0, 1])
+def test_a_cell_waits_for_no_turn_that_needs_its_loop(
+    tmp_path: Path, memory_options: MemoryOptions, waiting: int
+) -> None:
+    """Turns that the blocked event loop answers could not end before the cell does."""
+    loop = Loop()
+    gate = Gate()
+    url = f"sqlite:///{tmp_path}/threadkeep.db"
+
+    async def begin() -> tuple[Any, list[Any]]:
+        memory = await Memory.open(url, options=memory_options)
+        agent = make_agent(ScriptedModel([[gate, "late"], "later"]), [SessionMemory(memory)])
+        tasks = [asyncio.create_task(agent.ainvoke(input_of("first"), config_of()))]
+        await gate.reached()
+        tasks += [asyncio.create_task(agent.ainvoke(input_of("more"), config_of())) for _ in range(waiting)]
+        await asyncio.sleep(0.05)
+        return memory, tasks
+
+    async def end(memory: Any, tasks: list[Any]) -> list[str]:
+        gate.open()
+        await asyncio.gather(*tasks)
+        texts = [message.content for message in await memory.session(ROOM).tail(10)]
+        await memory.close()
+        return texts
+
+    try:
+        memory, tasks = loop.run(begin())
+        agent = make_agent(ScriptedModel(["at once"]), [SessionMemory(memory)])
+        loop.call(lambda: agent.invoke(input_of("second"), config_of()))
+        texts = loop.run(end(memory, tasks))
+    finally:
+        loop.close()
+    assert texts == ["first", "second", "at once", "late", *(["more", "later"] * waiting)]
