@@ -90,6 +90,23 @@ async def test_the_words_of_an_agent_without_memory_are_in_the_call_only(memory:
     assert await said(memory) == [(None, "q"), ("n1", "article")]
 
 
+async def test_a_question_of_the_program_before_the_callers_loses_no_turn(memory: Memory) -> None:
+    """On every database: a node asks an agent to classify the question, and the agent after it answers the person."""
+    router = writer(memory, "route", "route", name="router")
+    model = ScriptedModel(["answer"])
+    answering: Any = create_agent(model, [], middleware=[SessionMemory(memory)], name="main")
+
+    async def classify(state: MessagesState) -> dict[str, Any]:
+        await router.ainvoke({"messages": [("user", f"classify: {state['messages'][-1].text}")]})
+        return {}
+
+    graph = in_line(classify, answering)
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert await said(memory) == [(None, "classify: q"), ("router", "route"), (None, "q"), ("main", "answer")]
+    await graph.ainvoke(input_of("q", "m1"), config_of())
+    assert len(model.calls) == 1
+
+
 async def test_an_agent_that_a_tool_asks_is_no_part_of_the_turn(memory: Memory) -> None:
     """On every database: it sees nothing of the conversation, and writes nothing into it."""
     child = ScriptedModel(["sub answer"])

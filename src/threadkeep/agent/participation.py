@@ -21,6 +21,7 @@ from threadkeep.agent.invocation import CallKey
 from threadkeep.agent.questions import (
     RECEIVED,
     SentHistory,
+    callers_question,
     compare_history,
     question_asked,
     question_before,
@@ -89,17 +90,25 @@ class Participation:
     _settling: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def enter(self, messages: Sequence[BaseMessage]) -> None:
-        """Take part in the turn of the root run, or begin it; an agent with an input of its own stays silent."""
+        """Take part in the turn of the root run, or begin it; an agent with an input of its own stays silent.
+
+        An agent that gets the caller's question begins a turn even if an earlier agent of the run began one with a
+        question of the program.
+        """
         if not self.root.begun:
             question = question_asked(messages) if self.parent is None else question_before(messages)
-            if question is None:
-                self.silent = True
-                return
-            self.root.begin(question, sent_by_caller(messages))
+            self._begin_root(question, messages)
         elif not self.root.has_part(messages):
-            self.silent = True
-            return
-        self._ordinal = self.root.claim(self.author, self.key)
+            # The turn may have begun with a question of the program.
+            asked = [] if callers_question(self.root.question) else callers_question(messages)
+            self._begin_root(asked or None, messages)
+        if not self.silent:
+            self._ordinal = self.root.claim(self.author, self.key)
+
+    def _begin_root(self, question: Sequence[BaseMessage] | None, messages: Sequence[BaseMessage]) -> None:
+        self.silent = question is None
+        if question is not None:
+            self.root.begin(question, sent_by_caller(messages))
 
     @property
     def question_id(self) -> str | None:

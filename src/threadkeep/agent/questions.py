@@ -82,14 +82,17 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
     It is the newest block of human messages, unless a program wrote that and the person's own is among the messages.
     """
-    question = question_before(messages)
+    question, own = question_before(messages), callers_question(messages)
+    if any(message in own for message in question):
+        return question
+    return own or (None if root_callbacks.in_branch and _asked_by_caller() else question)
+
+
+def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
+    """Return those of an agent's messages that are the question in the input of the root run."""
     asked = _asked_by_caller()
     own = [message for message in messages if is_question(message) and _is_one_of(message, asked)]
-    if not asked or any(message in own for message in question):
-        return question
-    if own:
-        return own[-len(asked) :]
-    return None if root_callbacks.in_branch else question
+    return own[-len(asked) :] if asked else []
 
 
 def _asked_by_caller() -> list[BaseMessage]:

@@ -102,6 +102,7 @@ class RootRun:
         """Begin the turn with a question; without messages an agent speaks by itself."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
+        self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
         """Return whether an agent with this input takes part in the turn: it has the question, or a copy of all."""
