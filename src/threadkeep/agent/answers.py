@@ -20,17 +20,17 @@ from threadkeep.agent.conversion import id_of, text_of
 from threadkeep.errors import MiddlewareWarning
 
 _LIMIT_NOTICES = ("Model call limits exceeded: ", " call limit reached: ")
-"""Parts of the answers that LangChain's call limits give; tests hold them against the real middleware."""
+"""Parts of the messages of LangChain's call limits; tests compare them with the real middleware."""
 
 
 def answered_before(answer: AIMessage, request: ModelRequest[Any], config: RunnableConfig) -> ModelResponse[Any]:
-    """Return a stored answer in the place of a model call, with its structured response if the agent gives one."""
+    """Return a stored answer as the response of a model call, with its structured response if the agent has one."""
     structured = _structured(text_of(answer), request.response_format)
     return ModelResponse(result=[named_as_agent(answer, config)], structured_response=structured)
 
 
 def named_as_agent(answer: AIMessage, config: RunnableConfig) -> AIMessage:
-    """Return an answer under the name of the agent, as its model's own answers are; a nameless agent gives none."""
+    """Return an answer with the name of the agent, as its model's own answers have it."""
     name = config.get("metadata", {}).get("lc_agent_name")
     return answer.model_copy(update={"name": str(name)}) if name else answer
 
@@ -40,7 +40,7 @@ def _structured(text: str, wanted: object) -> object:
         return None
     try:
         data = json.loads(text)
-        # A JSON schema gives plain data.
+        # For a JSON schema the response is plain data.
         schema: Any = wanted.schema
         return data if isinstance(schema, Mapping) else TypeAdapter(schema).validate_python(data)
     except (ValueError, ValidationError):
@@ -50,7 +50,7 @@ def _structured(text: str, wanted: object) -> object:
 def final_answer(state: AgentState[Any], direct_calls: Collection[str]) -> AIMessage | None:
     """Return the last assistant message after the question, a tool's direct result, or a structured response as JSON.
 
-    The answer has the id of the message in the state, so that the two are known to be the same.
+    The answer has the id of the message in the state.
     """
     for message in reversed(state["messages"]):
         if message.type == "human":
@@ -71,19 +71,19 @@ def is_limit_notice(answer: AIMessage, said_ids: Collection[str | None]) -> bool
 
 
 HELD_BACK_CHARACTERS: Final = 128
-"""The end of a cut-off text that is left out, since it may be the beginning of an address or a number.
+"""Characters that are removed from the end of a cut-off text, which may be the beginning of an address or a number.
 
-LangChain holds back as much of a redacted stream.
+LangChain holds back as many of a redacted stream.
 """
 
 
 def storable(said: BaseMessage | str, kinds: Collection[str], *, whole: bool) -> BaseMessage | str:
-    """Return an answer without data of some kinds; nothing if only the program's own code can find one of them.
+    """Return an answer without data of these kinds; empty if only code of the program can find one of them.
 
     Args:
-        said: the answer as the model gave it.
-        kinds: the kinds of all `PIIMiddleware` of the agent, which may look at answers or not.
-        whole: True if the model had finished.
+        said: the answer of the model.
+        kinds: the kinds of all `PIIMiddleware` of the agent, also of those that do not redact answers.
+        whole: True if the answer is complete.
     """
     if not kinds:
         return said
@@ -130,27 +130,31 @@ _SENTENCES: Final[Mapping[Finding, str]] = {
 
 
 class OtherMiddleware:
-    """Gives each warning once."""
+    """Warnings about the other middleware of an agent, each given once.
+
+    Middleware cannot see which other middleware an agent has; the messages show its effects. A warning says that it
+    does the job of the memory, or that its position in the list loses something.
+    """
 
     def __init__(self) -> None:
         self._found: set[Finding] = set()
 
-    def look_at_state(self, messages: Sequence[BaseMessage]) -> None:
-        """Look for summaries and cleared tool results in what the memory is given."""
+    def check_state(self, messages: Sequence[BaseMessage]) -> None:
+        """Look for summaries and cleared tool results in the messages of the state."""
         if any(message.additional_kwargs.get("lc_source") == "summarization" for message in messages):
             self._warn("summaries")
         if any(map(_is_cleared, messages)):
             self._warn("cleared")
 
-    def look_at_calls(self, sent: Sequence[BaseMessage], heard: PartialAnswer) -> None:
-        """Compare what the memory sent with what models were asked."""
-        if len(heard.models) > 1:
+    def check_calls(self, sent: Sequence[BaseMessage], partial: PartialAnswer) -> None:
+        """Compare the messages that the memory sent with those that models got."""
+        if len(partial.models) > 1:
             self._warn("model")
-        if heard.asked and not any(_is_same(sent, messages) for messages in heard.asked):
-            self._warn("cleared" if any(map(_is_cleared, heard.asked[-1])) else "behind")
+        if partial.asked and not any(_is_same(sent, messages) for messages in partial.asked):
+            self._warn("cleared" if any(map(_is_cleared, partial.asked[-1])) else "behind")
 
-    def look_at_end(self, state: object, answers: Sequence[AIMessage]) -> None:
-        """Compare the answers that were stored with the final state of the agent."""
+    def check_end(self, state: object, answers: Sequence[AIMessage]) -> None:
+        """Compare the stored answers with the final state of the agent."""
         messages = state.get("messages") if isinstance(state, Mapping) else None
         last = messages[-1] if isinstance(messages, list) and messages else None
         if not isinstance(last, AIMessage) or not last.id:

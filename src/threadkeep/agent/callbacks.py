@@ -21,7 +21,7 @@ from langgraph.types import Command
 from threadkeep.agent.conversion import text_of
 
 type OnEnd = Callable[[object, BaseException | None], Awaitable[None] | None]
-"""Called at the end of a root run with its output or its error; both are None if it was interrupted."""
+"""A function that is called at the end of a root run with its output or its error; both are None after an interrupt."""
 
 _MOST_RUNS = 1_000
 
@@ -34,7 +34,7 @@ _PUSHED = "__pregel_push"
 
 @dataclass
 class _Run:
-    """The input and the thread of a root run, and what waits for its end."""
+    """The input and the thread of a root run, and the functions to call at its end."""
 
     input: object
     thread: object = None
@@ -42,10 +42,10 @@ class _Run:
 
 
 class RootCallbacks(BaseCallbackHandler):
-    """Knows the root run that a task belongs to; at most a thousand runs are remembered.
+    """A handler that finds the root run of the current task; at most a thousand runs are remembered.
 
-    LangChain gives the handler to every root run of the process. The methods for starts and ends are synchronous and do
-    little: they are called for runs that have nothing to do with a memory too.
+    LangChain gives it to every root run of the process, also to runs without a memory: its methods do little. Hooks of
+    middleware see neither the input nor the end of a root run.
     """
 
     run_inline = True
@@ -57,30 +57,30 @@ class RootCallbacks(BaseCallbackHandler):
 
     @property
     def ignore_llm(self) -> bool:
-        """Leave model calls out."""
+        """Return True: model calls are ignored."""
         return True
 
     ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
 
     @property
     def input(self) -> object:
-        """The input of this task's root run; None if that is unknown."""
+        """The input of this task's root run; None if it is unknown."""
         run = self._run()
         return None if run is None else run.input
 
     @property
     def goes_on(self) -> bool:
-        """Return whether this task's root run continues from a checkpoint, without an input of its own."""
+        """Return whether this task's root run continues from a checkpoint, without an input."""
         run = self._run()
         return run is not None and (run.input is None or isinstance(run.input, Command))
 
     @property
     def in_branch(self) -> bool:
-        """Return whether this task is in a branch that a program began with `Send` and an input for it."""
+        """Return whether this task is in a branch that a program began with `Send`."""
         return self._sent.get()
 
     def at_end(self, on_end: OnEnd) -> None:
-        """Call a function when this task's root run ends; never if that is unknown."""
+        """Call a function when this task's root run ends; do nothing if it is unknown."""
         if (run := self._run()) is not None:
             run.on_end.append(on_end)
 
@@ -94,7 +94,7 @@ class RootCallbacks(BaseCallbackHandler):
         metadata: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> None:
-        """Note the root run of what this task does from now on, and whether it is a branch of that."""
+        """Store the root run of this task, or whether the task is in a branch of it."""
         known = metadata or {}
         if parent_run_id is not None:
             self._note_branch(known)
@@ -106,7 +106,7 @@ class RootCallbacks(BaseCallbackHandler):
                 self._runs.popitem(last=False)
 
     def _note_branch(self, metadata: Mapping[str, Any]) -> None:
-        """Note the begin of a branch. A tool, and a run in a thread of its own, belong to none."""
+        """Note the start of a branch. Tools, and runs in another thread, are in no branch."""
         run = self._run()
         if metadata.get("langgraph_node") == _TOOLS or (run is not None and run.thread != metadata.get("thread_id")):
             self._sent.set(False)
@@ -114,13 +114,13 @@ class RootCallbacks(BaseCallbackHandler):
             self._sent.set(True)
 
     def on_chain_end(self, outputs: object, *, run_id: UUID, **_: Any) -> None:
-        """Tell that a run ended."""
+        """Call the functions for the end of a run."""
         if (run := self._runs.pop(run_id, None)) is not None:
             for on_end in run.on_end:
                 on_end(outputs, None)
 
     async def on_chain_error(self, error: BaseException, *, run_id: UUID, **_: Any) -> None:
-        """Tell that a run failed, before its caller hears it."""
+        """Call the functions for the end of a failed run, before its caller gets the error."""
         run = self._runs.pop(run_id, None)
         failure = None if isinstance(error, GraphBubbleUp) else error
         for on_end in run.on_end if run is not None else ():
@@ -134,13 +134,13 @@ class RootCallbacks(BaseCallbackHandler):
 
 
 root_callbacks: Final = RootCallbacks()
-"""The handler of this process. LangChain has it from the first import of an agent's memory on."""
+"""The handler of this process. The import of this module registers it with LangChain."""
 
 register_configure_hook(ContextVar[Any]("threadkeep_root_callbacks", default=root_callbacks), inheritable=False)
 
 
 class Ending(GraphCallbackHandler):
-    """The output of the graph that is called with it; None if it was interrupted."""
+    """A handler for one call of a graph: `output` is its output, None if it was interrupted."""
 
     run_inline = True
 
@@ -151,31 +151,31 @@ class Ending(GraphCallbackHandler):
 
     @property
     def ignore_llm(self) -> bool:
-        """Leave model calls out."""
+        """Return True: model calls are ignored."""
         return True
 
     ignore_agent = ignore_chat_model = ignore_custom_event = ignore_retriever = ignore_retry = ignore_llm
 
     def on_chain_start(self, *_: Any, run_id: UUID, **__: Any) -> None:
-        """Note the first run, which is the graph's."""
+        """Store the id of the first run, which is that of the graph."""
         self._run_id = self._run_id or run_id
 
     def on_interrupt(self, event: GraphInterruptEvent) -> None:
-        """Note that the graph waits for a person."""
+        """Note that the graph was interrupted."""
         self._interrupted = True
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **_: Any) -> None:
-        """Note the output of the graph."""
+        """Store the output of the graph."""
         if run_id == self._run_id and not self._interrupted:
             self.output = outputs
 
 
 class PartialAnswer(BaseCallbackHandler):
-    """The text of a streaming model so far, kept if the run is cancelled in the middle.
+    """A handler that collects the text of a streaming model, to store it if the run is cancelled.
 
-    Of several model calls (a retry, say) it is the newest one's. `failed` says that the last call ended with an error.
-    `asked` has the messages of each call, `models` the names of the models. Calls that other middleware makes for
-    itself (to pick tools) do not count.
+    `text` is that of the newest model call, such as a retry. `failed` is true if this call ended with an error. `asked`
+    has the messages of each call, `models` the names of the models. Calls of other middleware, such as those that
+    select tools, are ignored.
     """
 
     run_inline = True  # asynchronous runs call it without a thread
@@ -197,7 +197,7 @@ class PartialAnswer(BaseCallbackHandler):
         metadata: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take what a model is asked."""
+        """Store the messages of a model call."""
         if metadata and metadata.get("lc_source"):
             self._foreign.add(run_id)
         else:
@@ -214,7 +214,7 @@ class PartialAnswer(BaseCallbackHandler):
         tags: list[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Take the text of one chunk."""
+        """Append the text of one chunk."""
         if run_id in self._foreign:
             return
         if run_id != self._run_id:
@@ -225,11 +225,11 @@ class PartialAnswer(BaseCallbackHandler):
             self.text += token
 
     def on_llm_end(self, response: LLMResult, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note a call that gave an answer."""
+        """Note that a call succeeded."""
         self.failed &= run_id in self._foreign
 
     def on_llm_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """Note a call that failed."""
+        """Note that a call failed."""
         self.failed |= run_id not in self._foreign
 
 

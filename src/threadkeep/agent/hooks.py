@@ -1,6 +1,6 @@
 """The hooks of `SessionMemory`, written once for synchronous and asynchronous runs.
 
-They run on the event loop of their memory. The model and the tools are called between them, by the caller.
+They run on the event loop of their memory. Between them, the caller calls the model and the tools.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class TurnHooks:
         return len(self._open)
 
     def knows(self, key: CallKey) -> bool:
-        """Return whether a call of an agent has begun here."""
+        """Return whether a call of an agent has begun and not ended."""
         return self._open.of(key) is not None
 
     async def before_agent(self, call: AgentCall) -> None:
-        """Enter the turn of the run, after the turns of the session that came before."""
+        """Begin the agent's part in the turn, after the earlier turns of the session."""
         part = self._new_part(call)
         if not part.silent:
             part.begun_by(call.runtime)
@@ -80,7 +80,7 @@ class TurnHooks:
             root_callbacks.at_end(lambda state, error: self._run_ended(part, caller, state, error))
 
     async def begin_model_call(self, call: AgentCall, request: ModelRequest[Any]) -> ModelStep | None:
-        """Store the question and return what the model is sent; None if the agent has no part in the turn."""
+        """Store the question and return the messages for the model; None if the agent has no part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -94,12 +94,12 @@ class TurnHooks:
         sent = await turn.context(
             part.root.with_answers(messages), request.system_message, ModelUse(request.model, tuple(request.tools))
         )
-        told = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
+        changed = request.override(messages=cast("list[AnyMessage]", list(sent.messages)), system_message=sent.system)
         part.root.call_begins()
-        return ModelStep(part, turn, call, told, [*([sent.system] if sent.system else []), *sent.messages])
+        return ModelStep(part, turn, call, changed, [*([sent.system] if sent.system else []), *sent.messages])
 
     async def end_model_call(self, step: ModelStep, response: ModelResponse[Any]) -> None:
-        """Keep what a model said; only what calls no tools may be the answer."""
+        """Hold the reply of a model as the answer if it calls no tools."""
         part, failed = step.part, step.partial.failed
         part.root.call_ends()
         final = response.result[-1] if response.result else None
@@ -110,10 +110,10 @@ class TurnHooks:
             said = storable(final, part.redacted, whole=True)
             self._open.hold(part, said, "failed" if failed else "interrupted", step.call.runtime)
         else:
-            part.let_go()
+            part.discard()
 
     async def fail_model_call(self, step: ModelStep, error: BaseException) -> None:
-        """Keep what a model said before it failed, was interrupted or cancelled."""
+        """Hold or store the text that a model gave before it failed, was interrupted or cancelled."""
         part = step.part
         part.root.call_ends()
         self._release(part)
@@ -125,11 +125,11 @@ class TurnHooks:
         if not isinstance(error, GraphBubbleUp):
             part.model_failed = True
             part.root.release(part.author, part.key)
-            self._tell_model_failure(step.turn, error)
+            self._notify_model_failure(step.turn, error)
             self._open.hold(part, said, "failed", step.call.runtime)
 
     async def begin_tool_call(self, call: AgentCall, request: ToolCallRequest) -> ToolStep | None:
-        """Note that a tool begins; None if the agent has no part in the turn."""
+        """Count an open tool call; None if the agent has no part in the turn."""
         part = self._part(call)
         if part.silent:
             return None
@@ -138,22 +138,22 @@ class TurnHooks:
         return ToolStep(part, call, request)
 
     async def end_tool_call(self, step: ToolStep) -> None:
-        """Note that a tool has ended."""
+        """Count a tool call as ended."""
         step.part.root.call_ends()
         tool = step.request.tool
         if tool is not None and tool.return_direct:
             step.part.direct_calls.add(str(step.request.tool_call["id"]))
 
     async def fail_tool_call(self, step: ToolStep, error: BaseException) -> None:
-        """Note that a tool handed over, was interrupted or failed; what was said before a cancellation is stored."""
+        """End a tool call that handed over, was interrupted or failed; store the text before a cancelled one."""
         part, call = step.part, step.call
         part.root.call_ends()
         if isinstance(error, ParentCommand):
-            # It hands over to another agent of the graph.
+            # A handoff to another agent of the graph.
             part.root.release(part.author, part.key)
             return
         if isinstance(error, Exception):
-            # An interrupt, or the end of the run; a retry goes on without its place among the turns.
+            # An interrupt, or the end of the run; a retry continues without its turn in the session.
             if not isinstance(error, GraphBubbleUp):
                 part.root.release(part.author, part.key)
             self._release(part)
@@ -164,7 +164,7 @@ class TurnHooks:
         await self._open.end(part, AIMessage(text_of(said), id=said.id) if said else "", "interrupted")
 
     async def after_agent(self, call: AgentCall, state: AgentState[Any]) -> dict[str, Any] | None:
-        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        """Store the final answer; if another process was first, its answer replaces this one in the state."""
         part = self._part(call)
         if part.silent:
             self._open.forget(part)
@@ -204,12 +204,12 @@ class TurnHooks:
     def _run_ended(
         self, part: Participation, caller: Caller, state: object, error: BaseException | None
     ) -> Awaitable[None] | None:
-        """Settle what a run that failed or was cut off has not stored, and give up the place in the session.
+        """Settle a run that failed or was cut off, and let the next turn of the session begin.
 
         It is called in the thread of the run.
         """
-        self._others.look_at_end(state, part.root.answers)
-        # The owner of a run settles its cancelled turns: the run may go on in another process.
+        self._others.check_end(state, part.root.answers)
+        # The owner of a run settles its cancelled turns: the run may continue in another process.
         by_owner = run_hold.get() is not None and not isinstance(error, Exception)
         if error is None or by_owner:
             self._release(part)
@@ -217,7 +217,7 @@ class TurnHooks:
         return self._settle_from_any_loop(part, caller, error)
 
     async def _settle_from_any_loop(self, part: Participation, caller: Caller, error: BaseException) -> None:
-        # A memory that is closed has settled its runs.
+        # A closed memory has already settled its runs.
         with suppress(StoreClosed):
             await self.memory.loop.run_from_any_loop(self._settle_ended(part, caller, error))
 
@@ -231,7 +231,7 @@ class TurnHooks:
             self._release(part)
 
     def _part(self, call: AgentCall) -> Participation:
-        """Return the part of an agent in the turn; a call from before an interrupt is taken up again."""
+        """Return the part of an agent in the turn; after an interrupt it continues."""
         return self._open.of(call.key) or self._new_part(call, resumed=True)
 
     def _new_part(self, call: AgentCall, *, resumed: bool = False) -> Participation:
@@ -255,20 +255,20 @@ class TurnHooks:
             if not root.begun and parent is None and in_tool(call.config):
                 self.memory.observers.notify(TurnBegunInTool(session_id=session.session_id))
             part.enter(call.messages)
-            self._tell_stranger(part)
+            self._notify_outside(part)
         self._open.enter(part)
         return part
 
     def _release(self, part: Participation) -> None:
         order_of(self.memory).release(part.session.session_id, part.root)
 
-    def _tell_stranger(self, part: Participation) -> None:
-        """Tell once in a run of an agent that was asked something of its own by the program."""
-        if part.silent and not part.root.stranger_told:
-            part.root.stranger_told = True
+    def _notify_outside(self, part: Participation) -> None:
+        """Notify observers once in a run of an agent that the program asked something else."""
+        if part.silent and not part.root.outside_notified:
+            part.root.outside_notified = True
             self.memory.observers.notify(AgentOutsideTurn(session_id=part.session.session_id))
 
-    def _tell_model_failure(self, turn: OpenTurn, error: Exception) -> None:
+    def _notify_model_failure(self, turn: OpenTurn, error: Exception) -> None:
         self.memory.observers.notify(
             ModelFailed(
                 channel=channel_of(turn.session.session_id),
@@ -281,7 +281,7 @@ class TurnHooks:
 
 @dataclass(frozen=True)
 class AgentCall:
-    """The call of an agent that a hook belongs to: the run's config and runtime, and the messages of the state."""
+    """The call of an agent for a hook: the run's config and runtime, and the messages of the state."""
 
     config: RunnableConfig
     runtime: Runtime[Any]
@@ -289,13 +289,13 @@ class AgentCall:
 
     @property
     def key(self) -> CallKey:
-        """The shared part of the hooks of one call."""
+        """The key that all hooks of this call share."""
         return call_key(self.config, self.runtime)
 
 
 @dataclass(eq=False)
 class ModelStep:
-    """A model call of an agent: the request, or the answer that is stored already."""
+    """A model call of an agent: the request to send, or the answer that is already stored."""
 
     part: Participation
     turn: OpenTurn
@@ -307,7 +307,7 @@ class ModelStep:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Listen to the model inside the block."""
+        """Listen to the model calls inside the block."""
         token = var_child_runnable_config.set(with_callback(self.call.config, self.partial, inherit=True))
         try:
             yield
@@ -325,7 +325,7 @@ class ToolStep:
 
     @contextmanager
     def marked(self) -> Iterator[None]:
-        """Mark that a tool runs inside the block: agents that it calls take no part in the turn."""
+        """Mark the block as a tool call: agents that it calls take no part in the turn."""
         token = tool_of_session.set((self.part.memory.identity, self.part.session.session_id))
         try:
             yield

@@ -124,7 +124,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         step = await self._hooks.call(lambda hooks: hooks.begin_model_call(call, request))
         if step is None:
             return await handler(request)
-        self._others.look_at_state(request.messages)
+        self._others.check_state(request.messages)
         if step.answered is not None:
             return step.answered
         try:
@@ -135,7 +135,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             await self._hooks.call(lambda hooks: hooks.fail_model_call(step, failure))
             raise
         await self._hooks.call(lambda hooks: hooks.end_model_call(step, response))
-        self._others.look_at_calls(step.sent, step.partial)
+        self._others.check_calls(step.sent, step.partial)
         return response
 
     def wrap_model_call(
@@ -146,7 +146,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         step = self._wait_for(call, lambda hooks: hooks.begin_model_call(call, request))
         if step is None:
             return handler(request)
-        self._others.look_at_state(request.messages)
+        self._others.check_state(request.messages)
         if step.answered is not None:
             return step.answered
         try:
@@ -157,7 +157,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
             self._wait_for(call, lambda hooks: hooks.fail_model_call(step, failure))
             raise
         self._wait_for(call, lambda hooks: hooks.end_model_call(step, response))
-        self._others.look_at_calls(step.sent, step.partial)
+        self._others.check_calls(step.sent, step.partial)
         return response
 
     async def awrap_tool_call(

@@ -32,14 +32,14 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 
 class NodeTurns:
-    """The turns of nodes on the event loop of one memory."""
+    """The turns of nodes, on the event loop of one memory."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
         self._options = options
 
     async def begin(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> NodeTurn:
-        """Store the question, after the turns of the session that came before."""
+        """Store the question, after the earlier turns of the session."""
         identify(question_before(messages))
         part = self._enter(messages, config)
         ordered = self._options.ordered and not part.silent and run_hold.get() is None
@@ -56,13 +56,13 @@ class NodeTurns:
         return NodeTurn(self, part, turn, part.root.with_answers(state), turn.answered)
 
     async def messages(self, turn: NodeTurn, system: SystemMessage | None, use: ModelUse) -> list[BaseMessage]:
-        """Return what a model call is sent."""
+        """Return the messages for a model call."""
         turn.report()
         sent = await turn.open.context(turn.state, system, use)
         return [*([sent.system] if sent.system else []), *sent.messages]
 
     async def end(self, turn: NodeTurn, error: BaseException | None) -> None:
-        """Store the answer, or what the model had said before the error."""
+        """Store the answer, or the text that the model gave before the error."""
         turn.part.root.call_ends()
         try:
             turn.report()
@@ -86,7 +86,7 @@ class NodeTurns:
         order_of(self._memory).release(part.session.session_id, part.root)
 
     def _enter(self, messages: Sequence[BaseMessage], config: RunnableConfig) -> Participation:
-        """Take part in the turn of the run; what a program asks of its own is answered without memory."""
+        """Take part in the turn of the run; a question of the program gets a memory that stores nothing."""
         memory, options = self._memory, self._options
         session = session_for(memory, options, config)
         place = place_in(options, config)
@@ -106,7 +106,7 @@ class NodeTurns:
 
 @dataclass(eq=False)
 class NodeTurn:
-    """The turn of a node: the state that its calls are made of, and the reply."""
+    """The turn of a node: the messages of the state, and the reply."""
 
     turns: NodeTurns
     part: Participation
@@ -125,24 +125,24 @@ class NodeTurn:
         self.reply, self._unreported = reply, True
 
     def report(self) -> None:
-        """Keep what the provider counted for the newest call, on the event loop of the memory."""
+        """Report the usage of the newest call, on the event loop of the memory."""
         if self._unreported:
             self._unreported = False
             self.open.contexts.report(self.reply if isinstance(self.reply, AIMessage) else None)
 
     def listen(self, config: RunnableConfig) -> None:
-        """Listen to the models of the caller's block."""
+        """Listen to the model calls in the caller's block."""
         self._token = var_child_runnable_config.set(with_callback(config, self.partial, inherit=True))
 
-    def listen_no_more(self) -> None:
-        """End what `listen` began."""
+    def stop_listening(self) -> None:
+        """Undo `listen`."""
         if self._token is not None:
             var_child_runnable_config.reset(self._token)
             self._token = None
 
 
 def identify(messages: Sequence[BaseMessage]) -> None:
-    """Give ids to messages that have none, in place as LangGraph does: state and transcript hold the same messages."""
+    """Give ids to messages without one, in place as LangGraph does, so that state and transcript have the same ids."""
     for message in messages:
         message.id = message.id or str(uuid7())
 
@@ -154,28 +154,28 @@ class _InsideTurn:
 
     @property
     def answered(self) -> AIMessage | None:
-        """The answer that is stored already when the question is a repeat: hand it on and call no model."""
+        """The stored answer if the question is a repeat: return it instead of calling a model."""
         return self._turn.answered
 
     @property
     def reply(self) -> BaseMessage | str | None:
-        """The answer that counts: the given one, or that of another process that was first."""
+        """The stored answer: the given one, or that of another process that was first."""
         return self._turn.reply
 
     def answer(self, reply: BaseMessage | str) -> None:
-        """Take the assistant's answer; it is stored when the block ends. A message without an id gets one."""
+        """Set the assistant's answer, which is stored when the block ends. A message without an id gets one."""
         self._turn.take(reply)
 
 
 class SessionTurn(_InsideTurn):
-    """A turn inside a node: what to send the model, and where to put its answer."""
+    """A turn inside a node: it returns the messages for the model and takes the answer."""
 
     async def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
-        """Return what the model call is sent: the system message, earlier turns, the state's messages.
+        """Return the messages for the model call: the system message, earlier turns, the state's messages.
 
-        With the `model` (and the `tools` that it is told of) its context window counts as a limit too.
+        With a `model` (and its `tools`) the context window of the model is a limit, too.
         """
         use = ModelUse(model, tools)
         return await self._turns.call(lambda turns: turns.messages(self._turn, system, use))
@@ -187,7 +187,7 @@ class SyncSessionTurn(_InsideTurn):
     def messages(
         self, system: SystemMessage | None = None, *, model: BaseChatModel | None = None, tools: Sequence[object] = ()
     ) -> list[BaseMessage]:
-        """Return what the model call is sent; see `SessionTurn.messages`."""
+        """Return the messages for the model call; see `SessionTurn.messages`."""
         use = ModelUse(model, tools)
         return self._turns.wait_for(lambda turns: turns.messages(self._turn, system, use), self._turn.turns)
 
@@ -213,10 +213,10 @@ class TurnBlock:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the answer, or what there is of it."""
+        """Store the answer, or the part of it that came."""
         turn = self._ended()
         if isinstance(error, GeneratorExit):
-            # The caller was thrown away: it can wait for nothing.
+            # The caller's coroutine was closed and cannot await.
             turn.turns.leave(turn.part)
         else:
             await self._turns.call(lambda turns: turns.end(turn, error))
@@ -231,7 +231,7 @@ class TurnBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Store the answer, or what there is of it."""
+        """Store the answer, or the part of it that came."""
         turn = self._ended()
         self._turns.wait_for(lambda turns: turns.end(turn, error), turn.turns)
 
@@ -239,7 +239,7 @@ class TurnBlock:
         turn, self._begun = self._begun, None
         if turn is None:
             raise RuntimeError("The block of a session_turn has not begun; use it in `with` or `async with`, once.")
-        turn.listen_no_more()
+        turn.stop_listening()
         return turn
 
 
@@ -259,8 +259,8 @@ def session_turn(
 
     In synchronous code it is a `with` block, and `turn.messages()` blocks.
 
-    The question (the newest human messages) is stored when the block begins, the answer when it ends; what a model had
-    streamed when the block was cancelled or failed is stored as `interrupted` or `failed`. Use it once in a run.
+    The question (the newest human messages) is stored when the block begins, the answer when it ends. If the block is
+    cancelled or fails, the streamed part of the answer is stored as `interrupted` or `failed`. Use it once in a run.
     Questions without an id get one.
 
     Raises:
@@ -272,7 +272,7 @@ def session_turn(
 
 
 class MessagesUpdate(TypedDict):
-    """Return what the node adds to the state."""
+    """The update of the state."""
 
     messages: list[BaseMessage]
 

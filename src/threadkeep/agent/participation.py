@@ -37,16 +37,16 @@ from threadkeep.history.session import Session
 from threadkeep.records import Json, Status
 
 ABANDONED_SECONDS = 60.0
-"""Seconds that an answer waits for its run to end before it is looked whether there still is one."""
+"""Seconds between two checks whether the run of a held answer is over."""
 
-_MOST_LOOKS = 10
+_MOST_CHECKS = 10
 
 type _Writer = weakref.ref[Callable[[Any], None]]
 
 
 @dataclass(frozen=True)
 class Caller:
-    """The run that an agent was called in: its id, the caller's metadata, the place of its model calls."""
+    """The run in which an agent was called: its id, the caller's metadata, the owner of its model calls."""
 
     run_id: str | None = None
     metadata: Mapping[str, Json] | None = None
@@ -57,13 +57,13 @@ class Caller:
 class Participation:
     """The call of one agent in a turn.
 
-    `silent`: the program asked this agent something of its own; nothing is read from the session or written to it.
-    `redacted`: the kinds of data that `PIIMiddleware` of the agent looks for.
-    `resumed`: the agent began in an earlier call of the graph, before an interrupt or in another process.
+    A `silent` agent was asked by the program: it neither reads nor writes the session. `redacted` are the kinds of data
+    that `PIIMiddleware` of the agent looks for. A `resumed` agent began in an earlier call of the graph, before an
+    interrupt or in another process.
 
-    LangGraph does not tell that a run was cut off after its model had answered. But the writer of a run's stream is one
-    object in all nodes and lives as long as the run: without it the run is over. While it lives the run may be alive,
-    or wait for the garbage collector or a cancelled timer.
+    LangGraph does not report that a run was cut off after its model had answered. But the writer of a run's stream is
+    one object in all nodes and lives as long as the run: without it the run is over. While it exists, the run may be
+    alive, or wait for the garbage collector or a cancelled timer.
     """
 
     memory: Memory
@@ -112,11 +112,11 @@ class Participation:
 
     @property
     def question_id(self) -> str | None:
-        """The stored id of the question, as far as it is known."""
+        """The stored id of the question; None if it is unknown."""
         return self.turn.question_id if self.turn is not None else self.root.question_id
 
     async def begin(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question as it is now, after all `before_model` hooks, and read what is known of the turn.
+        """Store the question as it is after all `before_model` hooks, and read the stored answers of the turn.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
@@ -127,16 +127,16 @@ class Participation:
             return self.turn
 
     def _is_repeat(self, last: AIMessage, turn: OpenTurn) -> bool:
-        """Return whether the state ends with a stored answer to the question, which came again.
+        """Return whether the question is a repeat: the state ends with a stored answer to it.
 
-        A run that goes on from a checkpoint has the answers of earlier agents in its state.
+        A run that continues from a checkpoint also has answers of earlier agents in its state.
         """
         if self.resumed or root_callbacks.goes_on:
             return False
         return any(id_of(last) == one.id for one in turn.earlier)
 
     def go_on(self) -> None:
-        """Take the place among the answers of the run again, if it was given back when a model or a tool failed."""
+        """Claim the number of the answer again, if it was released when a model or a tool failed."""
         if self.turn is None:
             return
         speaker = self.turn.speaker
@@ -159,7 +159,7 @@ class Participation:
                 await self.session.belong_to(self.parent, self.author)
         last = messages[-1] if messages else None
         if first is None and isinstance(last, AIMessage) and self._is_repeat(last, turn):
-            # A checkpointer put the repeated question in its old place: the answer is in the state already.
+            # A checkpointer keeps a repeated question at its old position: the state already has the answer.
             turn.answered = last
         else:
             ordinal = self.root.claim_after_seen(self.author, self.key, messages)
@@ -167,7 +167,7 @@ class Participation:
         return turn
 
     async def _ask(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Store the question, without leading messages that the transcript has: a client may send all of it again."""
+        """Store the question without leading messages that the transcript has: clients may send the whole history."""
         history = SentHistory(self.root.question)
         if run_hold.get() is None:
             history = await compare_history(self.memory, self.session, self.root.sent, self.root.question)
@@ -182,9 +182,9 @@ class Participation:
         return turn
 
     async def refuse(self, caller: Caller) -> None:
-        """Store the question as `failed` without its text, unless it is stored already.
+        """Store the question as `failed` without its text, unless it is already stored.
 
-        It gets an id of its own: the same message may pass at a second try.
+        It gets a new id, because the same message may pass at the next try.
         """
         question = self.root.question[-1] if self.root.question else None
         if question is None or self.root.turn is not None or self.parent is not None:
@@ -196,16 +196,16 @@ class Participation:
             await self.memory.finish(self.session.record, [refused])
 
     def _question_in(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the question of the turn with the words that it has in some messages."""
+        """Return the question of the turn with the text that it has in the messages."""
         now = {id_of(message): message for message in messages}
         return [now.get(id_of(message), message) for message in self.root.question]
 
     async def _go_on(self, messages: Sequence[BaseMessage], caller: Caller) -> OpenTurn:
-        """Take up the turn of an agent that goes on: its question are the newest human messages.
+        """Continue the turn of a resumed agent, whose question is the newest block of human messages.
 
-        What a person said after an interrupt is a further question. A message of a tool, such as an image, is none: it
-        follows the tool's result, and the session does not have it. A question that the agent has begun to answer was
-        stored before; if the session lacks it, it was deleted.
+        A human message after an interrupt is a further question. A human message that a tool added, such as an image,
+        is not: it follows the tool's result, and the session does not have it. A question with an answer in progress
+        was stored before; if the session does not have it, it was deleted.
         """
         question = question_before(messages)
         for block in questions_back(messages):
@@ -229,17 +229,17 @@ class Participation:
 
     @property
     def is_over(self) -> bool:
-        """Return whether every run of the turn that said something is over for certain."""
+        """Return whether all runs that produced the held answer are certainly over."""
         return bool(self._runs) and self._all_runs_known and all(run() is None for run in self._runs)
 
     def begun_by(self, runtime: Runtime[Any]) -> None:
-        """Note the writer of a run at its first node."""
+        """Store a weak reference to the writer of a run at its first node."""
         writer = weakref.ref(runtime.stream_writer)
         self._begun = [*(begun for begun in self._begun if begun() is not None), writer]
         self.root.writers.append(writer)
 
     def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Keep what was said. Only an object that a second node of the run has too is known to live as long as it."""
+        """Hold an answer. Only a writer that a second node of the run has too is known to live as long as the run."""
         self.stop_waiting()
         self.text, self.status = said, status
         run_wide = any(begun() is runtime.stream_writer for begun in self._begun)
@@ -247,49 +247,50 @@ class Participation:
         self._runs = [*(run for run in self._runs if run() is not None), weakref.ref(runtime.stream_writer)]
 
     def wait(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Store what was said after a while, unless somebody stops the waiting."""
+        """Store the held answer after a while, unless `stop_waiting` is called."""
         self.stop_waiting()
-        self._look_later(settle, _MOST_LOOKS)
+        self._check_later(settle, _MOST_CHECKS)
 
     def stop_waiting(self) -> None:
-        """Stop the timer: what was said is taken care of, or the run is at work."""
+        """Stop the timer: the answer is stored, or the run is alive."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def let_go(self) -> None:
-        """Forget what was said before: the run goes on."""
+    def discard(self) -> None:
+        """Discard the held answer: the run continues."""
         self.stop_waiting()
         self.text, self.status = "", "interrupted"
         self._runs.clear()
 
-    def _look_later(self, settle: Callable[[], Coroutine[Any, Any, None]], looks: int) -> None:
-        def look() -> None:
-            if looks > 1 and not self.is_over:
-                self._look_later(settle, looks - 1)
+    def _check_later(self, settle: Callable[[], Coroutine[Any, Any, None]], checks: int) -> None:
+        def check() -> None:
+            if checks > 1 and not self.is_over:
+                self._check_later(settle, checks - 1)
             else:
                 self._timer = None
                 self._settling = loop.create_task(settle())
 
         loop = asyncio.get_running_loop()
-        # A context of its own: the timer would keep the run alive for which it waits.
-        self._timer = loop.call_later(ABANDONED_SECONDS, look, context=Context())
+        # An empty context: a copy of the current one would keep the run alive.
+        self._timer = loop.call_later(ABANDONED_SECONDS, check, context=Context())
 
 
 _MOST_CALLS = 1_000
 
 
 class OpenTurns:
-    """Calls by their keys; the memory has them settled before it closes.
+    """The calls of one agent in this process that have begun and not ended, by their keys.
 
-    At most a thousand are remembered. A forgotten one (of an interrupted run, say) continues from the transcript.
+    The memory settles them before it closes. At most a thousand are remembered; a forgotten one, such as that of an
+    interrupted run, continues from the transcript.
     """
 
     def __init__(self) -> None:
         self._calls: dict[CallKey, Participation] = {}
 
     def __len__(self) -> int:
-        """Return how many take part in a turn."""
+        """Return the number of calls that take part in a turn."""
         return sum(not call.silent for call in self._calls.values())
 
     def of(self, key: CallKey) -> Participation | None:
@@ -297,19 +298,19 @@ class OpenTurns:
         return self._calls.get(key)
 
     def enter(self, call: Participation) -> None:
-        """Remember a call that begins, in the place of one with the same key."""
+        """Remember a call that begins; it replaces one with the same key."""
         self._calls.pop(call.key, None)
         self._calls[call.key] = call
         if len(self._calls) > _MOST_CALLS:
             del self._calls[next(iter(self._calls))]
 
     def hold(self, call: Participation, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
-        """Keep what was said until the run ends; a timer stores it if nothing more is heard of the run."""
+        """Hold an answer until the run ends; a timer stores it if the run makes no further call."""
         call.hold(said, status, runtime)
         call.wait(lambda: self._settle_abandoned(call))
 
     async def end(self, call: Participation, said: BaseMessage | str, status: Status) -> AIMessage | None:
-        """Store the answer of a call, which is over; return the answer of another process that was first."""
+        """Store the answer of a call that is over; return the answer of another process that was first."""
         call.stop_waiting()
         self.forget(call)
         if call.turn is None:
@@ -324,38 +325,38 @@ class OpenTurns:
     async def fail(self, call: Participation, caller: Caller, error: Exception) -> None:
         """Settle a call whose run failed outside of its model call.
 
-        A question that no model was asked is stored without its text: other middleware may have refused the text. An
-        answer that was refused is stored nowhere.
+        A question that reached no model is stored without its text: other middleware may have refused the text. A
+        refused answer is not stored.
         """
         if self._calls.get(call.key) is not call:
             return
         if call.turn is None:
             self.forget(call)
-            # The caller hears the error of the run.
+            # The caller gets the error of the run.
             with contextlib.suppress(ThreadkeepError):
                 await call.refuse(caller)
         elif isinstance(error, PIIDetectionError):
             await self.end(call, "", "failed")
 
     async def cut_off(self, call: Participation) -> None:
-        """Store what a run had said that was cancelled, or whose reader went away."""
+        """Store the held answer of a run that was cancelled, or of a stream without a reader."""
         if self._calls.get(call.key) is call:
             await self.settle(call)
 
     def forget(self, call: Participation) -> None:
-        """Forget a call, and what it said."""
+        """Forget a call and its held answer."""
         call.stop_waiting()
         if self._calls.get(call.key) is call:
             del self._calls[call.key]
 
     async def settle(self, call: Participation) -> None:
-        """Store what was said so far, as the last of the turn."""
+        """Store the held answer as the answer of the call."""
         await self.end(call, call.text, call.status)
 
     async def settle_before(self, new: Participation) -> None:
-        """Store what was said by runs of a session that were cut off, before its next turn; a live run stays.
+        """Store the held answers of cut-off runs of a session before its next turn; live runs stay.
 
-        What the same question was answered by a run that failed is left to this second try.
+        The held answer of a failed run to the same question is discarded: this call is the next try.
         """
         for call in list(self._calls.values()):
             if call is new or call.session.session_id != new.session.session_id or call.silent:
@@ -367,18 +368,18 @@ class OpenTurns:
                 await self.settle(call)
 
     async def settle_all(self) -> None:
-        """Store what was said by runs that did not end; the memory asks for it when it closes."""
+        """Store the held answers of all runs; the memory calls this when it closes."""
         errors: list[Exception] = []
         for call in list(self._calls.values()):
             try:
                 await self.settle(call)
-            except Exception as error:  # noqa: BLE001 - one turn's trouble keeps no other from being stored
+            except Exception as error:  # noqa: BLE001 - the other turns are stored too, then the first error is raised
                 errors.append(error)
         for first in errors:
             raise first
 
     async def settle_run(self, run_id: str, *, elsewhere: bool) -> None:
-        """Store what a run had said that is over for certain; forget it if the run goes on in another process."""
+        """Store the held answers of a run that is over; discard them if it continues in another process."""
         for call in list(self._calls.values()):
             if call.turn is None or call.turn.run_id != run_id:
                 continue
@@ -388,11 +389,10 @@ class OpenTurns:
                 await self.settle(call)
 
     async def _settle_abandoned(self, call: Participation) -> None:
-        """Store what was said by a run that is not heard of.
+        """Store the held answer of a run that makes no further call.
 
-        It may still end well, and its answer must not be taken for one that is there already: what is stored now gets
-        an id of its own. Then both are in the transcript, one of them marked; without it a question would stand there
-        as never answered.
+        The run may still end well, and its answer must not count as a duplicate: the held one gets a new id. Then the
+        transcript has both, one of them marked as interrupted. Otherwise the question would look unanswered.
         """
         said = call.text
         if not call.is_over and isinstance(said, AIMessage):

@@ -19,7 +19,7 @@ from threadkeep.records import Message, Role
 
 
 def question_in(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the newest input: the human messages at the end. Summaries that middleware wrote are no input."""
+    """Return the human messages at the end, without summaries that middleware wrote."""
     start = len(messages)
     while start and is_question(messages[start - 1]):
         start -= 1
@@ -32,15 +32,15 @@ def is_question(message: BaseMessage) -> bool:
 
 
 def question_before(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return the input that a run in its loop is answering: the newest block of human messages, wherever it stands.
+    """Return the question that a run is answering: the newest block of human messages.
 
-    Nothing if that was answered already and a system message came after it: then the run speaks by itself.
+    Return nothing if a system message follows the answer to it: then the run speaks unasked.
     """
     end = len(messages)
-    told = False
+    instructed = False
     while end and not is_question(message := messages[end - 1]):
-        told = told or isinstance(message, SystemMessage)
-        if told and isinstance(message, AIMessage) and not message.tool_calls:
+        instructed = instructed or isinstance(message, SystemMessage)
+        if instructed and isinstance(message, AIMessage) and not message.tool_calls:
             return []
         end -= 1
     return question_in(messages[:end])
@@ -55,7 +55,7 @@ def questions_back(messages: Sequence[BaseMessage]) -> Iterator[list[BaseMessage
 
 
 _MORE_ROWS: Final = 50
-"""Rows that are read beyond the number of messages: failed and superseded ones, and answers that a client lost."""
+"""Rows that are read beyond the number of messages, for failed and superseded ones and answers that a client lost."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class SentHistory:
 
 
 def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return those of an agent's messages that the caller of its root run sent; others are a checkpoint's."""
+    """Return the messages of an agent that the caller of its root run sent; the others are from a checkpoint."""
     given = root_callbacks.input
     if given is None:
         return messages if var_child_runnable_config.get() is None else ()
@@ -78,9 +78,9 @@ def sent_by_caller(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
 
 
 def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
-    """Return the question that an agent's input begins a turn with; None if a branch has an input of the program alone.
+    """Return the question with which an agent's input begins a turn; None for a branch with an input of the program.
 
-    It is the newest block of human messages, unless a program wrote that and the person's own is among the messages.
+    It is the newest block of human messages; if the program wrote it, the caller's question before it.
     """
     question, own = question_before(messages), callers_question(messages)
     if any(message in own for message in question):
@@ -89,14 +89,14 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 
 
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-    """Return those of an agent's messages that are the question in the input of the root run."""
+    """Return the messages of an agent that are the question in the input of the root run."""
     asked = _asked_by_caller()
     own = [message for message in messages if is_question(message) and _is_one_of(message, asked)]
     return own[-len(asked) :] if asked else []
 
 
 def _asked_by_caller() -> list[BaseMessage]:
-    """Return the question in the input of the root run; nothing if it has none."""
+    """Return the question in the input of the root run; empty if it has none."""
     given = root_callbacks.input
     sent = given.get("messages") if isinstance(given, Mapping) else None
     if not sent:
@@ -104,7 +104,7 @@ def _asked_by_caller() -> list[BaseMessage]:
     try:
         return question_before(convert_to_messages([sent] if isinstance(sent, str) or _is_pair(sent) else sent))
     except (TypeError, ValueError, NotImplementedError):
-        return []  # whatever a program calls messages
+        return []  # the program has other values under this name
 
 
 def _is_one_of(message: BaseMessage, asked: Sequence[BaseMessage]) -> bool:
@@ -114,9 +114,9 @@ def _is_one_of(message: BaseMessage, asked: Sequence[BaseMessage]) -> bool:
 async def compare_history(
     memory: Memory, session: Session, sent: Sequence[BaseMessage], question: Sequence[BaseMessage]
 ) -> SentHistory:
-    """Compare what a caller sent, up to its question, with the newest rows of a session.
+    """Compare the messages that a caller sent before its question with the newest rows of a session.
 
-    Nothing is known if the database does not answer in time.
+    If the database does not answer in time, no message is known.
     """
     asked = [id(message) for message in question]
     before = [message for message in sent if id(message) not in asked]
@@ -141,7 +141,7 @@ async def compare_history(
 
 
 def _is_pair(sent: Sequence[object]) -> bool:
-    """Return whether a message is given as its role and its text."""
+    """Return whether a message is given as a pair of role and text."""
     return isinstance(sent, tuple) and len(sent) == 2 and all(isinstance(part, str) for part in sent)
 
 
@@ -157,14 +157,14 @@ type _Pair = tuple[int, int]
 
 @dataclass
 class KnownMessages:
-    """The rows of known messages by their places, and the places where a person's words differ from the transcript."""
+    """The rows of known messages by position, and the positions of human messages that differ from the transcript."""
 
     rows: dict[int, Message] = field(default_factory=dict)
     changed: list[int] = field(default_factory=list)
 
 
 async def digest_for(memory: Memory, rows: Sequence[Message]) -> Digest | None:
-    """Return the digest of the database, if some of the rows have one."""
+    """Return the digest function of the database if a row has a digest."""
     return await memory.text_digests.digest() if any(RECEIVED in row.metadata for row in rows) else None
 
 
@@ -173,11 +173,12 @@ def known_messages(
 ) -> KnownMessages:
     """Compare messages with the newest rows of a transcript, both in order.
 
-    Between known messages, a message of the person has changed if no row has its text, and an answer in the place of
-    one answer is known `by_place`: clients may show it in other words. Messages from before the first row are older
-    than it, or the program's own. Nothing has changed if no message is known.
+    A message is known by its id, else by its position and its text: the stored text or the received one, of which the
+    transcript has a keyed digest if middleware changed it. Between known messages, a human message has changed if no
+    row has its text. An answer in the position of a stored answer is known `by_place`, because clients may change its
+    text. Messages before the first row are older than it, or from the program. If none is known, none has changed.
     """
-    told = _told(messages, rows, digest)
+    told = _sent(messages, rows, digest)
     pairs = _aligned(told, rows)
     found = KnownMessages({told[at].place: rows[row] for at, row in pairs})
     if not pairs:
@@ -204,11 +205,11 @@ def known_beginning(
 ) -> list[Message]:
     """Return the rows of the leading messages of a question that the transcript has; the last one is always new.
 
-    `rows` are those after the last known message before the question. Without such a message (`whole` says that they
-    are all of the session), the leading messages are known if they are all that the person has said, or what has no
-    answer yet.
+    `rows` are the rows after the last known message before the question. Without such a message (`whole`), they are
+    all rows of the session; then the leading messages are known if they are all human messages of it, or those without
+    an answer.
     """
-    told = _told(question[:-1], rows, digest)
+    told = _sent(question[:-1], rows, digest)
     asked = [row for row in rows if row.role == "user"]
     if whole and not (len(asked) == len(told) and all(one.is_row(row) for one, row in zip(told, asked, strict=True))):
         answered = max((at for at, row in enumerate(rows, start=1) if _is_answer(row)), default=0)
@@ -224,7 +225,7 @@ def known_beginning(
 def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> list[BaseMessage]:
     """Return the messages, the known ones as they are stored.
 
-    A known message whose row stands behind that of a later one is left out: the transcript has it at its own place.
+    A known message is removed if its row comes after the row of a later message: the transcript has it there.
     """
     found: list[BaseMessage] = []
     before = None
@@ -240,8 +241,8 @@ def in_order(messages: Sequence[BaseMessage], known: Mapping[int, Message]) -> l
 
 
 @dataclass(frozen=True)
-class _Told:
-    """A message that a client sent, with what is compared of it; `row_id` is its id if a row has that."""
+class _Sent:
+    """A message that a client sent, with the values to compare; `row_id` is its id if a row has this id."""
 
     place: int
     role: Role | None
@@ -250,7 +251,7 @@ class _Told:
     row_id: str | None
 
     def is_row(self, row: Message) -> bool:
-        """Return whether a row has the message."""
+        """Return whether the message is stored in a row."""
         if self.row_id is not None:
             return row.id == self.row_id
         if row.role != self.role:
@@ -258,15 +259,15 @@ class _Told:
         return row.content == self.text or (self.received is not None and row.metadata.get(RECEIVED) == self.received)
 
 
-def _told(messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None) -> list[_Told]:
+def _sent(messages: Sequence[BaseMessage], rows: Sequence[Message], digest: Digest | None) -> list[_Sent]:
     ids = {row.id for row in rows if row.id}
-    found: list[_Told] = []
+    found: list[_Sent] = []
     for place, message in enumerate(messages):
         if is_utterance(message):
             message_id, text = id_of(message), transcript_text(message)
             received = digest(text) if digest else None
             row_id = message_id if message_id in ids else None
-            found.append(_Told(place, role_of(message), text, received, row_id))
+            found.append(_Sent(place, role_of(message), text, received, row_id))
     return found
 
 
@@ -274,8 +275,8 @@ def _is_answer(row: Message) -> bool:
     return row.role == "assistant" and row.status == "complete"
 
 
-def _aligned(told: Sequence[_Told], rows: Sequence[Message]) -> list[_Pair]:
-    """Return the longest list of pairs that is in order on both sides, the newest ones of several."""
+def _aligned(told: Sequence[_Sent], rows: Sequence[Message]) -> list[_Pair]:
+    """Return the longest list of pairs in order on both sides; of equally long ones, the newest."""
     ids, texts = {row.id for row in rows}, {(row.role, row.content) for row in rows}
     received = {row.metadata.get(RECEIVED) for row in rows}
     some = [
@@ -293,7 +294,7 @@ def _aligned(told: Sequence[_Told], rows: Sequence[Message]) -> list[_Pair]:
 
 
 def _longest(same: Sequence[Sequence[bool]]) -> list[_Pair]:
-    """Return the longest common subsequence of two lists, by what is the same in them."""
+    """Return the longest common subsequence of two lists, given a table of equal elements."""
     count, width = len(same), len(same[0]) if same else 0
     best = [[0] * (width + 1) for _ in range(count + 1)]
     for at in range(1, count + 1):

@@ -36,16 +36,19 @@ _MOST_ROOT_RUNS: Final = 1_000
 _root_runs: WeakKeyDictionary[Identity, RootRuns] = WeakKeyDictionary()
 
 tool_of_session: ContextVar[tuple[Identity, str] | None] = ContextVar("threadkeep_tool_of_session", default=None)
-"""The memory and the session of the agent whose tool runs in this task."""
+"""The memory and the session of the agent that calls the current tool."""
 
 
 @dataclass(eq=False)
 class RootRun:
     """The turn of one root run in one session.
 
-    `question` are the messages that began the turn, `sent` all that the caller sent with them. `turn` is the turn of
-    the agent that stored them. `answers` are the complete answers of all speakers, in order; the `name` of each is its
-    author.
+    LangGraph gives all nodes and nested graphs of one call the same `Runtime.control` object. Neither the thread id,
+    which nested agents inherit, nor the checkpoint namespace says which agents take part in the turn; their input does.
+
+    `question` are the messages that began the turn, `sent` all messages that the caller sent with them. `turn` is the
+    turn of the agent that stored the question. `answers` are the complete answers of all speakers, in order; the `name`
+    of each is its author.
     """
 
     control: object
@@ -54,7 +57,7 @@ class RootRun:
     sent: tuple[BaseMessage, ...] = ()
     turn: OpenTurn | None = None
     answers: list[AIMessage] = field(default_factory=list)
-    stranger_told: bool = False
+    outside_notified: bool = False
     storing: WeakKeyDictionary[Memory, asyncio.Lock] = field(default_factory=WeakKeyDictionary)
     open_calls: int = 0
     last_seen: float = field(default_factory=time.monotonic)
@@ -70,7 +73,7 @@ class RootRun:
 
     @property
     def is_over(self) -> bool:
-        """Return whether the run is over for certain: the writers of its streams are gone."""
+        """Return whether the run is certainly over: the writers of its streams are gone."""
         return bool(self.writers) and all(writer() is None for writer in self.writers)
 
     @property
@@ -90,22 +93,22 @@ class RootRun:
         return now - asked > _IDLE_SECONDS
 
     def call_begins(self) -> None:
-        """Note that a model or tool call of the run is open."""
+        """Count a model or tool call of the run as open."""
         self.open_calls += 1
 
     def call_ends(self) -> None:
-        """Note that a model or tool call of the run is over."""
+        """Count a model or tool call of the run as ended."""
         self.open_calls -= 1
         self.last_seen = time.monotonic()
 
     def begin(self, question: Sequence[BaseMessage], sent: Sequence[BaseMessage] = ()) -> None:
-        """Begin the turn with a question; without messages an agent speaks by itself."""
+        """Begin the turn with a question; without messages the agent speaks unasked."""
         self.begun = True
         self.question, self.sent = tuple(question), tuple(sent)
         self.turn, self.answers, self._claims = None, [], {}
 
     def has_part(self, messages: Sequence[BaseMessage]) -> bool:
-        """Return whether an agent with this input takes part in the turn: it has the question, or a copy of all."""
+        """Return whether an agent with this input takes part in the turn: it has the question or a copy of it."""
         if not self.question:
             return True
         ids = {id_of(message) for message in self.question}
@@ -119,9 +122,9 @@ class RootRun:
         return len(sent) > 1 and [text_of(message) for message in messages[: len(sent)]] == sent
 
     def with_question(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the stored id on a copy of the question, each question once.
+        """Return the messages with each question once; copies of the question get its stored id.
 
-        A message with the question's text is a copy only if no answer of an earlier turn stands between them.
+        A message with the text of the question is a copy only if no answer of an earlier turn is between them.
         """
         by_text = {text_of(message): id_of(message) for message in self.question}
         ids = {id_of(message) for message in self.question}
@@ -138,7 +141,7 @@ class RootRun:
         return found
 
     def _earlier_turns(self, messages: Sequence[BaseMessage], by_text: Container[str]) -> int:
-        """Return how many leading messages belong to turns before that of the question."""
+        """Return the number of leading messages that belong to earlier turns."""
         ids = {id_of(message) for message in self.question}
         asked = [place for place, message in enumerate(messages) if id_of(message) in ids] or [
             place for place, message in enumerate(messages) if _is_human(message, by_text)
@@ -149,7 +152,7 @@ class RootRun:
         return max((place for place, is_other in enumerate(answers, start=1) if is_other), default=0)
 
     def with_answers(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
-        """Return the messages with the turn's earlier answers that they lack, right after the question."""
+        """Return the messages with the missing earlier answers of the turn right after the question."""
         ids = {id_of(message) for message in messages}
         texts = {text_of(message) for message in messages if isinstance(message, AIMessage)}
         missing = [one for one in self.answers if id_of(one) not in ids and text_of(one) not in texts]
@@ -160,7 +163,7 @@ class RootRun:
         return [*messages[:end], *missing, *messages[end:]]
 
     def claim(self, author: str | None, call: Hashable) -> int:
-        """Return the number of an author's answer in this process, from 1; the same again for the same call."""
+        """Return the number of an author's answer in this run, from 1; it is the same for the same call."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
             taken = set(claims.values())
@@ -168,20 +171,20 @@ class RootRun:
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
-        """Give a number back: the agent handed over without an answer, or failed and may be called again."""
+        """Release a number: the agent handed over without an answer, or failed and may be called again."""
         self._claims.get(author, {}).pop(call, None)
 
     def reclaim(self, author: str | None, call: Hashable, number: int) -> int:
-        """Return the number of a call that goes on after it gave its number back: the same, unless another has it."""
+        """Return the number of a call that continues after `release`: the same, unless another call has it."""
         claims = self._claims.setdefault(author, {})
         if call not in claims and number not in claims.values():
             claims[call] = number
         return self.claim(author, call)
 
     def claim_after_seen(self, author: str | None, call: Hashable, messages: Sequence[BaseMessage]) -> int:
-        """Return the number of an author's answer, counting stored ones that the input of the agent has.
+        """Return the number of an author's answer, after the stored answers in the agent's input.
 
-        A root run that is resumed in another process has its earlier answers in the input of its agents.
+        In a root run that is resumed in another process, the input has the earlier answers.
         """
         ids = {id_of(message) for message in messages}
         seen = sum(1 for one in self.answers if one.name == author and id_of(one) in ids)
@@ -190,13 +193,13 @@ class RootRun:
         return claims[call]
 
     def note_stored(self, turn: OpenTurn) -> None:
-        """Note the turn that stored the question, and the answers that were there already."""
+        """Set the turn that stored the question, and take its stored answers."""
         self.turn = turn
         for message in turn.earlier:
             self.add_answer(AIMessage(message.content, id=message.id), message.author)
 
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
-        """Note a complete answer of the turn."""
+        """Add a complete answer of the turn, once."""
         if all(id_of(message) != one.id for one in self.answers):
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))
 
@@ -206,15 +209,15 @@ def _is_human(message: BaseMessage, texts: Container[str]) -> bool:
 
 
 def own_session(memory: Memory, session: Session, author: str | None) -> Session:
-    """Return the conversation that an agent keeps for itself below a session; the same for the same agent."""
+    """Return the session of an agent's own conversation below a session; it is the same for the same agent."""
     digest = sha256(dump_json([session.session_id, author]).encode("utf-8", "surrogatepass")).hexdigest()
     return memory.session(f"own:{digest[:32]}", user_id=session.user_id, workspace=session.workspace)
 
 
 def root_run(memory: Memory, control: object, session_id: str, place: CallPlace | None = None) -> RootRun:
-    """Return the turn of a root run in a session, made at the first call; the newest thousand are remembered.
+    """Return the turn of a root run in a session, created at the first call; the newest thousand are remembered.
 
-    A node of a workflow that has no transcript is asked something of its own each time: it gets a turn for itself.
+    A call of a workflow's node without a transcript gets a new turn each time.
     """
     if place is not None and not place.transcript:
         return RootRun(control)
@@ -222,7 +225,7 @@ def root_run(memory: Memory, control: object, session_id: str, place: CallPlace 
     key = (id(control), session_id)
     found = runs.get(key)
     if found is None or found.control is not control:
-        # The control object is kept beside its identity: while it lives, nothing else has that.
+        # `found` keeps the control object alive, so that its id stays unique.
         found = runs[key] = RootRun(control)
         if len(runs) > _MOST_ROOT_RUNS:
             runs.popitem(last=False)
