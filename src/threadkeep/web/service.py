@@ -32,6 +32,7 @@ from threadkeep.web.api import (
     users,
     workflows,
 )
+from threadkeep.web.chat_protocols import ag_ui, ai_sdk, openai
 from threadkeep.web.connections import ConnectionLimits
 from threadkeep.web.console.mounting import mount_console
 from threadkeep.web.description import describe
@@ -111,7 +112,7 @@ def create_service(app: App, *, heartbeat_seconds: float = HEARTBEAT_SECONDS) ->
     for subject in (*subjects, users, knowledge, channels, chatkit, health):
         service.router.routes.extend(subject.router.routes)
     service.router.routes.extend(sessions.search_router.routes)
-    for part in (assistants, threads, commands, thread_runs, store):
+    for part in (assistants, threads, commands, thread_runs, store, openai, ai_sdk, ag_ui):
         service.router.routes.extend(part.router.routes)
     describe(service)
     mount_console(service)

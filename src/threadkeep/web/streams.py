@@ -29,7 +29,7 @@ EXAMPLE = (
     'event: end\ndata: {"session_id": "session-123", "response": "Our refund policy allows returns …"}\n\n'
 )
 
-_HEARTBEAT = format_sse_event(comment="still here")
+HEARTBEAT = format_sse_event(comment="still here")
 
 
 class EventStream(StreamingResponse):
@@ -94,7 +94,7 @@ async def _encoded(
             async for event in _after(first, rest):
                 match event:
                     case None:
-                        yield _HEARTBEAT
+                        yield HEARTBEAT
                     case ChatStarted(session_id, run_id, message_id):
                         started = True
                         yield _start(session_id, run_id, message_id)

@@ -43,7 +43,7 @@ def question_of(given: object) -> Question:
         return Question("", None, {})
     if not isinstance(given, Mapping):
         raise InvalidInput('The input is an object, such as {"messages": [{"role": "user", "content": "Hello"}]}.')
-    asked = _asked(messages_of(given.get(MESSAGES)))
+    asked = new_messages(messages_of(given.get(MESSAGES)))
     text = clean_text("\n".join(transcript_text(one) for one in asked))
     inputs = {str(name): value for name, value in given.items() if name != MESSAGES}
     return Question(text, id_of(asked[-1]) if asked else None, inputs)
@@ -66,7 +66,8 @@ def messages_of(given: object) -> Sequence[BaseMessage]:
         ) from None
 
 
-def _asked(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+def new_messages(messages: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
+    """Return the human messages at the end."""
     first = len(messages)
     while first and isinstance(messages[first - 1], HumanMessage):
         first -= 1

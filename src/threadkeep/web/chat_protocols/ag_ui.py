@@ -1,0 +1,137 @@
+"""AG-UI, the protocol of CopilotKit and others: a request with all messages, and events of the run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from langchain_core.messages import BaseMessage
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.app import App
+from threadkeep.history.session import Session
+from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import CallerInUse
+from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.langgraph.messages import messages_of
+from threadkeep.web.problems import Problem, documented
+from threadkeep.web.streams import EventStream
+from threadkeep.workflows.built_in import CHAT
+
+router = APIRouter(prefix="/api/v1/ag-ui", tags=["ag-ui"])
+
+_MOST = 200
+_EXAMPLE = (
+    'data: {"type": "RUN_STARTED", "threadId": "session-123", "runId": "r1"}\n\n'
+    'data: {"type": "TEXT_MESSAGE_CONTENT", "messageId": "0199…", "delta": "Hello"}\n\n'
+    'data: {"type": "RUN_FINISHED", "threadId": "session-123", "runId": "r1"}\n\n'
+)
+
+
+class RunAgentBody(BaseModel):
+    """A request for a run. `state`, `tools` and `context` are accepted and have no effect."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "threadId": "session-123",
+                    "runId": "r1",
+                    "messages": [{"id": "m1", "role": "user", "content": "Hello"}],
+                    "tools": [],
+                    "context": [],
+                }
+            ]
+        }
+    )
+
+    thread_id: str = Field(min_length=1, max_length=256, alias="threadId", description="The session.")
+    run_id: str = Field(
+        min_length=1,
+        max_length=512,
+        alias="runId",
+        description="The client's name for the run; events repeat it.",
+    )
+    messages: Annotated[list[JsonValue], Field(max_length=2000)] = Field(
+        description="The conversation, each message with its id; the user's messages at its end are new."
+    )
+    forwarded_props: dict[str, JsonValue] | None = Field(
+        None,
+        alias="forwardedProps",
+        description="`workflow` and `user_id`, if any.",
+    )
+
+    def prop(self, name: str) -> str | None:
+        """Return a text among the forwarded properties."""
+        value = (self.forwarded_props or {}).get(name)
+        return value if isinstance(value, str) and value else None
+
+
+class _Events(Parts):
+    """The events of a run. Snapshots of the messages begin and end it, so that the client has the transcript's."""
+
+    def __init__(self, app: App, body: RunAgentBody, user_id: str | None, before: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self._session = app.memory.session(body.thread_id, user_id=user_id)
+        self._names = {"threadId": body.thread_id, "runId": body.run_id}
+        self._before = before
+        self._message_id = ""
+        self._open = False
+
+    def started(self, event: ChatStarted) -> Iterator[bytes]:
+        self._message_id = event.run_id
+        yield data_event({"type": "RUN_STARTED", **self._names})
+        yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": self._before})
+
+    def piece(self, text: str) -> Iterator[bytes]:
+        if not self._open:
+            self._open = True
+            yield data_event({"type": "TEXT_MESSAGE_START", "messageId": self._message_id, "role": "assistant"})
+        yield data_event({"type": "TEXT_MESSAGE_CONTENT", "messageId": self._message_id, "delta": text})
+
+    async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        for part in self._closed():
+            yield part
+        yield data_event({"type": "MESSAGES_SNAPSHOT", "messages": await _snapshot(self._session)})
+        yield data_event({"type": "RUN_FINISHED", **self._names, "outcome": {"type": "success"}})
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        yield from self._closed()
+        yield data_event({"type": "RUN_ERROR", "message": problem.detail, "code": problem.type})
+
+    def _closed(self) -> Iterator[bytes]:
+        if self._open:
+            self._open = False
+            yield data_event({"type": "TEXT_MESSAGE_END", "messageId": self._message_id})
+
+
+@router.post(
+    "",
+    summary="Answer a thread of AG-UI",
+    response_class=Response,
+    responses={
+        200: {"description": "The events of the run.", "content": {"text/event-stream": {"example": _EXAMPLE}}},
+        **documented(400, 404, 409, 413, 422, 502, 503),
+    },
+)
+async def run_agent(body: RunAgentBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
+    """Answer the new messages of a thread. Messages are merged by id: known ones are neither stored nor asked again."""
+    user_id = caller.user(body.prop("user_id"))
+    turn = await Sent(_in_langchain(body.messages), body.thread_id, user_id, body.prop("workflow") or CHAT).begin(
+        app, stream=True
+    )
+    before = await _snapshot(app.memory.session(body.thread_id, user_id=user_id))
+    events = _Events(app, body, user_id, before)
+    return await open_parts(turn, events, request.app.state.heartbeat_seconds)
+
+
+async def _snapshot(session: Session) -> list[dict[str, Any]]:
+    return [{"id": one.id, "role": one.role, "content": one.content} for one in await session.tail(_MOST)]
+
+
+def _in_langchain(messages: Sequence[JsonValue]) -> list[BaseMessage]:
+    """Return the messages of people and agents; those of other kinds stay with the client."""
+    spoken = [one for one in messages if isinstance(one, dict) and one.get("role") in ("user", "assistant")]
+    return list(messages_of([{name: one.get(name) or "" for name in ("role", "content", "id")} for one in spoken]))

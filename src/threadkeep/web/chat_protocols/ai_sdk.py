@@ -1,0 +1,190 @@
+"""The UI message stream of Vercel's AI SDK, for `useChat` and what is built on it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Request, Response
+from fastapi.sse import format_sse_event
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.errors import InvalidInput
+from threadkeep.history.all_sessions import AllSessions
+from threadkeep.records import Message
+from threadkeep.records.runs import RunQuery
+from threadkeep.runs.chat import Again, RegenerationRequest
+from threadkeep.runs.chat_turns import ChatAnswer, ChatRequest, ChatStarted
+from threadkeep.web.api.parameters import AppInUse, UserId
+from threadkeep.web.callers import CallerInUse
+from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.problems import Problem, documented
+from threadkeep.web.routing import EncodedPathRoute
+from threadkeep.web.schemas import GivenId
+from threadkeep.web.streams import EventStream
+from threadkeep.workflows.built_in import CHAT
+
+router = APIRouter(prefix="/api/v1/ai-sdk/chat", tags=["ai-sdk"], route_class=EncodedPathRoute)
+
+PROTOCOL_HEADER = "x-vercel-ai-ui-message-stream"
+_DONE = format_sse_event(data_str="[DONE]")
+_MOST = 200
+_FAILURES = documented(400, 404, 409, 413, 422, 502, 503)
+_EXAMPLE = (
+    'data: {"type": "start", "messageId": "0199…"}\n\ndata: {"type": "text-start", "id": "0199…"}\n\n'
+    'data: {"type": "text-delta", "id": "0199…", "delta": "Hello"}\n\ndata: [DONE]\n\n'
+)
+_STREAM: dict[str, Any] = {
+    "description": "The parts of the answer.",
+    "content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}},
+}
+
+type ChatId = Annotated[str, Path(description="The chat, which is a session; a slash is %2F.")]
+
+
+class UIMessage(BaseModel):
+    """A message of the AI SDK. Parts other than text are left out."""
+
+    id: str | None = Field(None, max_length=512)
+    role: Literal["system", "user", "assistant"]
+    parts: Annotated[list[dict[str, JsonValue]], Field(max_length=500)] = []
+
+    def text(self) -> str:
+        """Return the text of the message."""
+        texts = [part.get("text") for part in self.parts if part.get("type") == "text"]
+        return "\n".join(text for text in texts if isinstance(text, str))
+
+    @classmethod
+    def of(cls, message: Message) -> UIMessage:
+        """Return a stored message."""
+        return cls(id=message.id, role=message.role, parts=[{"type": "text", "text": message.content}])
+
+
+class UIMessages(BaseModel):
+    """The messages of a chat."""
+
+    messages: list[UIMessage]
+
+
+class ChatBody(BaseModel):
+    """A request of `useChat`: all messages of the chat, or the last one as `message`."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "id": "session-123",
+                    "messages": [{"id": "m1", "role": "user", "parts": [{"type": "text", "text": "Hello"}]}],
+                    "trigger": "submit-message",
+                }
+            ]
+        }
+    )
+
+    id: str = Field(min_length=1, max_length=256, description="The chat: a session.")
+    messages: Annotated[list[UIMessage], Field(max_length=2000)] = []
+    message: UIMessage | None = None
+    trigger: str | None = Field(None, description="`submit-message` or `regenerate-message`.")
+    user_id: GivenId | None = Field(None, description="Who speaks, for keys that speak for more than one user.")
+    workflow: Annotated[str, Field(max_length=200)] | None = Field(None, description="What answers: `chat`.")
+
+
+class _Parts(Parts):
+    """The parts of a UI message stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._id = ""
+        self._open = False
+
+    def started(self, event: ChatStarted) -> Iterator[bytes]:
+        self._id = event.run_id
+        names = {"session_id": event.session_id, "run_id": event.run_id, "message_id": event.message_id}
+        yield data_event({"type": "start", "messageId": self._id, "messageMetadata": names})
+        yield data_event({"type": "start-step"})
+
+    def piece(self, text: str) -> Iterator[bytes]:
+        if not self._open:
+            self._open = True
+            yield data_event({"type": "text-start", "id": self._id})
+        yield data_event({"type": "text-delta", "id": self._id, "delta": text})
+
+    async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        for part in self._closed():
+            yield part
+        if answer.replaced:
+            # Another process answered first: the text that was sent is not what is stored.
+            yield data_event({"type": "data-replaced", "data": {"text": answer.response}})
+        told = {"answer_id": answer.answer_id, "usage": answer.usage.to_dict()}
+        yield data_event({"type": "finish-step"})
+        yield data_event({"type": "finish", "messageMetadata": told})
+        yield _DONE
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        yield from self._closed()
+        yield data_event({"type": "error", "errorText": problem.detail})
+        yield _DONE
+
+    def _closed(self) -> Iterator[bytes]:
+        if self._open:
+            self._open = False
+            yield data_event({"type": "text-end", "id": self._id})
+
+
+@router.post("", summary="Answer a chat of the AI SDK", response_class=Response, responses={200: _STREAM, **_FAILURES})
+async def chat(body: ChatBody, app: AppInUse, caller: CallerInUse, request: Request) -> EventStream:
+    """Answer the new messages of a chat, or its last question again, as a UI message stream."""
+    user_id = caller.user(body.user_id)
+    messages = _in_langchain([*body.messages, *([body.message] if body.message is not None else [])])
+    if body.trigger == "regenerate-message":
+        asked = next((one for one in reversed(messages) if one.type == "human"), None)
+        if asked is None:
+            raise InvalidInput("There is no question to answer again; send it in `messages`.")
+        session, _ = await AllSessions(app.memory).find(body.id, user_id=user_id)
+        again = Again(app.chat, app.memory, app.workflows)
+        turn = await again.begin(session, RegenerationRequest(message_id=asked.id, workflow=body.workflow))
+    else:
+        turn = await Sent(messages, body.id, user_id, body.workflow or CHAT).begin(app, stream=True)
+    stream = await open_parts(turn, _Parts(), request.app.state.heartbeat_seconds)
+    stream.headers[PROTOCOL_HEADER] = "v1"
+    return stream
+
+
+@router.get("/{chat_id}", summary="Read a chat as UI messages", responses=documented(404, 409, 422, 503))
+async def read_chat(chat_id: ChatId, app: AppInUse, user_id: UserId = None) -> UIMessages:
+    """Return the newest messages of a chat, oldest first, as `useChat` takes them."""
+    session, _ = await AllSessions(app.memory).find(chat_id, user_id=user_id)
+    return UIMessages(messages=[UIMessage.of(message) for message in await session.tail(_MOST)])
+
+
+@router.get(
+    "/{chat_id}/stream",
+    summary="Read the answer that is being given",
+    response_class=Response,
+    responses={200: _STREAM, 204: {"description": "No answer is being given."}, **documented(404, 422, 503)},
+)
+async def resume_chat(chat_id: ChatId, app: AppInUse, request: Request, user_id: UserId = None) -> Response:
+    """Return the stream of the turn that is being answered, from its beginning, for a page that was loaded again."""
+    runs = await app.runs.service()
+    found, _ = await runs.list(RunQuery(session_id=chat_id, user_id=user_id, status="running"))
+    run = next((one for one in found if one.parent_run_id is None and one.inputs), None)
+    if run is None:
+        return Response(status_code=204)
+    asked = run.inputs[-1]
+    request_again = ChatRequest(
+        str(asked.values.get("text") or ""),
+        session_id=chat_id,
+        user_id=run.user_id,
+        message_id=asked.message_id,
+        workflow=run.workflow,
+    )
+    turn = app.chat.begin(request_again, stream=True)  # joins the turn that answers this message
+    stream = await open_parts(turn, _Parts(), request.app.state.heartbeat_seconds)
+    stream.headers[PROTOCOL_HEADER] = "v1"
+    return stream
+
+
+def _in_langchain(messages: Sequence[UIMessage]) -> list[BaseMessage]:
+    kinds = {"user": HumanMessage, "assistant": AIMessage}
+    return [kinds[one.role](one.text(), id=one.id) for one in messages if one.role in kinds]

@@ -1,0 +1,212 @@
+"""OpenAI's chat completions, for clients that take another base URL: `{address}/v1`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.sse import format_sse_event
+from langchain_core.utils.uuid import uuid7
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from threadkeep.errors import InvalidInput
+from threadkeep.runs.chat_turns import ChatAnswer, ChatStarted, ChatUsage
+from threadkeep.web.api.chat import answer_of
+from threadkeep.web.api.parameters import AppInUse
+from threadkeep.web.callers import PUBLIC, CallerInUse
+from threadkeep.web.chat_protocols.sent import Parts, Sent, data_event, open_parts
+from threadkeep.web.langgraph.messages import messages_of
+from threadkeep.web.problems import Problem, documented
+from threadkeep.web.schemas import GivenId, Usage
+from threadkeep.web.streams import EventStream
+
+router = APIRouter(prefix="/v1", tags=["openai"])
+
+SESSION_HEADER = "X-Session-Id"
+_UNSUPPORTED = ("tools", "functions", "audio", "modalities", "response_format", "logprobs")
+_DONE = format_sse_event(data_str="[DONE]")
+_EXAMPLE = (
+    'data: {"id": "0199…", "object": "chat.completion.chunk", '
+    '"choices": [{"index": 0, "delta": {"content": "Hello"}}]}\n\n'
+    "data: [DONE]\n\n"
+)
+
+
+class CompletionBody(BaseModel):
+    """A request for a completion. Other fields, such as `temperature`, are accepted and have no effect."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"model": "chat", "user": "user-456", "messages": [{"role": "user", "content": "Hello"}]}]
+        }
+    )
+
+    model: str = Field(min_length=1, max_length=200, description="A workflow; `chat` is the built-in one.")
+    messages: Annotated[list[JsonValue], Field(min_length=1, max_length=2000)] = Field(
+        description="The conversation; the user's messages at its end are new."
+    )
+    stream: bool = Field(False, description="Whether the answer comes in pieces.")
+    stream_options: dict[str, JsonValue] | None = Field(None, description="`include_usage`.")
+    user: GivenId | None = Field(None, description="Who speaks; without a session the user's last one continues.")
+    n: int | None = Field(None, description="1.")
+    tools: JsonValue = Field(None, description="Not supported: workflows have their own tools.")
+    functions: JsonValue = Field(None, description="Not supported.")
+    audio: JsonValue = Field(None, description="Not supported.")
+    modalities: JsonValue = Field(None, description="Not supported.")
+    response_format: JsonValue = Field(None, description="Not supported.")
+    logprobs: JsonValue = Field(None, description="Not supported.")
+
+    def check(self) -> None:
+        """Check that nothing is asked for that would be ignored although the answer depends on it.
+
+        Raises:
+            InvalidInput: the message names the field.
+        """
+        for name in _UNSUPPORTED:
+            if getattr(self, name) and getattr(self, name) not in ({"type": "text"}, ["text"]):
+                raise InvalidInput(f"`{name}` is not supported here; leave it out.")
+        if self.n not in (None, 1):
+            raise InvalidInput("`n` is 1 here: a turn has one answer.")
+
+
+class CompletionMessage(BaseModel):
+    """The answer."""
+
+    role: str = "assistant"
+    content: str
+    refusal: str | None = None
+
+
+class CompletionChoice(BaseModel):
+    """The only choice."""
+
+    index: int = 0
+    message: CompletionMessage
+    finish_reason: str = "stop"
+    logprobs: None = None
+
+
+class CompletionUsage(BaseModel):
+    """Tokens of the turn's model calls."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class Completion(BaseModel):
+    """A completion. `id` is the run's; the session is in the header `X-Session-Id`."""
+
+    id: str
+    object: str = "chat.completion"
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: CompletionUsage
+
+
+class ModelBody(BaseModel):
+    """A workflow as a model."""
+
+    id: str
+    object: str = "model"
+    created: int = 0
+    owned_by: str = "threadkeep"
+
+
+class ModelsBody(BaseModel):
+    """The workflows as models."""
+
+    object: str = "list"
+    data: list[ModelBody]
+
+
+class _Chunks(Parts):
+    """The chunks of a streamed completion."""
+
+    def __init__(self, model: str, *, include_usage: bool) -> None:
+        super().__init__()
+        self._model = model
+        self._include_usage = include_usage
+        self._id = ""
+
+    def started(self, event: ChatStarted) -> Iterator[bytes]:
+        self._id = event.run_id
+        yield self._chunk({"role": "assistant", "content": ""})
+
+    def piece(self, text: str) -> Iterator[bytes]:
+        yield self._chunk({"content": text})
+
+    async def ended(self, answer: ChatAnswer) -> AsyncIterator[bytes]:
+        # Another process answered first: the text that was sent is not what is stored.
+        replaced = {"threadkeep": {"replaced": True, "response": answer.response}} if answer.replaced else {}
+        yield self._chunk({}, finish_reason="stop", **replaced)
+        if self._include_usage:
+            yield self._event(choices=[], usage=_usage(answer.usage).model_dump())
+        yield _DONE
+
+    def failed(self, problem: Problem) -> Iterator[bytes]:
+        yield data_event({"error": {"message": problem.detail, "type": problem.type, "code": problem.status}})
+
+    def _chunk(self, delta: Mapping[str, Any], finish_reason: str | None = None, **more: Any) -> bytes:
+        return self._event(choices=[{"index": 0, "delta": delta, "finish_reason": finish_reason}], **more)
+
+    def _event(self, **fields: Any) -> bytes:
+        head = {"id": self._id, "object": "chat.completion.chunk", "created": int(time.time()), "model": self._model}
+        return data_event({**head, **fields})
+
+
+@router.get("/models", summary="List workflows as models", openapi_extra=PUBLIC)
+async def list_models(app: AppInUse) -> ModelsBody:
+    """List the workflows, the built-in first."""
+    return ModelsBody(data=[ModelBody(id=workflow.name) for workflow in app.workflows.all()])
+
+
+@router.post(
+    "/chat/completions",
+    summary="Answer a conversation",
+    response_model=Completion,
+    responses={
+        200: {"content": {"text/event-stream": {"schema": {"type": "string"}, "example": _EXAMPLE}}},
+        **documented(400, 404, 409, 413, 422, 502, 503),
+    },
+)
+async def complete(
+    body: CompletionBody,
+    app: AppInUse,
+    caller: CallerInUse,
+    request: Request,
+    response: Response,
+    session: Annotated[str | None, Header(alias=SESSION_HEADER, max_length=256, description="The session.")] = None,
+) -> Completion | EventStream:
+    """Answer the new messages of a conversation with the memory of its session.
+
+    The session is named by the header `X-Session-Id`, else it is the last one of `user`, else a new one, which begins
+    with the earlier messages. The response names it in the same header. System messages are left out.
+    """
+    body.check()
+    user_id = caller.user(body.user)
+    named = session if session is not None or user_id is not None else str(uuid7())
+    sent = Sent(messages_of(body.messages), named, user_id, body.model)
+    turn = await sent.begin(app, stream=body.stream)
+    if body.stream:
+        usage = bool((body.stream_options or {}).get("include_usage"))
+        stream = await open_parts(turn, _Chunks(body.model, include_usage=usage), request.app.state.heartbeat_seconds)
+        stream.headers[SESSION_HEADER] = turn.session_id
+        return stream
+    answer = await answer_of(turn)
+    response.headers[SESSION_HEADER] = answer.session_id
+    return Completion(
+        id=answer.run_id,
+        created=int(time.time()),
+        model=body.model,
+        choices=[CompletionChoice(message=CompletionMessage(content=answer.response))],
+        usage=_usage(answer.usage),
+    )
+
+
+def _usage(usage: ChatUsage | Usage) -> CompletionUsage:
+    taken, given = usage.input_tokens, usage.output_tokens
+    return CompletionUsage(prompt_tokens=taken, completion_tokens=given, total_tokens=taken + given)

@@ -1,0 +1,203 @@
+"""Front ends of other protocols, against a service that listens: OpenAI's client, the AI SDK's stream, AG-UI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+
+from tests.limits import HANG_SECONDS
+from tests.web.services import history, listening, opened_app, said, settings_for
+from threadkeep.testing import Gate, ScriptedModel
+
+
+@asynccontextmanager
+async def service(folder: Path, model: ScriptedModel, **settings: object) -> AsyncIterator[httpx2.AsyncClient]:
+    """A client of a service that listens."""
+    async with opened_app(model, settings_for(folder, **settings)) as app, listening(app) as client:
+        yield client
+
+
+@asynccontextmanager
+async def openai_client(client: httpx2.AsyncClient) -> AsyncIterator[openai.AsyncOpenAI]:
+    """OpenAI's own client, with the address of the service."""
+    async with openai.AsyncOpenAI(base_url=f"{client.base_url}/v1", api_key="none", max_retries=0) as found:
+        yield found
+
+
+async def data_of(response: httpx2.Response) -> AsyncIterator[Any]:
+    """The data of the unnamed events of a stream, `[DONE]` as it is."""
+    async for line in response.aiter_lines():
+        if line.startswith("data: "):
+            data = line.removeprefix("data: ")
+            yield data if data == "[DONE]" else json.loads(data)
+
+
+async def parts_of(client: httpx2.AsyncClient, path: str, body: Mapping[str, Any]) -> list[Any]:
+    """The data of all events of a stream."""
+    async with client.stream("POST", path, json=body) as response:
+        assert response.status_code == 200, await response.aread()
+        return [one async for one in data_of(response)]
+
+
+def ui_message(text: str, message_id: str = "m1", role: str = "user") -> dict[str, Any]:
+    """A message as `useChat` sends it."""
+    return {"id": message_id, "role": role, "parts": [{"type": "text", "text": text}]}
+
+
+async def test_openais_client_goes_on_in_the_session_that_it_names(tmp_path: Path) -> None:
+    """Its earlier messages are not stored again, and its usage is that of the turn."""
+    model = ScriptedModel(["Noted.", ["It is ", "teal."]])
+    async with service(tmp_path, model) as client, openai_client(client) as given, asyncio.timeout(HANG_SECONDS):
+        asked: list[Any] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "I like teal."}]
+        named = {"X-Session-Id": "room"}
+        first = await given.chat.completions.create(model="chat", messages=asked, extra_headers=named)
+        asked += [{"role": "assistant", "content": "Noted."}, {"role": "user", "content": "Which colour?"}]
+        stream = await given.chat.completions.create(
+            model="chat", messages=asked, stream=True, stream_options={"include_usage": True}, extra_headers=named
+        )
+        chunks = [chunk async for chunk in stream]
+        stored = await history(client, "room")
+        models = await given.models.list()
+    assert first.choices[0].message.content == "Noted."
+    assert first.usage is not None
+    assert first.usage.total_tokens == first.usage.prompt_tokens + first.usage.completion_tokens > 0
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "It is teal."
+    assert chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage is not None
+    assert [text for _, text, _ in said(stored)] == ["I like teal.", "Noted.", "Which colour?", "It is teal."]
+    assert [one.id for one in models.data] == ["chat"]
+
+
+async def test_openais_client_without_a_session_begins_one_with_its_history(tmp_path: Path) -> None:
+    """The response names the new session, which begins with the earlier messages; `user` continues the last one."""
+    model = ScriptedModel(["one", "two", "three"])
+    async with service(tmp_path, model) as client, openai_client(client) as given, asyncio.timeout(HANG_SECONDS):
+        asked: list[Any] = [
+            {"role": "user", "content": "I like teal."},
+            {"role": "assistant", "content": "Noted."},
+            {"role": "user", "content": [{"type": "text", "text": "Which colour?"}]},
+        ]
+        new = await given.chat.completions.with_raw_response.create(model="chat", messages=asked)
+        stored = await history(client, new.headers["x-session-id"])
+        sessions = []
+        for _ in range(2):
+            raw = await given.chat.completions.with_raw_response.create(
+                model="chat", messages=[{"role": "user", "content": "hi"}], user="u1"
+            )
+            sessions.append(raw.headers["x-session-id"])
+    assert [text for _, text, _ in said(stored)] == ["I like teal.", "Noted.", "Which colour?", "one"]
+    assert [message.text for message in model.calls[0]][:2] == ["I like teal.", "Noted."]
+    assert len(set(sessions)) == 1
+    assert sessions[0] != new.headers["x-session-id"]
+
+
+async def test_what_openais_client_cannot_have_is_refused(tmp_path: Path) -> None:
+    """Tools of its own, several answers, and a model that is no workflow."""
+    async with service(tmp_path, ScriptedModel([])) as client, openai_client(client) as given:
+        asked: list[Any] = [{"role": "user", "content": "hi"}]
+        with pytest.raises(openai.UnprocessableEntityError):
+            await given.chat.completions.create(model="chat", messages=asked, n=2)
+        with pytest.raises(openai.UnprocessableEntityError):
+            await given.chat.completions.create(
+                model="chat", messages=asked, tools=[{"type": "function", "function": {"name": "a", "parameters": {}}}]
+            )
+        with pytest.raises(openai.NotFoundError):
+            await given.chat.completions.create(model="gpt-9", messages=asked)
+        with pytest.raises(openai.UnprocessableEntityError):
+            await given.chat.completions.create(model="chat", messages=[{"role": "assistant", "content": "hi"}])
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/api/v1/ai-sdk/chat", "/api/v1/ag-ui"])
+async def test_a_stream_whose_model_fails_says_so(tmp_path: Path, path: str) -> None:
+    """The last event is an error in the protocol's form; it quotes no exception."""
+    bodies: dict[str, Any] = {
+        "/v1/chat/completions": {"model": "chat", "stream": True, "messages": [{"role": "user", "content": "hi"}]},
+        "/api/v1/ai-sdk/chat": {"id": "room", "messages": [ui_message("hi")]},
+        "/api/v1/ag-ui": {"threadId": "room", "runId": "r", "messages": [{"id": "m", "role": "user", "content": "hi"}]},
+    }
+    async with service(tmp_path, ScriptedModel([ConnectionError("secret words")] * 8)) as client:
+        parts = await parts_of(client, path, bodies[path])
+    told = [one for one in parts if one != "[DONE]"][-1]
+    assert told.get("error") or told["type"] in ("error", "RUN_ERROR")
+    assert "secret" not in json.dumps(parts)
+
+
+async def test_a_chat_of_the_ai_sdk_is_answered_in_its_stream(tmp_path: Path) -> None:
+    """Header and parts are those of the UI message stream, a repeat gets the same answer, and the chat is read."""
+    async with service(tmp_path, ScriptedModel([["It is ", "teal."], "again"])) as client:
+        body = {"id": "room", "messages": [ui_message("Which?")], "trigger": "submit-message"}
+        async with client.stream("POST", "/api/v1/ai-sdk/chat", json=body) as response:
+            header = response.headers["x-vercel-ai-ui-message-stream"]
+            parts = [one async for one in data_of(response)]
+        repeated = await parts_of(client, "/api/v1/ai-sdk/chat", body)
+        read = (await client.get("/api/v1/ai-sdk/chat/room")).json()
+        regenerated = await parts_of(client, "/api/v1/ai-sdk/chat", {**body, "trigger": "regenerate-message"})
+        stored = await history(client, "room")
+    kinds = [one if isinstance(one, str) else one["type"] for one in parts]
+    assert header == "v1"
+    assert kinds[:3] == ["start", "start-step", "text-start"]
+    assert kinds[-4:] == ["text-end", "finish-step", "finish", "[DONE]"]
+    assert text_of(parts) == text_of(repeated) == "It is teal."
+    assert [one["parts"][0]["text"] for one in read["messages"]] == ["Which?", "It is teal."]
+    assert text_of(regenerated) == "again"
+    assert [text for _, text, _ in said(stored)] == ["Which?", "again"]
+
+
+async def test_a_page_that_is_loaded_again_gets_the_answer_that_is_being_given(tmp_path: Path) -> None:
+    """From its beginning; 204 if none is being given."""
+    gate = Gate()
+    async with service(tmp_path, ScriptedModel([["It is ", gate, "teal."]])) as client, asyncio.timeout(HANG_SECONDS):
+        before = await client.get("/api/v1/ai-sdk/chat/room/stream")
+        body = {"id": "room", "messages": [ui_message("Which?")]}
+        first = asyncio.create_task(parts_of(client, "/api/v1/ai-sdk/chat", body))
+        await gate.reached()
+        async with client.stream("GET", "/api/v1/ai-sdk/chat/room/stream") as response:
+            assert response.status_code == 200
+            gate.open()
+            resumed = [one async for one in data_of(response)]
+        await first
+        after = await client.get("/api/v1/ai-sdk/chat/room/stream")
+    assert (before.status_code, after.status_code) == (204, 204)
+    assert text_of(resumed) == "It is teal."
+
+
+async def test_a_thread_of_ag_ui_is_merged_by_message_id(tmp_path: Path) -> None:
+    """The client sends everything each time; snapshots give it the transcript before and after the answer."""
+    async with service(tmp_path, ScriptedModel(["one", ["tw", "o"]])) as client:
+        messages: list[Any] = [{"id": "a", "role": "user", "content": "first"}]
+        first = await parts_of(client, "/api/v1/ag-ui", run_input(messages))
+        messages = first[-2]["messages"] + [{"id": "b", "role": "user", "content": "second"}]
+        second = await parts_of(client, "/api/v1/ag-ui", run_input(messages, "r2"))
+        stored = await history(client, "room")
+    assert [one["type"] for one in second] == [
+        "RUN_STARTED",
+        "MESSAGES_SNAPSHOT",
+        "TEXT_MESSAGE_START",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_CONTENT",
+        "TEXT_MESSAGE_END",
+        "MESSAGES_SNAPSHOT",
+        "RUN_FINISHED",
+    ]
+    assert second[0] == {"type": "RUN_STARTED", "threadId": "room", "runId": "r2"}
+    assert [one["content"] for one in second[-2]["messages"]] == ["first", "one", "second", "two"]
+    assert [text for _, text, _ in said(stored)] == ["first", "one", "second", "two"]
+    assert [one["id"] for one in second[-2]["messages"]][::2] == ["a", "b"]
+
+
+def run_input(messages: list[Any], run_id: str = "r1") -> dict[str, Any]:
+    """A request of an AG-UI client."""
+    return {"threadId": "room", "runId": run_id, "messages": messages, "tools": [], "context": [], "state": {}}
+
+
+def text_of(parts: list[Any]) -> str:
+    """The text of a UI message stream."""
+    return "".join(one["delta"] for one in parts if one != "[DONE]" and one["type"] == "text-delta")
