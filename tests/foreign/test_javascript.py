@@ -1,0 +1,53 @@
+"""JavaScript clients of chat front ends against a service: LangGraph's SDK and React hook, the AI SDK, AG-UI."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.limits import HANG_SECONDS
+from tests.web.services import listening, opened_app, settings_for
+from threadkeep.agent.models import make_model
+
+ROOT = Path(__file__).parents[2]
+CLIENTS = ROOT / ".javascript"
+ANSWER = "Noted. I see 1 message."
+
+pytestmark = pytest.mark.foreign
+
+
+@pytest.fixture
+async def found(tmp_path: Path) -> dict[str, Any]:
+    """The results of all clients, each in a conversation of its own with the demo model."""
+    node = shutil.which("node")
+    if node is None or not (CLIENTS / "ready").exists():
+        pytest.skip("The JavaScript clients are not installed; `make foreign` installs them where there is npm.")
+    script = CLIENTS / "clients.mjs"
+    shutil.copyfile(ROOT / "tests/foreign/javascript/clients.mjs", script)
+    async with opened_app(make_model("demo"), settings_for(tmp_path)) as app, listening(app) as client:
+        process = await asyncio.create_subprocess_exec(
+            node, str(script), str(client.base_url), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        try:
+            async with asyncio.timeout(HANG_SECONDS):
+                output, errors = await process.communicate()
+        finally:
+            if process.returncode is None:
+                process.kill()
+    assert process.returncode == 0, errors.decode()
+    results: dict[str, Any] = json.loads(output)
+    return results
+
+
+async def test_javascript_clients_are_answered(found: dict[str, Any]) -> None:
+    """Each gets the answer in pieces, and the transcript afterwards."""
+    assert found["runs"] == {"pieces": ANSWER, "texts": ["first", ANSWER], "joined": 2, "named": True}
+    assert found["react"] == ["first", ANSWER]
+    assert found["ai"] == ANSWER
+    assert found["resumed"] is None
+    assert found["agUi"] == ["first", ANSWER, "second", "Noted. I see 3 messages."]
