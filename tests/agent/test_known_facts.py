@@ -204,6 +204,17 @@ async def test_scopes_are_those_that_there_are(sqlite_memory: Memory) -> None:
         KnownFacts(sqlite_memory, scopes=["everybody"])  # type: ignore[list-item]
 
 
+async def test_the_note_of_a_refused_directive_is_within_the_room_of_the_facts(memory: Memory) -> None:
+    """There are more facts than fit, and they leave room for it."""
+    for number in range(30):
+        await memory.knowledge.remember(ANN, f"rule_{number}", f"no shoes in hall {number}, nor in the garden of it")
+    talk = Talk(memory, KnownFacts(memory, directives=True), max_tokens=2_000)
+    lines = await talk.facts("remember: my password is hunter2hunter2")
+    assert lines[-1].startswith("Note of the system")
+    assert len(lines) > 1
+    assert (await talk.entry()).tokens <= 200
+
+
 class Vessels(Embeddings):
     """An embedding model that knows only whether a text is about vessels."""
 

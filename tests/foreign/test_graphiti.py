@@ -20,9 +20,9 @@ from tests.foreign.graphiti_server import MISSING, ROOT, RealGraphiti, is_there,
 from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import KnownFacts, Memory, MemoryOptions, Message, Scope, SessionMemory, open_memory
-from threadkeep.knowledge.graphiti.names import group_id_of
 from threadkeep.knowledge.graphiti.recall import RecallQuestion
 from threadkeep.knowledge.graphiti.service import GraphitiStatus
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.observe import GraphRecalled
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import ScopeKind
@@ -52,7 +52,7 @@ async def opened(server: RealGraphiti | str, url: str, **changes: Any) -> AsyncI
     options = GraphitiOptions(**{"endpoint": endpoint, "workspace": "shop", "poll_seconds": 0.1, **changes})
     async with open_memory(url, options=MemoryOptions(graphiti=options)) as memory:
         await memory.graphiti.grant(["chat_text"], by="ops")
-        await memory.graphiti.gate.trust("shop", by="ops")
+        await memory.graphiti.consents.trust("shop", by="ops")
         yield memory
 
 
@@ -263,7 +263,7 @@ async def test_a_fault_costs_a_chat_turn_the_deadline_once_and_loses_no_turn(
         )
         async with open_memory(sqlite_url, observers=[events], options=MemoryOptions(graphiti=options)) as memory:
             await memory.graphiti.grant(["chat_text"], by="ops")
-            await memory.graphiti.gate.trust("shop", by="ops")
+            await memory.graphiti.consents.trust("shop", by="ops")
             proxy.fault = fault
             middleware = [SessionMemory(memory, sources=[KnownFacts(memory)])]
             agent: Any = create_agent(ScriptedModel(f"Answer {n}." for n in range(1, 9)), [], middleware=middleware)

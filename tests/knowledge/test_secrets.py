@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.knowledge.promotion import looks_like_secret
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_every_asynchronous_verb_has_a_blocking_one(sync_memory: SyncMemory) -> 
     """With the same parameters and words; what is new on one side is missed on the other."""
     pairs: dict[str, Wrapper[object]] = {"Session": sync_memory.session("room"), "Memory": sync_memory}
     parts = ("pending", "retention", "run_retention", "manifests", "summaries", "compressor")
-    pairs["Gate"] = sync_memory.graphiti.gate
+    pairs["Consents"] = sync_memory.graphiti.consents
     for name in (*parts, "knowledge", "procedures", "persons", "graphiti"):
         pairs[name.title()] = getattr(sync_memory, name)
     for name, wrapper in pairs.items():

@@ -91,7 +91,7 @@ async def test_a_person_promotes_backfills_tests_and_purges(
     client: httpx2.AsyncClient, app: App, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each with its answer."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._GONE_SECONDS", 0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     await chat(client, "hello")
     await allow(client, "backfill", "promoted_facts")
     assert (await client.post(f"{K}/backfill", json={"session_ids": ["web-1"]})).json() == {"queued": 1, "left": 0}

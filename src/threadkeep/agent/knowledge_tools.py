@@ -26,7 +26,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreE
 from threadkeep.history import memory as history
 from threadkeep.history.keys import channel_of
 from threadkeep.history.session import Session
-from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.knowledge.promotion import looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ReadFailed, WriteFailed

@@ -29,19 +29,19 @@ from threadkeep.context.quotation import (
     in_stable_order,
 )
 from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.graphiti.promotion import accepted_directives
 from threadkeep.knowledge.graphiti.recall import GraphRecall, RecalledFact, RecallQuestion
+from threadkeep.knowledge.promotion import accepted_directives
 from threadkeep.knowledge.recall import normalised
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ExtraSection
 from threadkeep.records.knowledge import Fact, Scope, ScopeKind
 
-_PATIENCE_SECONDS = 3.0
+_TIMEOUT_SECONDS = 3.0
 _MOST_FACTS = 60
 _MOST_SELECTIONS = 1_000
-# The facts that bear on an input most; a selection that has them is kept.
-_TELLING = 3
+# A selection is kept as long as it has these many best facts for an input.
+_DECISIVE = 3
 
 
 REFUSED_LINE = (
@@ -102,37 +102,48 @@ class KnownFacts:
     async def _find(
         self, memory: Memory, scopes: Mapping[ScopeKind, Scope], request: ExtraRequest, room: int
     ) -> Extra | None:
+        refused = self._directives and accepted_directives(request.text)[1] > 0
+        notes = (REFUSED_LINE,) if refused else ()
+        room -= sum(request.counter(f"{note}\n") for note in notes)
         graph = asyncio.ensure_future(_recall(memory, scopes, request))
         try:
             kept = await self._known(memory.knowledge, tuple(scopes.values()), request, room) if self._own else []
             recalled = await graph
         finally:
             graph.cancel()
-        refused = self._directives and accepted_directives(request.text)[1] > 0
-        return _block(kept, recalled, request, room, (REFUSED_LINE,) if refused else ())
+        return _block(kept, recalled, request, room, notes)
 
     async def _known(
         self, knowledge: Knowledge, scopes: tuple[Scope, ...], request: ExtraRequest, room: int
     ) -> list[Fact]:
         """Return the facts of this database that fit, in their stable order."""
-        async with asyncio.timeout(_PATIENCE_SECONDS):
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
             known = await knowledge.valid(scopes, limit=_MOST_FACTS)
-            everything = len(known) < _MOST_FACTS
-            kept = fitting_facts(in_stable_order(known), room, request.counter) if everything else []
-            if len(kept) < len(known):
-                kept = await self._choose(knowledge, scopes, known, request, room)
-        return kept
+            if len(known) >= _MOST_FACTS:
+                found = await knowledge.recall(
+                    request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
+                )
+                return self._choose(scopes, found, known, request, room)
+            kept = fitting_facts(in_stable_order(known), room, request.counter)
+            if len(kept) == len(known):
+                return kept
+            found = await knowledge.rank(
+                request.text, known, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
+            )
+            return self._choose(scopes, found, known, request, room)
 
-    async def _choose(
-        self, knowledge: Knowledge, scopes: tuple[Scope, ...], known: Sequence[Fact], request: ExtraRequest, room: int
+    def _choose(
+        self,
+        scopes: tuple[Scope, ...],
+        found: Sequence[Fact],
+        known: Sequence[Fact],
+        request: ExtraRequest,
+        room: int,
     ) -> list[Fact]:
-        """Return what fits of too many facts: the selection of the turn before, or a new one for this input."""
-        found = await knowledge.recall(
-            request.text, scopes, recent=request.recent, limit=_MOST_FACTS, embedder=self._embedder
-        )
+        """Return the facts that fit: the selection of the turn before, or a new one for this input."""
         before = self._chosen.get(scopes, frozenset())
         everything = {fact.id: fact for fact in [*found, *known]}
-        if {fact.id for fact in found[:_TELLING]} <= before:
+        if {fact.id for fact in found[:_DECISIVE]} <= before:
             ranked = sorted(everything.values(), key=lambda fact: fact.id not in before)
         else:
             ranked = list(everything.values())
@@ -161,7 +172,8 @@ def _block(
     known = {normalised(fact.text) for fact in facts}
     fresh = [(rank, fact) for rank, fact in enumerate(recalled.facts, start=1) if normalised(fact.text) not in known]
     all_lines = [*lines, *(graph_line(fact.text, fact.scope, fact.since) for _, fact in fresh)]
-    fitting = [place for place in fitting_lines(all_lines, room, request.counter) if place >= len(lines)]
+    places = fitting_lines(all_lines, room, request.counter) if fresh else []
+    fitting = [place for place in places if place >= len(lines)]
     shown = [fresh[place - len(lines)] for place in fitting]
     request.graph[:] = [_with_room(report, [fact for _, fact in shown]) for report in recalled.scopes]
     if not facts and not shown and not notes:

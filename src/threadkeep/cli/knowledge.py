@@ -17,9 +17,8 @@ from threadkeep.cli.terminal import counted, terminal
 from threadkeep.records.graphiti import DATA_CLASSES, DELIVERY_STATUSES, DataClass, DeliveryStatus
 
 if TYPE_CHECKING:
-    from threadkeep.knowledge.graphiti.checks import Check
+    from threadkeep.knowledge.graphiti.maintenance import Backfilled, Check
     from threadkeep.knowledge.graphiti.service import Graphiti, GraphitiStatus
-    from threadkeep.knowledge.graphiti.upkeep import Backfilled
     from threadkeep.records.graphiti import Consent
 
 commands = typer.Typer(
@@ -70,7 +69,7 @@ async def decide_consent(
     elif decline:
         consents = [await _with_graphiti(lambda graphiti: graphiti.decline(by=_name(by)))]
     else:
-        consents = await _with_graphiti(lambda graphiti: graphiti.gate.decisions())
+        consents = await _with_graphiti(lambda graphiti: graphiti.consents.decisions())
     if terminal.as_json:
         terminal.json({"consents": [ConsentView.of(one) for one in consents]})
         return
@@ -97,8 +96,8 @@ async def trust_workspace(
 
     async def trusting(graphiti: Graphiti) -> list[str | None]:
         name = workspace or graphiti.workspace
-        await (graphiti.gate.distrust(name) if withdraw else graphiti.gate.trust(name, by=_name(by)))
-        return await graphiti.gate.trusted()
+        await (graphiti.consents.distrust(name) if withdraw else graphiti.consents.trust(name, by=_name(by)))
+        return await graphiti.consents.trusted()
 
     trusted = await _with_graphiti(trusting)
     if terminal.as_json:
@@ -114,7 +113,7 @@ async def check_server(
     ] = False,
 ) -> None:
     """Test the Graphiti server without sending people's words."""
-    from threadkeep.knowledge.graphiti.checks import all_ok
+    from threadkeep.knowledge.graphiti.maintenance import all_ok
     from threadkeep.knowledge.graphiti.views import CheckView
 
     with terminal.waiting("Asking the server"):
@@ -143,8 +142,8 @@ async def promote_fact(
     ] = None,
 ) -> None:
     """Store a fact here, and send it to the graph if that is allowed."""
-    from threadkeep.knowledge.graphiti.promotion import Promotion
     from threadkeep.knowledge.graphiti.views import PromotedView
+    from threadkeep.knowledge.promotion import Promotion
 
     scope = scope_named(session, workspace, user)
     if scope is None:
@@ -191,7 +190,7 @@ async def backfill_turns(
     """Queue earlier turns after current ones; repeat the command to continue."""
 
     async def queueing(graphiti: Graphiti) -> Backfilled:
-        from threadkeep.knowledge.graphiti.upkeep import Backfilled
+        from threadkeep.knowledge.graphiti.maintenance import Backfilled
 
         total, left = 0, 1
         while left:

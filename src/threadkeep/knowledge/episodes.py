@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.owners import MAX_PAGE
+from threadkeep.knowledge.rows import MAX_PAGE
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import Episode, Scope
 from threadkeep.records.runs import RUN_ENDS

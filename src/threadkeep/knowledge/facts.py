@@ -6,22 +6,25 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime
+from itertools import groupby
 
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.context.recall.embedding import Embedder
 from threadkeep.errors import KnowledgeNotFound
-from threadkeep.knowledge.owners import (
+from threadkeep.knowledge.recall import FactVectors, normalised, rank_facts, take_of_each, without_shadowed
+from threadkeep.knowledge.rows import (
     MAX_PAGE,
+    canonical,
     check_sees,
+    fact_of,
+    fact_row,
     known_owner,
     owner_columns,
     owner_statements,
     page_parameters,
     scope_of,
 )
-from threadkeep.knowledge.recall import FactVectors, normalised, rank_facts, take_of_each, without_shadowed
-from threadkeep.knowledge.rows import canonical, fact_of, fact_row
 from threadkeep.observe import Observer
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import SCOPE_KINDS, Evidence, Fact, FactKind, FactQuery, NewFact, Scope
@@ -175,12 +178,24 @@ class Knowledge:
         """
         async with self._driver.reading() as connection:
             known = await self._valid(connection, scopes)
-        everything = [fact for facts in known for fact in facts]
-        similar = await self._vectors.similar(query, everything, embedder) if embedder and everything else {}
-        ranked = [rank_facts(query, facts, recent=recent, similar=similar) for facts in known]
-        found = take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
+        found = await self.rank(query, known, recent=recent, limit=limit, embedder=embedder)
         async with self._driver.reading() as connection:
             return await self._with_evidence(connection, found)
+
+    async def rank(
+        self,
+        query: str,
+        facts: Sequence[Fact],
+        *,
+        recent: Sequence[str] = (),
+        limit: int = 10,
+        embedder: Embedder | None = None,
+    ) -> list[Fact]:
+        """Return the given facts that bear on a query, as `recall` does; `facts` are those of `valid`."""
+        similar = await self._vectors.similar(query, facts, embedder) if embedder and facts else {}
+        by_scope = [list(group) for _, group in groupby(facts, key=lambda fact: fact.scope.kind)]
+        ranked = [rank_facts(query, group, recent=recent, similar=similar) for group in by_scope]
+        return take_of_each(ranked, limit, lambda fact: (fact.id, normalised(fact.text)))
 
     async def valid(self, scopes: Sequence[Scope], *, limit: int = MAX_PAGE) -> list[Fact]:
         """Return the valid facts of scopes, the most specific scope first, each key of its most specific scope only.
@@ -191,8 +206,7 @@ class Knowledge:
             StoreUnavailable: the database does not answer.
         """
         async with self._driver.reading() as connection:
-            known = await self._valid(connection, scopes, limit)
-            return await self._with_evidence(connection, [fact for facts in known for fact in facts])
+            return await self._with_evidence(connection, await self._valid(connection, scopes, limit))
 
     async def forget(self, scope: Scope, key: str, *, user_id: str | None = None) -> int:
         """Delete all values of a key, the past ones too, and return how many there were.
@@ -299,14 +313,14 @@ class Knowledge:
         await self._insert(connection, fact)
         return True
 
-    async def _valid(self, connection: Connection, scopes: Sequence[Scope], limit: int = MAX_PAGE) -> list[list[Fact]]:
-        """Return the valid facts of each scope, the most specific scope first, without their evidence."""
+    async def _valid(self, connection: Connection, scopes: Sequence[Scope], limit: int = MAX_PAGE) -> list[Fact]:
+        """Return the valid facts of scopes, the most specific scope first, without their evidence."""
         ordered = sorted(dict.fromkeys(scopes), key=lambda scope: SCOPE_KINDS.index(scope.kind))
         page = {**page_parameters(limit, None, "fact_id"), "limit": limit}
         asked = {**page, "kind": None, "key": None, "pattern": None, "past": False}
         statements = [(self._sql["facts_of"], {**asked, "scope": one.kind, "owner": one.owner}) for one in ordered]
         pages = await connection.fetch_each(statements)
-        return without_shadowed([[fact_of(row) for row in rows] for rows in pages])
+        return without_shadowed([fact_of(row) for rows in pages for row in rows])
 
     async def _find(self, connection: Connection, fact_id: str, user_id: str | None) -> Fact:
         rows = await connection.fetch(self._sql["fact"], {"fact_id": fact_id})

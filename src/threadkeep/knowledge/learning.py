@@ -16,10 +16,9 @@ from typing import Protocol
 
 from threadkeep.context.quotation import quoted_message
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.graphiti.promotion import accepted_directives
-from threadkeep.knowledge.owners import owner_statements
+from threadkeep.knowledge.promotion import accepted_directives, looks_like_secret
 from threadkeep.knowledge.proposals import LearnerKind, Proposals, Proposed, Reading
-from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.knowledge.rows import owner_statements
 from threadkeep.observe import FactsProposed, LearningFailed, Observer
 from threadkeep.records import Message
 from threadkeep.records.knowledge import Scope, ScopeKind

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
-from threadkeep.knowledge.owners import owner_statements, page_parameters
+from threadkeep.knowledge.rows import owner_statements, page_parameters
 from threadkeep.records.knowledge import (
     CONTROLS,
     MAX_KEY_CHARACTERS,

@@ -7,16 +7,17 @@ from datetime import datetime
 
 from threadkeep.context.recall import IndexedTurn, RecallIndex
 from threadkeep.errors import KnowledgeNotFound
-from threadkeep.knowledge.owners import (
+from threadkeep.knowledge.rows import (
     MAX_PAGE,
     check_sees,
     known_owner,
     owner_columns,
     owner_statements,
     page_parameters,
+    procedure_of,
+    procedure_row,
     scope_of,
 )
-from threadkeep.knowledge.rows import procedure_of, procedure_row
 from threadkeep.records.knowledge import SCOPE_KINDS, Procedure, ProcedureQuery, Scope
 from threadkeep.store.codec import clean_text, time_of, time_text
 from threadkeep.store.driver import Connection, Driver

@@ -13,10 +13,16 @@ from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import InvalidInput, KnowledgeNotFound
 from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.graphiti.promotion import Promotion, kind_of
 from threadkeep.knowledge.graphiti.service import Graphiti
-from threadkeep.knowledge.owners import check_sees, known_owner, owner_columns, owner_statements, page_parameters
-from threadkeep.knowledge.rows import canonical
+from threadkeep.knowledge.promotion import Promotion, kind_of
+from threadkeep.knowledge.rows import (
+    canonical,
+    check_sees,
+    known_owner,
+    owner_columns,
+    owner_statements,
+    page_parameters,
+)
 from threadkeep.records.json_values import Json
 from threadkeep.records.knowledge import (
     Evidence,

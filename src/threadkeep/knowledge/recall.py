@@ -8,7 +8,7 @@ import re
 import statistics
 from array import array
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, NamedTuple
 
@@ -181,50 +181,42 @@ class FactVectors:
         return {fact_id: (value - mean) / spread for fact_id, value in alike.items()} if spread else {}
 
 
-def without_shadowed(known: Sequence[Sequence[Fact]]) -> list[list[Fact]]:
-    """Return the facts of each scope without those of which a scope before has the key.
+def without_shadowed(facts: Iterable[Fact]) -> list[Fact]:
+    """Return the facts, without those whose key an earlier one has.
 
-    Of merged persons the fact of a key that changed last stays: the facts of a scope are in that order.
+    The facts of the most specific scope come first, and those of a scope by their last change, the newest first: of
+    merged persons the fact of a key that changed last stays.
     """
-    keys: set[str] = set()
-    kept: list[list[Fact]] = []
-    for facts in known:
-        kept.append([])
-        for fact in facts:
-            key = fact.key.casefold()
-            if key not in keys:
-                keys.add(key)
-                kept[-1].append(fact)
-    return kept
+    by_key: dict[str, Fact] = {}
+    for fact in facts:
+        by_key.setdefault(fact.key.casefold(), fact)
+    return list(by_key.values())
 
 
 def take_of_each[T](found: Sequence[Sequence[T]], limit: int, names: Callable[[T], Collection[str]]) -> list[T]:
-    """Return at most `limit` of the lists, in the order of the lists, each in turn giving its next.
+    """Return at most `limit` entries of the lists, in the order of the lists; each list in turn gives its next entry.
 
     Args:
-        found: what each scope found, its best first.
-        limit: at most so many.
-        names: the names of an entry; an entry with a name that was taken already is passed over.
+        found: the findings of each scope, best first.
+        limit: the most entries to return.
+        names: the names of an entry; an entry with a name that was taken already is skipped.
     """
     taken: list[list[T]] = [[] for _ in found]
+    rest = dict(enumerate(map(iter, found)))
     seen: set[str] = set()
-    rest = [iter(entries) for entries in found]
     left = limit
-    waiting = list(range(len(found)))
-    while waiting and left > 0:
-        for number in list(waiting):
-            if left <= 0:
-                break
-            entry = next((one for one in rest[number] if seen.isdisjoint(names(one))), None)
+    while rest and left > 0:
+        for number, entries in list(rest.items()):
+            entry = next((one for one in entries if seen.isdisjoint(names(one))), None)
             if entry is None:
-                waiting.remove(number)
-                continue
-            seen.update(names(entry))
-            taken[number].append(entry)
-            left -= 1
+                del rest[number]
+            elif left > 0:
+                seen.update(names(entry))
+                taken[number].append(entry)
+                left -= 1
     return [entry for entries in taken for entry in entries]
 
 
 def normalised(text: str) -> str:
-    """Return a text by which the same statement is known again: case, spaces and the last full stop do not count."""
+    """Return a text without case, repeated spaces and the last full stop, to recognise the same statement."""
     return _SPACES.sub(" ", text.casefold()).strip().rstrip(".!?。")

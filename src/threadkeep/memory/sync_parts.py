@@ -10,7 +10,7 @@ from threadkeep.history.retention import Pruner
 from threadkeep.history.run_retention import RunPruner, RunRetention
 from threadkeep.knowledge.episodes import Episodes
 from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.graphiti.gate import Gate
+from threadkeep.knowledge.graphiti.consent import Consents
 from threadkeep.knowledge.graphiti.service import Graphiti
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
@@ -94,6 +94,7 @@ class SyncKnowledge(Wrapper[Knowledge]):
     facts = Blocking(Knowledge.facts)
     facts_page = Blocking(Knowledge.facts_page)
     recall = Blocking(Knowledge.recall)
+    rank = Blocking(Knowledge.rank)
     valid = Blocking(Knowledge.valid)
     forget = Blocking(Knowledge.forget)
     forget_facts = Blocking(Knowledge.forget_facts)
@@ -143,17 +144,17 @@ class SyncPersons(Wrapper[Persons]):
     forget = Blocking(Persons.forget)
 
 
-class SyncGate(Wrapper[Gate]):
+class SyncConsents(Wrapper[Consents]):
     """The consents to Graphiti, and the workspaces that are trusted."""
 
-    granted = Blocking(Gate.granted)
-    closed = Blocking(Gate.closed)
-    check = Blocking(Gate.check)
-    decide = Blocking(Gate.decide)
-    decisions = Blocking(Gate.decisions)
-    trust = Blocking(Gate.trust)
-    distrust = Blocking(Gate.distrust)
-    trusted = Blocking(Gate.trusted)
+    granted = Blocking(Consents.granted)
+    closed = Blocking(Consents.closed)
+    check = Blocking(Consents.check)
+    decide = Blocking(Consents.decide)
+    decisions = Blocking(Consents.decisions)
+    trust = Blocking(Consents.trust)
+    distrust = Blocking(Consents.distrust)
+    trusted = Blocking(Consents.trusted)
 
 
 class SyncGraphiti(Wrapper[Graphiti]):
@@ -176,4 +177,4 @@ class SyncGraphiti(Wrapper[Graphiti]):
 
     def __init__(self, asynchronous: Graphiti, loop: MemoryLoop) -> None:
         super().__init__(asynchronous, loop)
-        self.gate = SyncGate(asynchronous.gate, loop)
+        self.consents = SyncConsents(asynchronous.consents, loop)

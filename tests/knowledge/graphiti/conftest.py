@@ -54,7 +54,7 @@ async def allowed(opening: Opening) -> AsyncIterator[Memory]:
 async def allow(memory: Memory, *more: Any) -> None:
     """Have a person allow the text of chats, and more."""
     await memory.graphiti.grant(["chat_text", *more], by="ops")
-    await memory.graphiti.gate.trust("shop", by="ops")
+    await memory.graphiti.consents.trust("shop", by="ops")
 
 
 async def deliver(memory: Memory, clock: SettableClock, *, looks: int = 10) -> None:

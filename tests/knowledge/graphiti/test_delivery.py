@@ -13,7 +13,7 @@ from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import GraphitiClosed, InvalidInput, KnowledgeNotFound
-from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.observe import EpisodesDelivered
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import Scope
@@ -75,15 +75,15 @@ async def test_without_consent_and_trust_nothing_is_noted_and_nothing_leaves(
     """Not a byte, whichever of the two is missing; and what was said before a grant is not sent after it."""
     async with opening() as memory:
         await talk(memory)
-        await memory.graphiti.gate.trust("shop", by="ops")
+        await memory.graphiti.consents.trust("shop", by="ops")
         await talk(memory, first=2)
-        await memory.graphiti.gate.distrust("shop")
+        await memory.graphiti.consents.distrust("shop")
         await memory.graphiti.grant(["chat_text"], by="ops")
         await talk(memory, first=3)
         await deliver(memory, clock)
         assert (await memory.graphiti.status()).counts == {"turns": 0}
         assert graphiti.bytes_received == 0
-        await memory.graphiti.gate.trust("shop", by="ops")
+        await memory.graphiti.consents.trust("shop", by="ops")
         await talk(memory, first=4)
         await deliver(memory, clock)
         assert contents(graphiti) == ["question 4", "answer 4"]
@@ -117,7 +117,7 @@ async def test_consent_is_for_one_endpoint(
         await deliver(memory, clock)
         assert another.bytes_received == graphiti.bytes_received == 0
         with pytest.raises(GraphitiClosed) as closed:
-            await memory.graphiti.gate.check("shop")
+            await memory.graphiti.consents.check("shop")
         assert closed.value.reason == "no_consent"
     await talk(allowed, first=2)
     await deliver(allowed, clock)

@@ -13,9 +13,9 @@ import pytest
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message
 from threadkeep.errors import GraphitiError
-from threadkeep.knowledge.graphiti.checks import all_ok
-from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.maintenance import all_ok
 from threadkeep.knowledge.graphiti.recall import RecallQuestion
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import FakeGraphiti, SettableClock
 from threadkeep.testing.fake_graphiti import Backend
@@ -97,7 +97,7 @@ async def test_mode_10_what_is_on_its_way_does_not_bring_a_deleted_group_back(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A purge waits for it, deletes, and looks at episodes and at the search."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.upkeep._LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._LOOK_SECONDS", 0.01)
     graphiti.backend = "neo4j"
     graphiti.auto = False
     async with opening(scopes=("session",)) as memory:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.graphiti.names import (
+from threadkeep.knowledge.graphiti.turns import (
     MARK,
     clamped,
     cut,

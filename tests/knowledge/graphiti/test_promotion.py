@@ -9,9 +9,9 @@ import pytest
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.graphiti.names import group_id_of
-from threadkeep.knowledge.graphiti.promotion import Promotion, RelationOf, directives_in
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.knowledge.learning import DirectiveLearner, LearningRequest
+from threadkeep.knowledge.promotion import Promotion, RelationOf, directives_in
 from threadkeep.records.knowledge import ProposalQuery, Scope
 from threadkeep.testing import FakeGraphiti, SettableClock
 from threadkeep.testing.fake_graphiti import Backend

@@ -14,8 +14,8 @@ from tests.limits import HANG_SECONDS
 from tests.recorded_events import RecordedEvents
 from threadkeep import KnownFacts, Memory, Message, SessionMemory
 from threadkeep.context.manifest import ContextManifest, ScopeRecall
-from threadkeep.knowledge.graphiti.names import group_id_of
 from threadkeep.knowledge.graphiti.recall import scopes_asked
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.observe import GraphRecalled
 from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import Scope

@@ -12,7 +12,7 @@ import pytest
 from tests.knowledge.graphiti.conftest import Opening, allow, deliver
 from threadkeep import Memory, Message, SessionNotFound
 from threadkeep.errors import GraphitiClosed
-from threadkeep.knowledge.graphiti.names import group_id_of
+from threadkeep.knowledge.graphiti.turns import group_id_of
 from threadkeep.records.knowledge import Scope
 from threadkeep.testing import FakeGraphiti, SettableClock
 
@@ -110,7 +110,7 @@ async def test_the_state_of_the_operators_folder_is_told_when_it_changes(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only with consent for both kinds of data; branch, commit and whether it is dirty, and no path."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.git_metadata.KEPT_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.repo_state.KEPT_SECONDS", 0.0)
     commit(tmp_path, "one")
     async with opening(git_folder=str(tmp_path), scopes=("workspace",)) as memory:
         for classes in ((), ("git_metadata",), ("promoted_facts",)):
@@ -134,7 +134,7 @@ async def test_a_purge_drops_what_waits_and_says_what_is_left(
     opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server that deletes nothing is told of; one that does is looked at."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._GONE_SECONDS", 0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     async with opening(scopes=("session",)) as memory:
         await allow(memory)
         await talk(memory, 1, 1)
@@ -166,7 +166,7 @@ async def test_a_smoke_test_says_whether_the_server_stores_and_deletes(
     allowed: Memory, graphiti: FakeGraphiti, backend: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With words of our own, in a group of its own."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._GONE_SECONDS", 0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._GONE_SECONDS", 0)
     graphiti.backend = backend  # type: ignore[assignment]
     checks = {check.name: check for check in await allowed.graphiti.test(smoke=True)}
     assert checks["see it stored"].ok
@@ -181,7 +181,7 @@ async def test_a_smoke_test_finds_a_dead_worker(
     allowed: Memory, graphiti: FakeGraphiti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Accepted, and not stored."""
-    monkeypatch.setattr("threadkeep.knowledge.graphiti.checks._SMOKE_SECONDS", 0)
+    monkeypatch.setattr("threadkeep.knowledge.graphiti.maintenance._SMOKE_SECONDS", 0)
     graphiti.worker_dead = True
     [*_, last] = await allowed.graphiti.test(smoke=True)
     assert last.name == "see it stored"

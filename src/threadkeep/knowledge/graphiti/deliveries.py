@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from threadkeep.errors import KnowledgeNotFound
 from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, DeliveryStatus
+from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Driver, Parameters, Row
+from threadkeep.store.driver import Driver, Parameters, Row, Statement
 from threadkeep.store.statements import load_statements
 
 
@@ -51,9 +52,10 @@ class Waiting:
 
 
 class GroupState(NamedTuple):
-    """A group, and how much of it waits, and was taken by the server and not shown yet."""
+    """The group of an owner (None if nothing was sent to it), and its numbers of queued and of unconfirmed messages."""
 
-    group_id: str
+    owner: str
+    group_id: str | None
     queued: int
     sent: int
 
@@ -245,25 +247,13 @@ class Deliveries:
         [(queued, sent)] = await self._fetch("open_of_groups", {"group_id": group_id})
         return int(queued), int(sent)
 
-    async def groups(self, keys: Sequence[str]) -> dict[str, GroupState]:
-        """Return groups by their keys, those that something was sent to, with what is not there yet."""
-        statements = [(self._sql["group_of_key"], {"group_key": key}) for key in keys]
-        async with self._driver.reading() as connection:
-            rows = await connection.fetch_each(statements)
-        return {
-            key: GroupState(found[0][0], int(found[0][1]), int(found[0][2]))
-            for key, found in zip(keys, rows, strict=True)
-            if found
-        }
+    def groups_statement(self, scope: Scope) -> Statement:
+        """Return the statement whose rows are `GroupState`: the group of a scope, or those of all ids of a person."""
+        return self._sql["groups_of_scope"], {"scope": scope.kind, "owner": scope.owner}
 
     async def is_taken(self, group_id: str) -> bool:
         """Return whether an id is that of a group that something was sent to."""
         return bool(await self._fetch("group_with_id", {"group_id": group_id}))
-
-    async def aliases(self, person_id: str) -> list[str]:
-        """Return all ids of a person; the given one alone if nobody is known by it."""
-        rows = await self._fetch("ids_of_person", {"person_id": person_id})
-        return [row[0] for row in rows] or [person_id]
 
     @staticmethod
     def _found(number: int | None, count: int) -> int:

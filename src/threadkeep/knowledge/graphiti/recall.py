@@ -1,4 +1,4 @@
-"""Recall from Graphiti: all scopes are asked at once, within one deadline."""
+"""Recall from Graphiti: all scopes are searched in parallel, within one deadline."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from datetime import datetime
 
 from threadkeep.context.cut import cut_end
 from threadkeep.context.manifest import GraphOutcome, ScopeRecall
-from threadkeep.errors import GraphitiError
-from threadkeep.knowledge.graphiti.breaker import Breaker
-from threadkeep.knowledge.graphiti.client import GraphFact, GraphitiClient
-from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.gate import Gate
-from threadkeep.knowledge.graphiti.names import group_id_of, group_key, sendable
+from threadkeep.errors import GraphitiClosure, GraphitiError
+from threadkeep.knowledge.graphiti.client import Breaker, GraphFact, GraphitiClient
+from threadkeep.knowledge.graphiti.consent import Consents, closure_in
+from threadkeep.knowledge.graphiti.deliveries import Deliveries, GroupState
+from threadkeep.knowledge.graphiti.turns import group_id_of, sendable
 from threadkeep.knowledge.recall import normalised, take_of_each
 from threadkeep.observe import GraphitiTrouble, GraphRecalled, GraphRecallOutcome, Observer
-from threadkeep.records.graphiti import GraphitiOptions, GroupStrategy
+from threadkeep.records.graphiti import GraphitiOptions
 from threadkeep.records.knowledge import SCOPE_KINDS, Scope, ScopeKind
+from threadkeep.store.driver import Driver
 
 _QUERY_CHARACTERS = 2_048
 _FACT_CHARACTERS = 500
@@ -47,7 +47,7 @@ class RecalledFact:
 
 @dataclass(frozen=True)
 class GraphRecall:
-    """Facts for an input, the most specific scope first, and for each scope what became of asking it."""
+    """Facts for an input, the most specific scope first, and a report on the search of each scope."""
 
     facts: tuple[RecalledFact, ...] = ()
     scopes: tuple[ScopeRecall, ...] = ()
@@ -55,9 +55,9 @@ class GraphRecall:
 
 @dataclass(frozen=True)
 class RecallQuestion:
-    """An input that facts are looked for: the new message, the last ones before it, and whose it is.
+    """An input to search facts for: the new message, the last messages before it, and the owners of its scopes.
 
-    `workspace` is that of the run, which has to be trusted; by default that of the options.
+    `workspace` is the workspace of the run, which has to be trusted; by default the one of the options.
     """
 
     text: str
@@ -67,26 +67,36 @@ class RecallQuestion:
     workspace: str | None = None
 
 
-class GraphRecaller:
-    """Asks a Graphiti server once a turn.
+@dataclass(frozen=True)
+class _Groups:
+    """The groups to search in each scope, and a report for each scope with its messages that have not arrived yet."""
 
-    Whatever the server does, a turn waits for the deadline at most. When that was reached, or nothing answered, nobody
-    waits again until the server has answered a question that no turn waits for.
+    ids: Mapping[ScopeKind, Sequence[str]]
+    reports: Sequence[ScopeRecall]
+
+
+class GraphRecaller:
+    """A search on a Graphiti server, once a turn.
+
+    A turn waits until the deadline at most, whatever the server does. After a deadline or a failure, no turn waits
+    again until the server has answered a search in the background.
     """
 
     def __init__(
         self,
         client: GraphitiClient,
+        driver: Driver,
         deliveries: Deliveries,
-        gate: Gate,
+        consents: Consents,
         options: GraphitiOptions,
         *,
         observer: Observer,
         clock: Callable[[], datetime],
     ) -> None:
         self._client = client
+        self._driver = driver
         self._deliveries = deliveries
-        self._gate = gate
+        self._consents = consents
         self._options = options
         self._observer = observer
         self._clock = clock
@@ -99,43 +109,86 @@ class GraphRecaller:
         )
 
     async def recall(self, question: RecallQuestion) -> GraphRecall:
-        """Return the facts that bear on an input; what fails is told in the answer.
+        """Return the facts that bear on an input; failures are in the reports of the scopes.
 
         Raises:
             StoreUnavailable: the database does not answer.
         """
         started = time.monotonic()
-        kinds = scopes_asked(question.text, self._options)
-        scopes = [(kind, question.scopes.get(kind)) for kind in SCOPE_KINDS if kind in kinds]
-        asked = [(kind, scope) for kind, scope in scopes if scope is not None or self._is_extra(kind)]
+        kinds = [kind for kind in SCOPE_KINDS if kind in scopes_asked(question.text, self._options)]
+        scopes = {kind: question.scopes.get(kind) for kind in kinds}
+        asked = {kind: scope for kind, scope in scopes.items() if scope is not None or self._extra(kind)}
         if not asked:
             return GraphRecall()
-        closed = await self._gate.closed(question.workspace or self._options.workspace)
-        if closed is not None:
-            return GraphRecall(scopes=tuple(ScopeRecall(kind, closed) for kind, _ in asked))
-        groups, waiting = await self._groups(asked)
+        groups = await self._groups(asked, question.workspace or self._options.workspace)
+        if not isinstance(groups, _Groups):
+            return GraphRecall(scopes=tuple(ScopeRecall(kind, groups) for kind in asked))
         query = await self._query(question)
         if self._breaker.is_open:
             self._probe(groups, query)
-            reports = tuple(replace(one, outcome="breaker_open") for one in waiting)
-            self._tell("breaker_open", 0, started, question)
-            return GraphRecall(scopes=reports)
+            self._notify("breaker_open", 0, started, question)
+            return GraphRecall(scopes=tuple(replace(one, outcome="breaker_open") for one in groups.reports))
         left = self._options.recall_timeout_seconds - (time.monotonic() - started)
-        answers = await self._ask(groups, query, max(left, 0.0))
-        recalled = self._merged(answers, waiting)
-        self._judge(answers, len(recalled.facts), started, question)
+        answers = await self._ask(groups.ids, query, max(left, 0.0))
+        recalled = self._merged(answers, groups.reports)
+        outcome = self._judge(list(answers.values()))
+        self._notify(outcome, len(recalled.facts), started, question)
         return recalled
 
     async def close(self) -> None:
-        """End what goes on."""
+        """Cancel the search in the background."""
         if self._probing is not None:
             self._probing.cancel()
             await asyncio.wait([self._probing])
 
+    async def _groups(
+        self, asked: Mapping[ScopeKind, Scope | None], workspace: str | None
+    ) -> _Groups | GraphitiClosure:
+        """Return the groups to search, or why nothing may be searched; in one visit of the database.
+
+        A person has the groups of all ids. Groups of other programs are searched with the workspace.
+        """
+        consent = self._consents.statements(workspace)
+        owned = {kind: scope for kind, scope in asked.items() if scope is not None}
+        statements = [*consent, *map(self._deliveries.groups_statement, owned.values())]
+        async with self._driver.reading() as connection:
+            rows = await connection.fetch_each(statements)
+        closed = closure_in(rows[: len(consent)])
+        if closed is not None:
+            return closed
+        found = dict(zip(owned, rows[len(consent) :], strict=True))
+        ids: dict[ScopeKind, list[str]] = {}
+        reports: list[ScopeRecall] = []
+        for kind in asked:
+            states = [GroupState(*row) for row in found.get(kind, ())]
+            named = [one.group_id or await self._new_group_id(Scope(kind, one.owner)) for one in states]
+            ids[kind] = list(dict.fromkeys([*named, *self._extra(kind)]))
+            queued, unconfirmed = sum(one.queued for one in states), sum(one.sent for one in states)
+            reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed))
+        return _Groups(ids, reports)
+
+    async def _new_group_id(self, scope: Scope) -> str:
+        """Return the id that the group of a scope will have; the raw id may belong to another owner."""
+        group_id = group_id_of(scope, self._options.group_id_strategy)
+        if self._options.group_id_strategy == "raw" and await self._deliveries.is_taken(group_id):
+            return group_id_of(scope)
+        return group_id
+
+    def _extra(self, kind: ScopeKind) -> Sequence[str]:
+        return self._options.recall_extra_group_ids if kind == "workspace" else ()
+
+    async def _query(self, question: RecallQuestion) -> str:
+        """Return the text to search for: the new message first, because the end is cut."""
+        words = [question.text, *reversed(question.recent)]
+        workspace = question.workspace or self._options.workspace
+        if workspace is not None and self._options.git_folder and "git_metadata" in await self._consents.granted():
+            words.insert(1, workspace)
+        return sendable("\n".join(words), _QUERY_CHARACTERS)
+
     async def _ask(
         self, groups: Mapping[ScopeKind, Sequence[str]], query: str, seconds: float
     ) -> dict[ScopeKind, list[GraphFact] | GraphOutcome]:
-        """Return what each scope answers within the time, or how asking it ended."""
+        """Return the facts that each scope finds within the time, or the outcome of a search that failed."""
         tasks = {
             kind: asyncio.create_task(
                 self._client.search(group_ids, query, self._options.recall_max_facts, seconds=seconds)
@@ -172,98 +225,46 @@ class GraphRecaller:
             reports.append(replace(report, outcome=outcome, found=len(found), superseded=len(found) - len(current)))
         shown = take_of_each(lists, self._options.recall_max_facts, lambda fact: (fact.id, normalised(fact.text)))
         names = {name for fact in shown for name in (fact.id, normalised(fact.text))}
-        told = []
+        told: list[ScopeRecall] = []
         for report, facts in zip(reports, lists, strict=True):
             mine = sum(fact.scope == report.scope for fact in shown)
             again = sum(bool(names & {fact.id, normalised(fact.text)}) for fact in facts) - mine
             told.append(replace(report, shown=mine, duplicate=again, over_quota=len(facts) - mine - again))
         return GraphRecall(tuple(shown), tuple(told))
 
-    def _judge(
-        self,
-        answers: Mapping[ScopeKind, list[GraphFact] | GraphOutcome],
-        facts: int,
-        started: float,
-        question: RecallQuestion,
-    ) -> None:
-        """Open the breaker where a turn waited in vain, and tell how it went."""
-        failed = [answer for answer in answers.values() if not isinstance(answer, list)]
-        outcome: GraphRecallOutcome = "ok"
+    def _judge(self, answers: Sequence[list[GraphFact] | GraphOutcome]) -> GraphRecallOutcome:
+        """Open the breaker if the turn waited in vain, or close it; return the outcome of all scopes together."""
+        failed = [answer for answer in answers if not isinstance(answer, list)]
         if "deadline" in failed or len(failed) == len(answers):
             self._breaker.failed()
-            outcome = "deadline" if "deadline" in failed else "failed"
-        else:
-            self._breaker.succeeded()
-            outcome = "partial" if failed else "ok"
-        self._tell(outcome, facts, started, question)
+            return "deadline" if "deadline" in failed else "failed"
+        self._breaker.succeeded()
+        return "partial" if failed else "ok"
 
-    def _tell(self, outcome: GraphRecallOutcome, facts: int, started: float, question: RecallQuestion) -> None:
-        waited = (time.monotonic() - started) * 1000
+    def _notify(self, outcome: GraphRecallOutcome, facts: int, started: float, question: RecallQuestion) -> None:
+        milliseconds = (time.monotonic() - started) * 1000
         self._observer.notify(
-            GraphRecalled(outcome=outcome, facts=facts, milliseconds=waited, session_id=question.session_id)
+            GraphRecalled(outcome=outcome, facts=facts, milliseconds=milliseconds, session_id=question.session_id)
         )
 
-    def _probe(self, groups: Mapping[ScopeKind, Sequence[str]], query: str) -> None:
-        """Ask again beside the turn, which does not wait, if it is time for that."""
+    def _probe(self, groups: _Groups, query: str) -> None:
+        """Search in the background, without a turn that waits, if the breaker allows it."""
         if (self._probing is None or self._probing.done()) and self._breaker.allows():
-            group_ids = next(iter(groups.values()))
+            group_ids = next(iter(groups.ids.values()))
             self._probing = asyncio.create_task(
-                self._ask_beside(group_ids, query), context=Context(), name="threadkeep-graphiti-probe"
+                self._search_in_background(group_ids, query), context=Context(), name="threadkeep-graphiti-probe"
             )
 
-    async def _ask_beside(self, group_ids: Sequence[str], query: str) -> None:
+    async def _search_in_background(self, group_ids: Sequence[str], query: str) -> None:
         try:
             await self._client.search(group_ids, query, 1, seconds=self._options.recall_timeout_seconds)
             self._breaker.succeeded()
         except GraphitiError as error:
             self._breaker.failed(at_least_seconds=error.retry_after or 0.0)
 
-    async def _groups(
-        self, asked: Sequence[tuple[ScopeKind, Scope | None]]
-    ) -> tuple[dict[ScopeKind, list[str]], list[ScopeRecall]]:
-        """Return the groups of each scope, and what of it is not there yet.
-
-        A person has those of all ids, and with a workspace those of other programs are asked.
-        """
-        owners: dict[ScopeKind, list[Scope]] = {kind: [] if scope is None else [scope] for kind, scope in asked}
-        if person := owners.get("user"):
-            owners["user"] = [Scope("user", alias) for alias in await self._deliveries.aliases(person[0].owner)]
-        known = await self._deliveries.groups([group_key(one) for each in owners.values() for one in each])
-        groups: dict[ScopeKind, list[str]] = {}
-        reports = []
-        for kind, each in owners.items():
-            states = [known.get(group_key(one)) for one in each]
-            found = [
-                group_id_of(one, await self._strategy(one)) if state is None else state.group_id
-                for one, state in zip(each, states, strict=True)
-            ]
-            extra = self._options.recall_extra_group_ids if self._is_extra(kind) else ()
-            groups[kind] = list(dict.fromkeys([*found, *extra]))
-            there = [state for state in states if state is not None]
-            queued, unconfirmed = sum(one.queued for one in there), sum(one.sent for one in there)
-            reports.append(ScopeRecall(kind, queued=queued, unconfirmed=unconfirmed))
-        return groups, reports
-
-    async def _strategy(self, scope: Scope) -> GroupStrategy:
-        """Return how a group that nothing was sent to yet will be called: the raw id may be another owner's."""
-        if self._options.group_id_strategy == "raw":
-            return "hashed" if await self._deliveries.is_taken(group_id_of(scope, "raw")) else "raw"
-        return "hashed"
-
-    def _is_extra(self, kind: ScopeKind) -> bool:
-        return kind == "workspace" and bool(self._options.recall_extra_group_ids)
-
-    async def _query(self, question: RecallQuestion) -> str:
-        """Return what the server is asked: the new message first, since the end is cut."""
-        words = [question.text, *reversed(question.recent)]
-        workspace = question.workspace or self._options.workspace
-        if workspace is not None and self._options.git_folder and "git_metadata" in await self._gate.granted():
-            words.insert(1, workspace)
-        return sendable("\n".join(words), _QUERY_CHARACTERS)
-
 
 def scopes_asked(text: str, options: GraphitiOptions) -> list[ScopeKind]:
-    """Return the scopes that are asked for an input: `auto` asks the user's where it is about the user's own things."""
+    """Return the scopes to search for an input; `auto` includes the user's if the input is about their own things."""
     asked: list[ScopeKind] = []
     for name in options.recall_scopes:
         if name != "auto":

@@ -10,17 +10,26 @@ from datetime import datetime
 
 from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.knowledge.facts import Knowledge
-from threadkeep.knowledge.graphiti.checks import Check, all_ok, connection_test, smoke_test
 from threadkeep.knowledge.graphiti.client import GraphitiClient
+from threadkeep.knowledge.graphiti.consent import Consents
 from threadkeep.knowledge.graphiti.deliveries import Deliveries
-from threadkeep.knowledge.graphiti.gate import Gate
-from threadkeep.knowledge.graphiti.git_metadata import KEPT_SECONDS, GitMetadata
-from threadkeep.knowledge.graphiti.names import fact_episode
-from threadkeep.knowledge.graphiti.promotion import Promotion
+from threadkeep.knowledge.graphiti.maintenance import (
+    Backfill,
+    Backfilled,
+    Check,
+    Purged,
+    Retracted,
+    all_ok,
+    connection_test,
+    purge,
+    retract,
+    smoke_test,
+)
 from threadkeep.knowledge.graphiti.recall import GraphRecall, GraphRecaller, RecallQuestion
-from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue
-from threadkeep.knowledge.graphiti.upkeep import Backfill, Backfilled, Purged, Retracted, purge, retract
+from threadkeep.knowledge.graphiti.repo_state import KEPT_SECONDS, GitMetadata
+from threadkeep.knowledge.graphiti.turns import Outbound, TurnQueue, fact_episode
 from threadkeep.knowledge.graphiti.worker import DeliveryWorker
+from threadkeep.knowledge.promotion import Promotion
 from threadkeep.observe import GraphitiTrouble, Observer
 from threadkeep.records.graphiti import Consent, DataClass, Delivery, DeliveryStatus, GraphitiOptions
 from threadkeep.records.knowledge import Evidence, Fact, Scope
@@ -71,7 +80,7 @@ class Graphiti:
         clock: Callable[[], datetime],
     ) -> None:
         self.options = options if options is not None and options.enabled else None
-        self.gate = Gate(driver, options, clock=clock)
+        self.consents = Consents(driver, options, clock=clock)
         self._driver = driver
         self._knowledge = knowledge
         self._observer = observer
@@ -110,8 +119,9 @@ class Graphiti:
         if self._recaller is None:
             self._recaller = GraphRecaller(
                 self.client(),
+                self._driver,
                 self._deliveries,
-                self.gate,
+                self.consents,
                 self.options,
                 observer=self._observer,
                 clock=self._clock,
@@ -131,9 +141,9 @@ class Graphiti:
             enabled=options is not None,
             endpoint=None if options is None else options.endpoint,
             transport=None if options is None else options.transport,
-            granted=tuple(sorted(await self.gate.granted())),
+            granted=tuple(sorted(await self.consents.granted())),
             wanted=() if options is None else options.needed_classes(),
-            trusted=tuple(await self.gate.trusted()),
+            trusted=tuple(await self.consents.trusted()),
             counts=counts,
             dead=dead,
             repeats=repeats,
@@ -147,7 +157,7 @@ class Graphiti:
             GraphitiClosed: Graphiti is off.
             InvalidInput: there are no such kinds of data.
         """
-        consent = await self.gate.decide("granted", data_classes, by=by)
+        consent = await self.consents.decide("granted", data_classes, by=by)
         await self._require().wake()
         self.wake()
         return consent
@@ -158,8 +168,8 @@ class Graphiti:
         Raises:
             GraphitiClosed: Graphiti is off.
         """
-        before = await self.gate.granted()
-        consent = await self.gate.decide("withdrawn" if before else "declined", (), by=by)
+        before = await self.consents.granted()
+        consent = await self.consents.decide("withdrawn" if before else "declined", (), by=by)
         while await self._turns.make_deliveries():
             pass
         await self._require().bury_waiting("consent_withdrawn")
@@ -225,7 +235,7 @@ class Graphiti:
     async def tell(self, fact: Fact, promotion: Promotion) -> Promoted:
         """Queue the episode of a promoted fact that is kept already, if that is allowed."""
         workspace = fact.scope.owner if promotion.scope == "workspace" else self.workspace
-        closed = await self.gate.closed(workspace, "promoted_facts")
+        closed = await self.consents.closed(workspace, "promoted_facts")
         if closed is not None:
             return Promoted(fact, 0, closed)
         text = promotion.episode(fact.scope.owner)
@@ -245,7 +255,7 @@ class Graphiti:
         if options is None or options.git_folder is None or options.workspace is None:
             return None
         for data_class in _REPO_CLASSES:
-            if await self.gate.closed(options.workspace, data_class) is not None:
+            if await self.consents.closed(options.workspace, data_class) is not None:
                 return None
         state = await self._git.read()
         if state is None:
@@ -284,7 +294,7 @@ class Graphiti:
         """
         if self.options is None:
             return Retracted(0, "")
-        may_ask = bool(await self.gate.granted())
+        may_ask = bool(await self.consents.granted())
         return await retract(self.client(), self._deliveries, fact, may_ask=may_ask)
 
     async def backfill(
@@ -298,7 +308,7 @@ class Graphiti:
             GraphitiClosed: earlier turns may not be sent.
             SessionNotFound: there is no such session.
         """
-        await self.gate.check(self.workspace, "backfill")
+        await self.consents.check(self.workspace, "backfill")
         backfill = Backfill(self._driver, clock=self._clock)
         named = await backfill.sessions(user_id) if session_ids is None else session_ids
         queued = await backfill.queue(named, self.workspace, limit=limit)
@@ -369,7 +379,7 @@ class Graphiti:
                 self.client(),
                 self._deliveries,
                 self._turns,
-                self.gate,
+                self.consents,
                 self.options,
                 observer=self._observer,
                 clock=self._clock,

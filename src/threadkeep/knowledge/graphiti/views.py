@@ -8,10 +8,9 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field
 
 from threadkeep.errors import GraphitiClosure
-from threadkeep.knowledge.graphiti.checks import Check
-from threadkeep.knowledge.graphiti.promotion import PromotedKind, Promotion, Relation, RelationOf
+from threadkeep.knowledge.graphiti.maintenance import Backfilled, Check, Purged, Retracted
 from threadkeep.knowledge.graphiti.service import GraphitiStatus, Promoted
-from threadkeep.knowledge.graphiti.upkeep import Backfilled, Purged, Retracted
+from threadkeep.knowledge.promotion import PromotedKind, Promotion, Relation, RelationOf
 from threadkeep.knowledge.views import FactView, Key, Owner
 from threadkeep.records.graphiti import Consent, DataClass, Decision, Delivery, DeliveryStatus
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, Scope, ScopeKind

@@ -14,13 +14,11 @@ from typing import NamedTuple
 from langchain_core.utils.uuid import uuid7
 
 from threadkeep.errors import GraphitiError, StoreError
-from threadkeep.knowledge.graphiti.breaker import Breaker
-from threadkeep.knowledge.graphiti.client import Episode, EpisodeRole, GraphitiClient
+from threadkeep.knowledge.graphiti.client import Breaker, Episode, EpisodeRole, GraphitiClient
+from threadkeep.knowledge.graphiti.consent import Consents
 from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
-from threadkeep.knowledge.graphiti.gate import Gate
-from threadkeep.knowledge.graphiti.git_metadata import GitMetadata
-from threadkeep.knowledge.graphiti.names import clamped, sendable
-from threadkeep.knowledge.graphiti.turns import TurnQueue, source_of
+from threadkeep.knowledge.graphiti.repo_state import GitMetadata
+from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
 from threadkeep.observe import DeliveryResult, EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
@@ -54,7 +52,7 @@ class DeliveryWorker:
         client: GraphitiClient,
         deliveries: Deliveries,
         turns: TurnQueue,
-        gate: Gate,
+        consents: Consents,
         options: GraphitiOptions,
         *,
         observer: Observer,
@@ -63,7 +61,7 @@ class DeliveryWorker:
         self._client = client
         self._deliveries = deliveries
         self._turns = turns
-        self._gate = gate
+        self._consents = consents
         self._options = options
         self._observer = observer
         self._clock = clock
@@ -152,7 +150,7 @@ class DeliveryWorker:
         Raises:
             GraphitiError: the server did not do what was asked.
         """
-        if not await self._gate.granted():
+        if not await self._consents.granted():
             return _Pause(_LONGEST_LOOK_SECONDS, error="no_consent")
         if sent := await self._deliveries.on_the_way(lease.group_id):
             left = await self._read_back(lease, sent)
@@ -182,7 +180,7 @@ class DeliveryWorker:
         marked = await self._deliveries.mark_sent(lease, classes, backfill_per_minute=limit)
         batch = [one for one in batch if one.number in marked]
         if not batch:
-            waits = is_backfill and "backfill" in await self._gate.granted()
+            waits = is_backfill and "backfill" in await self._consents.granted()
             return _Pause(_LONGEST_LOOK_SECONDS, error=None if waits else "no_consent")
         if time.monotonic() - started > self._lease_seconds / 2:
             # This process was paused: another one may have the group by the time the request arrives.
@@ -287,7 +285,7 @@ class DeliveryWorker:
         )
 
     async def _git_if_allowed(self) -> dict[str, object] | None:
-        if self._options.git_folder is None or "git_metadata" not in await self._gate.granted():
+        if self._options.git_folder is None or "git_metadata" not in await self._consents.granted():
             return None
         return await self._git.read()
 

@@ -161,7 +161,13 @@ FROM chat_graph_deliveries
 WHERE group_id = :group_id AND status IN ('queued', 'sent')
 
 -- name: group_of_key
+SELECT group_id FROM chat_graph_groups WHERE group_key = :group_key
+
+-- name: groups_of_scope
+-- The group of an owner, and of a person the groups of all ids, with the numbers of their open messages. The group is
+-- NULL if nothing was sent to it yet.
 SELECT
+    o.owner,
     g.group_id,
     (
         SELECT count(*) FROM chat_graph_deliveries d
@@ -171,14 +177,15 @@ SELECT
         SELECT count(*) FROM chat_graph_deliveries d
         WHERE d.group_id = g.group_id AND d.status IN ('queued', 'sent') AND d.status = 'sent'
     )
-FROM chat_graph_groups g
-WHERE g.group_key = :group_key
+FROM (
+    SELECT CAST(:owner AS TEXT) AS owner
+    UNION
+    SELECT p.person_id FROM chat_persons c JOIN chat_persons p ON p.canonical_id = c.canonical_id
+    WHERE c.person_id = :owner AND CAST(:scope AS TEXT) = 'user'
+) o
+    LEFT JOIN chat_graph_groups g ON g.group_key = CAST(:scope AS TEXT) || ':' || o.owner
+ORDER BY CASE WHEN o.owner = :owner THEN 0 ELSE 1 END, o.owner
+LIMIT 20
 
 -- name: group_with_id
 SELECT group_key FROM chat_graph_groups WHERE group_id = :group_id
-
--- name: ids_of_person
-SELECT p.person_id FROM chat_persons g JOIN chat_persons p ON p.canonical_id = g.canonical_id
-WHERE g.person_id = :person_id
-ORDER BY p.person_id <> p.canonical_id, p.first_seen_at, p.person_id
-LIMIT 20

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from threadkeep.knowledge.graphiti.checks import all_ok
+from threadkeep.knowledge.graphiti.maintenance import all_ok
 from threadkeep.knowledge.graphiti.views import (
     BackfilledView,
     BackfillInput,
@@ -51,7 +51,7 @@ async def graphiti_status(app: AppInUse) -> GraphitiStatusView:
 @router.get("/consent", summary="See what was allowed", responses=documented(503))
 async def list_consents(app: AppInUse) -> ConsentList:
     """List the consent decisions for all endpoints, newest first."""
-    return ConsentList(consents=[ConsentView.of(one) for one in await app.memory.graphiti.gate.decisions()])
+    return ConsentList(consents=[ConsentView.of(one) for one in await app.memory.graphiti.consents.decisions()])
 
 
 @router.put("/consent", summary="Allow or decline", responses=_WRITING, openapi_extra=ADMINISTERS)
@@ -66,9 +66,9 @@ async def decide_consent(decision: ConsentInput, app: AppInUse) -> ConsentView:
 @router.put("/trust", summary="Trust a workspace", responses=_WRITING, openapi_extra=ADMINISTERS)
 async def trust_workspace(trust: TrustInput, app: AppInUse) -> TrustView:
     """Set whether the messages of a workspace may go to Graphiti."""
-    gate = app.memory.graphiti.gate
-    await (gate.trust(trust.workspace, by=trust.by) if trust.trusted else gate.distrust(trust.workspace))
-    return TrustView(trusted=await gate.trusted())
+    consents = app.memory.graphiti.consents
+    await (consents.trust(trust.workspace, by=trust.by) if trust.trusted else consents.distrust(trust.workspace))
+    return TrustView(trusted=await consents.trusted())
 
 
 @router.post("/test", summary="Test the Graphiti server", responses=_ASKING, openapi_extra=ADMINISTERS)

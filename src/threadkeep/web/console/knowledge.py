@@ -45,6 +45,6 @@ async def show_knowledge(
         past=past,
         next_cursor=write_cursor(following),
         status=status,
-        consents=await graphiti.gate.decisions() if user is None else [],
+        consents=await graphiti.consents.decisions() if user is None else [],
         dead=await graphiti.deliveries(status="dead", limit=_DEAD) if user is None else [],
     )

@@ -21,7 +21,7 @@ from threadkeep.agent.questions import question_before
 from threadkeep.context.quotation import quoted_episode, quoted_fact, quoted_procedure
 from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
-from threadkeep.knowledge.secrets import looks_like_secret
+from threadkeep.knowledge.promotion import looks_like_secret
 from threadkeep.observe import ExtraNotFound, WriteFailed
 from threadkeep.records import Json
 from threadkeep.records.knowledge import SCOPE_KINDS, Episode, Evidence, Fact, FactKind, Procedure, Scope, ScopeKind

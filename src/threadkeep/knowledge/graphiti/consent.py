@@ -9,101 +9,84 @@ from threadkeep.errors import GraphitiClosed, GraphitiClosure, InvalidInput
 from threadkeep.records.graphiti import CONSENT_VERSION, DATA_CLASSES, Consent, DataClass, Decision, GraphitiOptions
 from threadkeep.records.knowledge import MAX_OWNER_CHARACTERS, check_name
 from threadkeep.store.codec import time_of, time_text
-from threadkeep.store.driver import Driver, Statement
+from threadkeep.store.driver import Driver, Row, Statement
 from threadkeep.store.statements import load_statements
 
 
-class Gate:
-    """Tells whether something may go to Graphiti now.
+class Consents:
+    """The tables of consents and trusted workspaces.
 
-    It is asked of the database each time: another process may have withdrawn consent a moment ago. The statements that
-    note a turn and that mark a message as sent ask the same in themselves.
+    Each check reads the database, because another process may have withdrawn consent a moment ago. The statements that
+    record a turn and that mark a message as sent contain the same check.
     """
 
     def __init__(self, driver: Driver, options: GraphitiOptions | None, *, clock: Callable[[], datetime]) -> None:
         self._driver = driver
-        self._options = options
+        self._options = options if options is not None and options.enabled else None
         self._clock = clock
         self._sql = load_statements("graph_consents.sql")
 
-    @property
-    def endpoint(self) -> str:
-        """The endpoint that consent is asked for.
-
-        Raises:
-            GraphitiClosed: there is none.
-        """
-        if self._options is None or not self._options.enabled:
-            raise GraphitiClosed("off")
-        return self._options.endpoint
-
     async def granted(self) -> frozenset[DataClass]:
         """Return the kinds of data that may go to the endpoint now."""
-        if self._options is None or not self._options.enabled:
+        if self._options is None:
             return frozenset()
-        asked = {"endpoint": self._options.endpoint, "version": CONSENT_VERSION}
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["granted"], asked)
-        return frozenset(_classes(rows[0][0])) if rows else frozenset()
+            rows = await connection.fetch(*self._granted_statement(self._options))
+        return _granted_in(rows)
 
     async def closed(self, workspace: str | None, data_class: DataClass = "chat_text") -> GraphitiClosure | None:
         """Return why this kind of data of a workspace may not be sent now; None if it may."""
-        if self._options is None or not self._options.enabled:
+        if self._options is None:
             return "off"
-        asked = {"endpoint": self._options.endpoint, "version": CONSENT_VERSION}
-        statements: list[Statement] = [
-            (self._sql["granted"], asked),
-            (self._sql["is_trusted"], {"workspace": workspace}),
-        ]
         async with self._driver.reading() as connection:
-            granted, trusted = await connection.fetch_each(statements)
-        if not granted or data_class not in _classes(granted[0][0]):
-            return "no_consent"
-        return None if trusted else "untrusted"
+            return closure_in(await connection.fetch_each(self.statements(workspace)), data_class)
 
     async def check(self, workspace: str | None, data_class: DataClass = "chat_text") -> None:
-        """Let this kind of data of a workspace pass.
+        """Check that this kind of data of a workspace may be sent now.
 
         Raises:
-            GraphitiClosed: it may not be sent now.
+            GraphitiClosed: it may not.
         """
         if (reason := await self.closed(workspace, data_class)) is not None:
             raise GraphitiClosed(reason)
 
+    def statements(self, workspace: str | None) -> list[Statement]:
+        """Return the statements whose rows `closure_in` reads; none if Graphiti is off."""
+        if self._options is None:
+            return []
+        return [self._granted_statement(self._options), (self._sql["is_trusted"], {"workspace": workspace})]
+
     async def decide(self, decision: Decision, data_classes: Sequence[DataClass], *, by: str) -> Consent:
-        """Keep a person's decision about the endpoint; it stands in the place of the one before.
+        """Store a person's decision about the endpoint; it replaces the previous one.
 
         Raises:
             GraphitiClosed: Graphiti is off.
-            InvalidInput: there are no such kinds of data, or nobody is named.
+            InvalidInput: a kind of data does not exist, or no person is named.
         """
-        endpoint = self.endpoint
+        if self._options is None:
+            raise GraphitiClosed("off")
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         if not set(data_classes) <= set(DATA_CLASSES) or (decision == "granted" and "chat_text" not in data_classes):
             raise InvalidInput(f"Consent names chat_text, and any of {', '.join(DATA_CLASSES[1:])}.")
-        ordered = tuple(name for name in DATA_CLASSES if name in data_classes)
-        now = self._clock()
+        consent = Consent(
+            version=CONSENT_VERSION,
+            endpoint=self._options.endpoint,
+            data_classes=tuple(name for name in DATA_CLASSES if name in data_classes),
+            decision=decision,
+            decided_by=by,
+            decided_at=self._clock(),
+        )
         row = {
-            "version": CONSENT_VERSION,
-            "endpoint": endpoint,
-            "data_classes": f" {' '.join(ordered)} ",
-            "decision": decision,
-            "decided_by": by,
-            "now": time_text(now),
+            **vars(consent),
+            "data_classes": f" {' '.join(consent.data_classes)} ",
+            "now": time_text(consent.decided_at),
         }
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["decide"], row)
-        return Consent(
-            version=CONSENT_VERSION,
-            endpoint=endpoint,
-            data_classes=ordered,
-            decision=decision,
-            decided_by=by,
-            decided_at=now,
-        )
+        return consent
 
     async def decisions(self, limit: int = 20) -> list[Consent]:
-        """Return what was decided, the newest first, for any endpoint."""
+        """Return the decisions about any endpoint, newest first."""
         async with self._driver.reading() as connection:
             rows = await connection.fetch(self._sql["decisions"], {"limit": limit})
         return [
@@ -119,21 +102,38 @@ class Gate:
         ]
 
     async def trust(self, workspace: str | None, *, by: str) -> None:
-        """Trust a workspace: None is that of runs that name none."""
+        """Trust a workspace; None stands for runs without a workspace."""
         check_name("person's name", by, MAX_OWNER_CHARACTERS)
         row = {"workspace": workspace or "", "trusted_by": by, "now": time_text(self._clock())}
         async with self._driver.writing() as connection:
             await connection.execute(self._sql["trust"], row)
 
     async def distrust(self, workspace: str | None) -> bool:
-        """Trust a workspace no more; False if it was not trusted."""
+        """Stop trusting a workspace; return False if it was not trusted."""
         async with self._driver.writing() as connection:
             return await connection.execute(self._sql["distrust"], {"workspace": workspace or ""}) > 0
 
     async def trusted(self) -> list[str | None]:
-        """Return the workspaces that are trusted; None is that of runs that name none."""
+        """Return the trusted workspaces; None stands for runs without a workspace."""
         async with self._driver.reading() as connection:
             return [row[0] or None for row in await connection.fetch(self._sql["trusted"], {})]
+
+    def _granted_statement(self, options: GraphitiOptions) -> Statement:
+        return self._sql["granted"], {"endpoint": options.endpoint, "version": CONSENT_VERSION}
+
+
+def closure_in(rows: Sequence[Sequence[Row]], data_class: DataClass = "chat_text") -> GraphitiClosure | None:
+    """Return why a kind of data may not be sent, from the rows of `Consents.statements`; None if it may."""
+    if not rows:
+        return "off"
+    granted, trusted = rows
+    if data_class not in _granted_in(granted):
+        return "no_consent"
+    return None if trusted else "untrusted"
+
+
+def _granted_in(rows: Sequence[Row]) -> frozenset[DataClass]:
+    return frozenset(_classes(rows[0][0])) if rows else frozenset()
 
 
 def _classes(text: str) -> tuple[DataClass, ...]:

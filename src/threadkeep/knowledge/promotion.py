@@ -1,4 +1,4 @@
-"""Facts that a person or an agent's tool promotes: kept here, and told to the graph as an episode of their own."""
+"""Promoted facts and directives: their kinds, their words, and the refusal of secrets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 from threadkeep.errors import InvalidInput
-from threadkeep.knowledge.secrets import looks_like_secret
 from threadkeep.records.knowledge import MAX_VALUE_CHARACTERS, FactKind, ScopeKind
+
+_NAMED = re.compile(
+    r"(?:pass(?:word|wd|phrase|code)|\bpwd|token|secret|(?:api|access|private)[ _-]?key|密码|口令|密钥|令牌)"
+    r"\w{0,2}[\"'`]?\s*(?:is|are|was|=|:|：|是|为)\s*\S{3,}",
+    re.IGNORECASE,
+)
+_SHAPED = re.compile(
+    r"-----BEGIN [A-Z ]*PRIVATE KEY"
+    r"|\bgh[pousr]_\w{4,}|\bgithub_pat_\w{4,}|\bsk-[\w-]{8,}|\bAKIA[0-9A-Z]{8,}|\bxox[a-z]-[\w-]{4,}"
+)
+
+
+def looks_like_secret(text: str) -> bool:
+    """Return whether a text has a password, a token or a key in it: by its shape, or by the word before it."""
+    return bool(_SHAPED.search(text) or _NAMED.search(text.replace("_", " ")))
+
 
 type PromotedKind = Literal[
     "decision", "lesson_learned", "preference", "procedure", "task_update", "terminology", "repo_state"
