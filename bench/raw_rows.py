@@ -23,6 +23,9 @@ COLUMNS = (
     "original",
     "sent_at",
     "created_at",
+    "author",
+    "answers",
+    "ordinal",
 )
 _QUESTION_TOKENS = 25
 _ANSWER_TOKENS = 130
@@ -35,7 +38,7 @@ def now_text() -> str:
 
 def rows_of(session_id: str, last_seq: int, turn: TurnTexts, now: str) -> list[tuple[object, ...]]:
     """The two rows of a turn that ends at `last_seq`, in the order of `COLUMNS`."""
-    rest = ("complete", None, False, None, "{}", None, None, now)
+    rest = ("complete", None, False, None, "{}", None, None, now, None, None, None)
     return [
         (session_id, last_seq - 1, str(uuid4()), "user", turn.user, _QUESTION_TOKENS, *rest),
         (session_id, last_seq, str(uuid4()), "assistant", turn.assistant, _ANSWER_TOKENS, *rest),

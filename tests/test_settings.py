@@ -75,7 +75,7 @@ def test_the_defaults_are_those_of_the_promise(tmp_path: Path) -> None:
     assert (settings.history_enabled, settings.history_max_messages, settings.history_max_tokens) == (True, 20, 4000)
     assert (settings.memory_max_messages, settings.memory_max_chars) == (8, 8000)
     store = settings.store_options()
-    assert (store.pool_min_size, store.pool_max_size) == (1, 10)
+    assert (store.pool_min_size, store.pool_max_size) == (1, 5)
     assert (store.pool_timeout_seconds, store.pool_max_idle_seconds) == (30, 300)
     assert store.synchronous == "FULL"
     assert settings.graph_store == settings.database

@@ -53,7 +53,7 @@ class Settings(RunSettings, GraphitiSettings):
     )
     lock_timeout: float = Field(10.0, gt=0, description="Seconds to wait for SQLite's lock.")
     postgres_pool_min_size: int = Field(1, ge=0, description="Connections that are always open.")
-    postgres_pool_max_size: int = Field(10, ge=1, description="Connections at most.")
+    postgres_pool_max_size: int = Field(5, ge=1, description="Connections at most.")
     postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
     postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
 

@@ -52,14 +52,15 @@ async def test_a_window_reads_no_more_than_it_takes(
     postgres_url: str, memory_options: MemoryOptions, analyzed: bool
 ) -> None:
     """From the end, from an anchor near it, of one user, after a reset: never what lies beyond."""
-    bounds = {"before": END, "after": 0, "limit": LIMIT, "history": False}
+    bounds = {"before": END, "after": 0, "limit": LIMIT}
     parameters = {"session_id": "long", "user_id": "u1", **bounds}
     async with open_memory(postgres_url, options=memory_options) as memory:
         await fill(memory, LONG)
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             await connection.execute("ANALYZE" if analyzed else "SELECT 1")
-        assert await most_rows(postgres_url, "newest", parameters) <= FEW
-        assert await most_rows(postgres_url, "newest_of_user", parameters) <= FEW
+        for statement in ("newest", "newest_of_history"):
+            assert await most_rows(postgres_url, statement, {**parameters, "user_id": None}) <= FEW
+            assert await most_rows(postgres_url, statement, parameters) <= FEW
         for after in (0, LONG // 2, LONG - LIMIT // 2, LONG):
             assert await most_rows(postgres_url, "recent", {**parameters, "after": after}) <= FEW
         await memory.session("long").reset()

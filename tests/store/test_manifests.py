@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 import pytest
 
 from tests.children import run_together
-from tests.databases import driver_of, execute, migrated_driver, query
+from tests.databases import migrated_driver, query
 from tests.store.running import asked
 from tests.store.summarising import ROOM, say
 from threadkeep import InvalidMessage, Memory, MemoryOptions, Message, StoreUnavailable, open_memory
 from threadkeep.records import Json
-from threadkeep.store import migrations
 from threadkeep.store.manifests import ManifestRows, NotedManifest
 from threadkeep.testing import SettableClock
 
@@ -149,37 +148,6 @@ async def test_what_may_be_there_is_known_by_what_is_read(
     assert [each.manifest for each in await rows.of_run("run-1")] == [manifest]
     assert [each.manifest for each in await rows.of_run("run-2")] == [manifest]
     assert [each.manifest for each in await rows.of_session(ROOM)] == [manifest, manifest]
-
-
-@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_manifests_of_before_are_read(
-    engine: str, request: pytest.FixtureRequest, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With their times; new ones are numbered behind them."""
-    url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "empty_postgres_url"))
-    known = migrations.known_migrations
-    with monkeypatch.context() as before:
-        before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:9])
-        async with driver_of(url) as driver:
-            await migrations.migrate(driver, clock())
-    moment = "2026-01-01T00:00:00.000007+00:00"
-    execute(
-        url, f"INSERT INTO chat_sessions (session_id, created_at, updated_at) VALUES ('{ROOM}', '{moment}', '{moment}')"
-    )
-    manifest = '{"budget":1,"packed":[{"id":"茶"}]}'
-    execute(
-        url,
-        "INSERT INTO chat_manifests (session_id, run_id, call, created_at, manifest) "
-        f"VALUES ('{ROOM}', 'r1', 1, '{moment}', '{manifest}')",
-    )
-    async with migrated_driver(url) as driver:
-        rows = ManifestRows(driver, clock=clock)
-        [first] = await rows.of_run("r1")
-        assert await rows.add([noted(clock, "r1")]) == 1
-        assert [each.call for each in await rows.of_session(ROOM)] == [2, 1]
-        assert await rows.purge(clock(), 10) == 1
-    assert first.created_at == datetime(2026, 1, 1, microsecond=7, tzinfo=UTC)
-    assert first.manifest == {"run_id": "r1", "session_id": ROOM, "budget": 1, "entries": [{"id": "茶"}]}
 
 
 async def test_the_calls_of_a_session_come_newest_first_in_pages(rows: ManifestRows, clock: SettableClock) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator
@@ -17,6 +18,7 @@ from tests.databases import driver_of, execute, query
 from tests.limits import HANG_SECONDS
 from threadkeep import MemoryOptions, Message, SchemaTooNew, StoreError, StoreUnavailable, open_memory
 from threadkeep.history.pending import PendingOptions
+from threadkeep.records.runs import RunQuery
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import StoreOptions
 from threadkeep.store.migrations import known_migrations, migrate, schema_version
@@ -25,6 +27,7 @@ from threadkeep.store.sqlite_connection import translated
 
 _NOW = datetime(2026, 1, 1, tzinfo=UTC)
 _STARTERS = 8
+_DATABASES = Path(__file__).parent / "databases"
 _MAKE_TOO_NEW = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (9999, 'from the future', '')"
 _TABLES = (
     "chat_active_sessions",
@@ -165,20 +168,69 @@ async def test_a_migration_that_fails_leaves_nothing_half_done(empty_url: str) -
     assert {table for table, *_ in columns_of(empty_url)} == {"chat_runs"}
 
 
-async def test_a_new_database_has_the_schema_of_one_that_was_migrated(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("schema", [1, 19])
+async def test_a_schema_from_before_the_first_migration_is_refused(empty_url: str, schema: int) -> None:
+    """The sentence names the cure, and nothing is made."""
+    execute(empty_url, "CREATE TABLE threadkeep_migrations (version INTEGER PRIMARY KEY, name TEXT, applied_at TEXT)")
+    execute(empty_url, f"INSERT INTO threadkeep_migrations VALUES ({schema}, 'old', '')")
+    async with driver_of(empty_url) as driver:
+        with pytest.raises(StoreError, match="open it once with Threadkeep"):
+            await migrate(driver, _NOW)
+    assert {table for table, *_ in columns_of(empty_url)} == {"threadkeep_migrations"}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database that the code of schema 20 has made and filled."""
+    if request.param == "sqlite":
+        (tmp_path / "stored.db").write_bytes(gzip.decompress((_DATABASES / "schema_0020.db.gz").read_bytes()))
+        return f"sqlite:///{tmp_path}/stored.db"
+    url = str(request.getfixturevalue("empty_postgres_url"))
+    execute(url, gzip.decompress((_DATABASES / "schema_0020.postgres.sql.gz").read_bytes()).decode())
+    return url
+
+
+async def test_a_database_of_schema_20_opens_with_all_that_it_holds(
+    stored_url: str, memory_options: MemoryOptions
 ) -> None:
-    """What SQLite begins with and what its migrations make of nothing are the same tables, keys, indexes and views."""
-    new, migrated = (f"sqlite:///{tmp_path}/{name}.db" for name in ("new", "migrated"))
-    async with driver_of(new) as driver:
-        assert await migrate(driver, _NOW) == [version for version, _ in known_migrations("sqlite")]
-    monkeypatch.setattr("threadkeep.store.migrations._BEGINNINGS", {})
-    async with driver_of(migrated) as driver:
-        await migrate(driver, _NOW)
-    assert schema_of(new) == schema_of(migrated)
-    rows = "SELECT * FROM threadkeep_migrations ORDER BY version"
-    assert query(new, rows) == query(migrated, rows)
-    assert columns_of(new) == columns_of(migrated)
+    """Messages, superseded ones, a reset, runs; the index is found and goes on, and new turns are numbered behind."""
+    async with open_memory(stored_url, options=memory_options) as memory:
+        room = memory.session("telegram:1", user_id="u1")
+        assert [message.content for message in await room.tail(20)] == [
+            "question 1: 退款?", "answer 1", "question 2: 退款?", "answer 2", "question 3 in other words",
+            "the newest answer",
+        ]  # fmt: skip
+        assert len(await room.tail(20, view="history")) == 8
+        window = await memory.session("room").window()
+        assert [message.content for message in window.messages] == ["after the reset"]
+        assert {hit.message.content for hit in await memory.search("退款")} == {
+            "question 1: 退款?",
+            "question 2: 退款?",
+        }
+        assert [hit.session_id for hit in await memory.search("needle")] == ["unindexed"]
+        assert [run.status for run in (await memory.runs.records.runs(RunQuery()))[0]] == ["done", "done"]
+        receipt = await room.append([Message("user", "again", id="telegram:2"), Message("assistant", "new")])
+        assert (receipt.duplicates, receipt.last_seq) == (("telegram:2",), 9)
+    async with driver_of(stored_url) as driver:
+        assert await schema_version(driver) == known_migrations(driver.backend)[-1][0]
+
+
+async def test_a_stored_database_has_the_schema_of_a_new_one(
+    stored_url: str, memory_options: MemoryOptions, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """After its upgrade: the same tables, columns and, on SQLite, the same definitions."""
+    new = f"sqlite:///{tmp_path}/new.db"
+    if parse_address(stored_url).dsn is not None:
+        new = str(request.getfixturevalue("postgres_url"))
+    for url in (stored_url, new):
+        async with open_memory(url, options=memory_options):
+            pass
+    stored, made = columns_of(stored_url), columns_of(new)
+    assert [column for column in stored if column[0].startswith("chat")] == [
+        column for column in made if column[0].startswith("chat")
+    ]
+    if parse_address(stored_url).dsn is None:
+        assert set(schema_of(new)) <= set(schema_of(stored_url))
 
 
 def schema_of(url: str) -> list[tuple[str, str, str]]:

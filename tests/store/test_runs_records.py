@@ -8,13 +8,11 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tests.databases import driver_of, execute, migrated_driver, query
+from tests.databases import query
 from tests.store.running import asked, begun
 from threadkeep import Memory, MemoryOptions, Message, open_memory
 from threadkeep.errors import InvalidInput
 from threadkeep.records.runs import RunBudget, RunQuery, TokenUsage, TraceEvent
-from threadkeep.store import migrations
-from threadkeep.store.runs import Runs
 from threadkeep.store.runs.records import RunCounts
 from threadkeep.testing import SettableClock
 
@@ -181,32 +179,6 @@ async def test_a_user_goes_on_with_one_session(memory: Memory) -> None:
     await memory.session("new1", user_id="u1").append([Message(role="user", content="hi")])
     await memory.session("new1").delete()
     assert await sessions.active_session("u1", "support", otherwise="new2") == "new2"
-
-
-@pytest.mark.parametrize("engine", ["sqlite", "postgres"])
-async def test_requests_of_before_are_runs(
-    engine: str, request: pytest.FixtureRequest, clock: SettableClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The answers that earlier versions kept are there after the schema has grown."""
-    url = str(request.getfixturevalue("sqlite_url" if engine == "sqlite" else "empty_postgres_url"))
-    known = migrations.known_migrations
-    with monkeypatch.context() as before:
-        before.setattr(migrations, "known_migrations", lambda backend: known(backend)[:4])
-        async with driver_of(url) as driver:
-            await migrations.migrate(driver, clock())
-    execute(
-        url,
-        "INSERT INTO chat_runs "
-        "(run_id, session_id, message_id, workflow, status, owner, result, started_at, heartbeat_at, ended_at) VALUES "
-        "('r1', 'room', 'm1', 'chat', 'done', 'me', '{\"response\":\"yes\"}', "
-        "'2026-01-01T00:00:00+00:00', '2026-01-01T00:00:01+00:00', '2026-01-01T00:00:02+00:00')",
-    )
-    async with migrated_driver(url) as driver:
-        run = await Runs(driver, clock=clock).run("r1")
-    assert run is not None
-    assert (run.status, run.result, run.message_id, run.root_run_id) == ("done", {"response": "yes"}, "m1", "r1")
-    assert (run.inputs, run.arrival, run.budget, run.attempts) == ((), None, RunBudget(), 1)
-    assert run.created_at == run.started_at == datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.mark.parametrize("erased", [True, False])

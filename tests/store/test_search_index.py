@@ -77,6 +77,7 @@ async def test_a_search_waits_for_what_is_missing_where_it_looks(
 ) -> None:
     """Of a session or a user all is found, whatever else waits; of all it says how much it did not see."""
     monkeypatch.setattr("threadkeep.history.searching._PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("threadkeep.store.search._STEP_MESSAGES", 2)
     async with open_memory(shared_url, options=replace(memory_options, background=False)) as memory:
         for number in range(6):
             turn = [Message(role="user", content="a needle"), Message(role="assistant", content="found")]

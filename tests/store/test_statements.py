@@ -68,10 +68,11 @@ def test_every_statement_has_a_text_of_its_own(path: str) -> None:
 
 
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
-def test_migrations_are_numbered_from_1_without_a_gap(backend: str) -> None:
+def test_migrations_are_numbered_without_a_gap(backend: str) -> None:
     """And each has statements."""
     known = known_migrations("sqlite" if backend == "sqlite" else "postgres")
-    assert [version for version, _ in known] == list(range(1, len(known) + 1))
+    first = known[0][0]
+    assert [version for version, _ in known] == list(range(first, first + len(known)))
     for _, name in known:
         assert re.fullmatch(r"\d{4}_[a-z_]+\.sql", name)
         assert load_script(f"{backend}/{name}")

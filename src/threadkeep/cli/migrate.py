@@ -28,7 +28,7 @@ class _Schema:
 
     database: str
     before: int
-    newest: int
+    known: tuple[int, ...]
     applied: tuple[int, ...] = ()
     indexed: int = 0
     left: int | None = None
@@ -36,7 +36,12 @@ class _Schema:
 
     @property
     def waiting(self) -> list[int]:
-        return [version for version in range(self.before + 1, self.newest + 1) if version not in self.applied]
+        return [version for version in self.known if version > self.before and version not in self.applied]
+
+    @property
+    def newest(self) -> int:
+        """The newest schema that this code knows."""
+        return self.known[-1]
 
     @property
     def unindexed(self) -> int | None:
@@ -79,18 +84,18 @@ async def _migrate(*, apply: bool, fill: bool) -> _Schema:
 
     settings = command_settings()
     address = settings.database
-    newest = known_migrations(address.backend)[-1][0]
+    known = tuple(version for version, _ in known_migrations(address.backend))
     if not apply and address.path is not None and not address.path.exists():
-        return _Schema(str(address), 0, newest)
+        return _Schema(str(address), 0, known)
     # Work lost in a power failure is repeated; the next acknowledged turn makes it durable.
     options = replace(settings.store_options(), synchronous="NORMAL")
     async with open_database(address, options) as driver:
         found = await schema_version(driver)
-        if found > newest:
-            raise SchemaTooNew(found=found, known=newest)
-        applied = await _apply(driver, found) if apply and found < newest else []
+        if found > known[-1]:
+            raise SchemaTooNew(found=found, known=known[-1])
+        applied = await _apply(driver, found) if apply and found < known[-1] else []
         indexed, left = await _fill_index(driver) if fill else (0, None)
-        return _Schema(str(address), found, newest, tuple(applied), indexed, left, await read_condition(driver))
+        return _Schema(str(address), found, known, tuple(applied), indexed, left, await read_condition(driver))
 
 
 async def _apply(driver: Driver, found: int) -> list[int]:

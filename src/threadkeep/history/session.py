@@ -32,7 +32,7 @@ from threadkeep.errors import (
 from threadkeep.history.keys import check_session_id
 from threadkeep.history.questions import AgentInput, agent_input, question_of
 from threadkeep.history.recollection import Past, ReadPast, Recollection, WindowReader
-from threadkeep.history.session_events import SessionEvents
+from threadkeep.history.session_events import ReportedRead, SessionEvents
 from threadkeep.history.session_rows import SessionCache, rows_of
 from threadkeep.observe import Observer, Outcome
 from threadkeep.records import Json, Message, Page, Receipt, SessionInfo, Turn, View
@@ -556,18 +556,9 @@ class Session:
         async with self._reading():
             return await self._transcripts.session(self.session_id, user_id=self.user_id)
 
-    @asynccontextmanager
-    async def _reading(self, on_failure: Outcome = "error") -> AsyncIterator[None]:
+    def _reading(self, on_failure: Outcome = "error") -> ReportedRead:
         """Time a read, and report its outcome."""
-        started = time.perf_counter()
-        try:
-            yield
-        except (StoreError, asyncio.CancelledError) as error:
-            self._events.read(started, on_failure)
-            if isinstance(error, StoreError):
-                self._events.read_failed(error, on_failure)
-            raise
-        self._events.read(started, "ok")
+        return ReportedRead(self._events, on_failure)
 
 
 def _keys(message: Message) -> set[object]:

@@ -162,6 +162,6 @@ class StoreOptions:
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
     lock_timeout_seconds: float = 10.0
     pool_min_size: int = 1
-    pool_max_size: int = 10
+    pool_max_size: int = 5
     pool_timeout_seconds: float = 30.0
     pool_max_idle_seconds: float = 300.0

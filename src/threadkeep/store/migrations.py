@@ -1,12 +1,15 @@
-"""Numbered migrations: each is applied once, by one process at a time; a newer database is refused."""
+"""Numbered migrations: each is applied once, by one process at a time; a newer database is refused.
+
+The first one creates the whole schema of version 0.1.0; its number is that of the last migration before that version.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import datetime
 from importlib.resources import files
 
-from threadkeep.errors import SchemaTooNew
+from threadkeep.errors import SchemaTooNew, StoreError
 from threadkeep.store.driver import Backend, Connection, Driver
 from threadkeep.store.statements import load_script
 
@@ -17,9 +20,6 @@ _TABLE = """CREATE TABLE IF NOT EXISTS threadkeep_migrations (
     version INTEGER PRIMARY KEY, name TEXT NOT NULL, applied_at TEXT NOT NULL
 )"""
 _APPLIED = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
-# Engines that create a new database from a whole schema, and the migration that the schema includes. SQLite creates
-# many databases: each one in memory is new, and its migrations would mostly rename empty tables.
-_BEGINNINGS: dict[Backend, int] = {"sqlite": 19}
 # Any fixed number: it identifies this lock among the advisory locks of a PostgreSQL database.
 _LOCK = "SELECT pg_advisory_xact_lock(7310865112)"
 _IS_THERE: dict[Backend, str] = {
@@ -49,12 +49,18 @@ async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None
 
     Raises:
         SchemaTooNew: the database has migrations that this code does not know; nothing was changed.
+        StoreError: the database is from before the first migration; nothing was changed.
     """
     known = known_migrations(driver.backend)
-    newest = known[-1][0]
+    first, newest = known[0][0], known[-1][0]
     found = await schema_version(driver)
     if found > newest:
         raise SchemaTooNew(found=found, known=newest)
+    if 0 < found < first:
+        raise StoreError(
+            f"The database is at schema {found}, and this Threadkeep upgrades databases from schema {first} on: "
+            "open it once with Threadkeep 0.1.0."
+        )
     if found == newest:
         return []
     # A large database takes long, and processes that start meanwhile wait for it.
@@ -63,23 +69,14 @@ async def migrate(driver: Driver, now: datetime, *, told: ToldOfMigration | None
             await connection.fetch(_LOCK, {})
         found = await _version(connection, driver.backend)
         waiting = [(version, name) for version, name in known if version > found]
-        scripts = [name for _, name in waiting] if found else _from_nothing(driver.backend, known)
         applied = [{"version": version, "name": name, "now": now.isoformat()} for version, name in waiting]
         await connection.execute(_TABLE, {})
-        for done, script in enumerate(scripts):
+        for done, (_, script) in enumerate(waiting):
             if told is not None:
-                told(done, len(scripts), script)
+                told(done, len(waiting), script)
             await connection.fetch_each([(statement, {}) for statement in load_script(f"{driver.backend}/{script}")])
         await connection.execute_many(_APPLIED, applied)
     return [version for version, _ in waiting]
-
-
-def _from_nothing(backend: Backend, known: Sequence[tuple[int, str]]) -> list[str]:
-    """Return the scripts for a new database: a whole schema, if there is one, and later migrations."""
-    begun, scripts = 0, []
-    if (version := _BEGINNINGS.get(backend, 0)) in [number for number, _ in known]:
-        begun, scripts = version, [f"schema_{version:04}.sql"]
-    return [*scripts, *(name for version, name in known if version > begun)]
 
 
 async def _version(connection: Connection, backend: Backend) -> int:

@@ -7,8 +7,7 @@ import json
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
-from typing import Self
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import psycopg
@@ -38,8 +37,9 @@ _LEAST_SECONDS = 0.01
 # The pool's pauses between tries double up to this value; then the next caller starts again. So a server that returns
 # after a long time is found within seconds.
 _RECONNECT_SECONDS = 5
-# Any fixed number: it identifies this lock among the advisory locks of a database.
-_SETUP_LOCK = 7310865113
+# Any fixed number identifies this lock among the advisory locks of a database. It is no parameter: a statement with one
+# keeps its snapshot until the next statement, and CREATE INDEX CONCURRENTLY waits for old snapshots.
+_TRY_SETUP_LOCK = "SELECT pg_try_advisory_xact_lock(7310865113)"
 
 
 class PostgresDriver:
@@ -50,6 +50,8 @@ class PostgresDriver:
         statement, _, answer = self._sql["append"].rpartition("\nSELECT ")
         self._append_turns = f"{statement}\n{self._sql['append_turns']}\nSELECT {answer}"
         self._lock_seconds = options.lock_timeout_seconds
+        self._read_only = read_only
+        self._is_pooled = False
         self._group_lock = _timeout_text(min(GROUP_LOCK_SECONDS, options.lock_timeout_seconds))
         self._used: WeakKeyDictionary[RawConnection, float] = WeakKeyDictionary()
         self._pool: AsyncConnectionPool[RawConnection] = AsyncConnectionPool(
@@ -60,7 +62,7 @@ class PostgresDriver:
             timeout=options.pool_timeout_seconds,
             max_idle=options.pool_max_idle_seconds,
             reconnect_timeout=_RECONNECT_SECONDS,
-            configure=partial(_configure, lock_timeout_seconds=options.lock_timeout_seconds, read_only=read_only),
+            configure=self._configure,
             open=False,
         )
 
@@ -101,14 +103,14 @@ class PostgresDriver:
     async def writing(self, *, lock_timeout_seconds: float | None = None) -> AsyncIterator[PostgresConnection]:
         """Lend a connection inside a write transaction."""
         async with self._working() as raw, raw.transaction():
-            for sql, parameters in _lock_timeout(lock_timeout_seconds):
+            for sql, parameters in self._lock_timeout(lock_timeout_seconds):
                 await PostgresConnection(raw).fetch(sql, parameters)
             yield PostgresConnection(raw)
 
     async def write(self, statements: Sequence[Statement]) -> list[list[Row]]:
         """Execute statements as one write transaction, in one round trip; return all rows of each."""
         async with self._working() as raw:
-            limits = _lock_timeout(None)
+            limits = self._lock_timeout(None)
             return (await PostgresConnection(raw).transact([*limits, *statements]))[len(limits) :]
 
     async def append(
@@ -133,7 +135,7 @@ class PostgresDriver:
             connection = PostgresConnection(raw)
             if not before and not after:
                 return Appended(dict(await connection.fetch(sql, parameters)))
-            limits = _lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds))
+            limits = self._lock_timeout(min(GROUP_LOCK_SECONDS, self._lock_seconds))
             rows = (await connection.transact([*limits, *before, (sql, parameters), *after]))[len(limits) :]
         at = len(before)
         return Appended(dict(rows[at]), rows[:at], rows[at + 1 :])
@@ -141,6 +143,31 @@ class PostgresDriver:
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.close()
+
+    async def _configure(self, raw: RawConnection) -> None:
+        """Read times in UTC, and JSON columns as text: one codec for both engines parses it."""
+        for name in ("json", "jsonb"):
+            raw.adapters.register_loader(name, TextLoader)
+        # Not connection options, which would replace those of the DSN. Poolers restore this one for each client.
+        await raw.execute("SELECT set_config('TimeZone', 'UTC', FALSE)")
+        if await negotiate_pooler(raw):
+            self._is_pooled = True
+            return
+        await raw.execute("SELECT set_config('lock_timeout', %s, FALSE)", [_timeout_text(self._lock_seconds)])
+        if self._read_only:
+            await raw.execute("SET default_transaction_read_only = on")
+
+    def _lock_timeout(self, given: float | None) -> Sequence[Statement]:
+        """Return the statement that limits a transaction's wait for a lock, if it differs from the session's."""
+        if given is None and self._is_pooled:
+            given = self._lock_seconds
+        left = seconds_left()
+        if left is not None:
+            left = max(left, _LEAST_SECONDS)
+            given = left if not given else min(given, left)
+        if given is None:
+            return ()
+        return (("SELECT set_config('lock_timeout', :seconds, TRUE)", {"seconds": _timeout_text(given)}),)
 
     @asynccontextmanager
     async def _working(self) -> AsyncIterator[RawConnection]:
@@ -218,6 +245,7 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
         max_idle=options.pool_max_idle_seconds,
         reconnect_timeout=_RECONNECT_SECONDS,
         check=AsyncConnectionPool.check_connection,
+        configure=_configure_dict_connection,
         open=False,
     )
     try:
@@ -232,14 +260,14 @@ async def open_dict_pool(dsn: str, options: StoreOptions) -> AsyncIterator[Async
 async def exclusive(dsn: str, *, seconds: float) -> AsyncIterator[None]:
     """Let one process at a time into the block, across machines.
 
-    It polls rather than waits in the server: a waiting session would block CREATE INDEX CONCURRENTLY.
+    It polls rather than waits in the server: a waiting transaction would block CREATE INDEX CONCURRENTLY. The lock
+    belongs to a transaction, because a pooler gives a session to others.
     """
     with translated():
-        async with await psycopg.AsyncConnection.connect(dsn, autocommit=True, connect_timeout=_CONNECT_SECONDS) as raw:
+        async with await psycopg.AsyncConnection.connect(dsn, connect_timeout=_CONNECT_SECONDS) as raw:
             deadline = time.monotonic() + seconds
-            while not (
-                await (await raw.execute("SELECT pg_try_advisory_lock(%s)", [_SETUP_LOCK])).fetchone() or (False,)
-            )[0]:
+            while not (await (await raw.execute(_TRY_SETUP_LOCK)).fetchone() or (False,))[0]:
+                await raw.rollback()
                 if time.monotonic() > deadline:
                     raise StoreUnavailable("Another process has been setting this database up for long; see who it is.")
                 await asyncio.sleep(0.05)
@@ -254,26 +282,23 @@ async def _lives(raw: RawConnection) -> bool:
     return True
 
 
-async def _configure(raw: RawConnection, *, lock_timeout_seconds: float, read_only: bool) -> None:
-    """Read times in UTC, and JSON columns as text: one codec for both engines parses it."""
-    # Not connection options, which would replace those of the DSN.
-    settings = "SELECT set_config('TimeZone', 'UTC', FALSE), set_config('lock_timeout', %s, FALSE)"
-    await raw.execute(settings, [_timeout_text(lock_timeout_seconds)])
-    if read_only:
-        await raw.execute("SET default_transaction_read_only = on")
-    for name in ("json", "jsonb"):
-        raw.adapters.register_loader(name, TextLoader)
+async def negotiate_pooler(raw: psycopg.AsyncConnection[Any]) -> bool:
+    """Return whether a pooler such as pgbouncer is in front of the server; then prepare no statements on it.
+
+    In transaction mode each transaction may get another session of the server, so nothing may be left in one: no
+    prepared statement, no setting, no lock. A pooler gives each client a process id of its own.
+    """
+    cursor = await raw.execute("SELECT pg_backend_pid() AS pid", prepare=False)
+    row = await cursor.fetchone()
+    pid = row["pid"] if isinstance(row, dict) else (row or (None,))[0]
+    if pid == raw.info.backend_pid:
+        return False
+    raw.prepare_threshold = None
+    return True
 
 
-def _lock_timeout(given: float | None) -> Sequence[Statement]:
-    """Return the statement that limits a transaction's wait for a lock, if it differs from the default."""
-    left = seconds_left()
-    if left is not None:
-        left = max(left, _LEAST_SECONDS)
-        given = left if not given else min(given, left)
-    if given is None:
-        return ()
-    return (("SELECT set_config('lock_timeout', :seconds, TRUE)", {"seconds": _timeout_text(given)}),)
+async def _configure_dict_connection(raw: DictConnection) -> None:
+    await negotiate_pooler(raw)
 
 
 def _timeout_text(seconds: float) -> str:

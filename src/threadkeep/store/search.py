@@ -8,10 +8,13 @@ session has its indexed position, and a step is applied only if that has not cha
 from __future__ import annotations
 
 import asyncio
+import json
 import math
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
-from typing import Protocol
+from itertools import accumulate
+from typing import NamedTuple, Protocol
 
 from threadkeep.errors import StoreUnavailable
 from threadkeep.records import SearchHit, dump_json
@@ -95,14 +98,9 @@ class SearchIndex:
             behind = [row for row in behind if row[0] not in locked]
             if not behind:
                 return not locked
-            for next_id, after, last_seq in behind:
-                try:
-                    if not await self._index(next_id, after, last_seq, deadline=deadline):
-                        return False
-                except RowLocked:
-                    locked.add(next_id)
-                    if time.monotonic() > deadline:
-                        return False
+            # In the order in which appends lock sessions, so that no two transactions wait for each other.
+            if not await self._index(sorted(_Behind(*row) for row in behind), locked, deadline=deadline):
+                return False
 
     async def unindexed(self, *, user_id: str | None = None, session_id: str | None = None) -> int:
         """Return the number of messages (of one user, of one session) that are not indexed yet."""
@@ -111,16 +109,28 @@ class SearchIndex:
             [(messages,)] = await connection.fetch(self._sql["unindexed"], place)
         return int(messages)
 
-    async def _index(self, session_id: str, after: int, last_seq: int, *, deadline: float) -> bool:
-        """Index the messages of a session in steps; return False when the time is over."""
-        position: int | None = after
-        while position is not None and position < last_seq:
+    async def _index(self, behind: Sequence[_Behind], locked: set[str], *, deadline: float) -> bool:
+        """Index the messages of sessions in steps; return False when the time is over."""
+        waiting = list(behind)
+        while waiting:
+            count = _step_sessions(waiting)
             # A search must not wait until another task has indexed a whole import.
             async with self._turn:
-                position = await self._step(session_id, position, last_seq)
+                left = await self._try_step(waiting[:count], locked)
+            waiting[:count] = left
             if time.monotonic() > deadline:
                 return False
         return True
+
+    async def _try_step(self, sessions: Sequence[_Behind], locked: set[str]) -> list[_Behind]:
+        """Index the next messages of sessions; leave out those with a locked row, and add these to `locked`."""
+        try:
+            return await self._step(sessions)
+        except RowLocked:
+            if len(sessions) == 1:
+                locked.add(sessions[0].session_id)
+                return []
+        return [left for session in sessions for left in await self._try_step([session], locked)]
 
     async def search(
         self, query: str, *, limit: int, user_id: str | None = None, session_id: str | None = None, after: int = 0
@@ -189,31 +199,93 @@ class SearchIndex:
         weights = iter([rarity(with_word, texts) for with_word, texts in rows])
         return [next(weights, _COMMON) if len(word) >= TRIGRAM else _COMMON for word in words]
 
-    async def _step(self, session_id: str, after: int, last_seq: int) -> int | None:
-        """Index the next messages of a session; return None if another process has changed it."""
+    async def _step(self, sessions: Sequence[_Behind]) -> list[_Behind]:
+        """Index the next messages of sessions in one transaction; return the sessions that have more of them.
+
+        A session that another process has changed meanwhile is left out.
+        """
         async with self._driver.reading() as connection:
-            upto = min(last_seq, after + _STEP_MESSAGES)
-            texts = await connection.fetch(self._sql["texts"], {"session_id": session_id, "after": after, "upto": upto})
-        kept, characters = 0, 0
-        for row in texts:
-            characters += len(row[2])
-            if kept and characters > _STEP_CHARACTERS:
-                break
-            kept += 1
-        if kept < len(texts):
-            upto = texts[kept - 1][0]
-        # The last message must still exist: the session may have been deleted and created again.
-        seq, id_ = texts[kept - 1][:2] if texts else (None, None)
-        place = {"session_id": session_id, "after": after, "upto": upto}
+            found = await connection.fetch_each([(self._sql["texts"], session.step) for session in sessions])
+        steps = _in_budget(sessions, found)
+        # In a thread: the words of a step take tens of milliseconds.
+        is_postgres = self._driver.backend == "postgres"
+        rows = await asyncio.to_thread(_indexed_rows, steps) if is_postgres else [""] * len(steps)
+        left = list(sessions[len(steps) :])
         async with self._driver.writing(lock_timeout_seconds=GROUP_LOCK_SECONDS) as connection:
-            if not await connection.execute(self._sql["advance"], {**place, "seq": seq, "id": id_}):
-                return None
-            if self._driver.backend == "postgres":
-                rows = [
-                    {"document": document, "terms": fingerprints(search_terms(text))}
-                    for _, _, text, document in texts[:kept]
-                ]
-                await connection.execute_many(self._sql["add_text"], rows)
-            else:
-                await connection.execute(self._sql["add_text"], place)
-        return upto
+            for step, documents in zip(steps, rows, strict=True):
+                if not await connection.execute(self._sql["advance"], step.place):
+                    continue
+                await connection.execute(self._sql["add_text"], {"rows": documents} if is_postgres else step.place)
+                if step.upto < step.session.last_seq:
+                    left.append(step.session._replace(after=step.upto))
+        return left
+
+
+class _Behind(NamedTuple):
+    """A session with messages after `after`, up to `last_seq`, that are not indexed."""
+
+    session_id: str
+    after: int
+    last_seq: int
+
+    @property
+    def step(self) -> Parameters:
+        """The parameters that select its next messages."""
+        return {"session_id": self.session_id, "after": self.after, "upto": self.after + self.messages}
+
+    @property
+    def messages(self) -> int:
+        """The number of messages of its next step."""
+        return min(self.last_seq - self.after, _STEP_MESSAGES)
+
+
+class _Step(NamedTuple):
+    """The next messages of a session, up to a `seq`."""
+
+    session: _Behind
+    upto: int
+    texts: Sequence[Row]
+
+    @property
+    def place(self) -> Parameters:
+        """The parameters of `advance` and `add_text`.
+
+        The last message must still exist: the session may have been deleted and created again.
+        """
+        seq, id_ = self.texts[-1][:2] if self.texts else (None, None)
+        return {**self.session.step, "upto": self.upto, "seq": seq, "id": id_}
+
+
+def _step_sessions(waiting: Sequence[_Behind]) -> int:
+    """Return how many of the next sessions one step indexes: a transaction costs more than a short session."""
+    messages = list(accumulate(session.messages for session in waiting))
+    return max(1, bisect_right(messages, _STEP_MESSAGES))
+
+
+def _in_budget(sessions: Sequence[_Behind], found: Sequence[Sequence[Row]]) -> list[_Step]:
+    """Return the steps of the first sessions whose texts fit a transaction; at least one message."""
+    steps: list[_Step] = []
+    room = _STEP_CHARACTERS
+    for session, texts in zip(sessions, found, strict=True):
+        ends = list(accumulate(len(row[2]) for row in texts))
+        count = bisect_right(ends, room)
+        if count == len(texts):
+            steps.append(_Step(session, session.after + session.messages, texts))
+            room -= ends[-1] if ends else 0
+            continue
+        count = count or not steps
+        if count:
+            steps.append(_Step(session, texts[count - 1][0], texts[:count]))
+        break
+    return steps
+
+
+def _indexed_rows(steps: Sequence[_Step]) -> list[str]:
+    """Return the documents of each step's messages with the fingerprints of their terms, as JSON."""
+    return [
+        json.dumps(
+            [{"document": row[3], "terms": fingerprints(search_terms(row[2]))} for row in step.texts],
+            separators=(",", ":"),
+        )
+        for step in steps
+    ]

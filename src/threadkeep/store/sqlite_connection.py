@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -228,26 +227,29 @@ _CURES = (
 )
 
 
-@contextmanager
-def translated() -> Iterator[None]:
-    """Turn the errors of SQLite into ours, each with its cure."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = str(error).lower()
-        if isinstance(error, sqlite3.IntegrityError) and "unique" in text:
-            raise DuplicateRow("A row with this key is there already.") from error
-        for sign, cure in _CURES:
-            if sign in text:
-                raise StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}") from error
-        if "closed" in text:
-            raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-        name = getattr(error, "sqlite_errorname", type(error).__name__)
-        raise StoreError(
-            f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables."
-        ) from error
-    except ValueError as error:
+class translated:  # noqa: N801 - used like a function, as those of contextlib
+    """A block in which the errors of SQLite become ours, each with its cure."""
+
+    def __enter__(self) -> None:
+        """Enter the block."""
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Raise our error for SQLite's."""
+        if isinstance(error, sqlite3.Error):
+            raise _translation(error) from error
         # aiosqlite's message for a connection whose thread has ended.
-        if "closed" in str(error) or "no active connection" in str(error):
+        if isinstance(error, ValueError) and ("closed" in str(error) or "no active connection" in str(error)):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
-        raise
+
+
+def _translation(error: sqlite3.Error) -> StoreError:
+    text = str(error).lower()
+    if isinstance(error, sqlite3.IntegrityError) and "unique" in text:
+        return DuplicateRow("A row with this key is there already.")
+    for sign, cure in _CURES:
+        if sign in text:
+            return StoreUnavailable(f"The SQLite database does not take this call ({error}). {cure}")
+    if "closed" in text:
+        return StoreClosed("The database was closed; use a memory inside its `async with` block.")
+    name = getattr(error, "sqlite_errorname", type(error).__name__)
+    return StoreError(f"SQLite refused this call ({name}); see what `threadkeep doctor` says of its tables.")

@@ -109,12 +109,15 @@ class TableTranscripts:
         if limit <= 0:
             return Page((), None)
         # One extra row shows whether there is an older page: the first message is not always number 1.
-        place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1}
-        parameters = {**place, "user_id": user_id, "history": view == "history"}
+        place = {"session_id": session_id, "before": min(before, END), "limit": limit + 1, "user_id": user_id}
+        statement, read = ("newest", message_of) if view == "active" else ("newest_of_history", marked_message_of)
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["newest" if user_id is None else "newest_of_user"], parameters)
-        messages = tuple([marked_message_of(row) for row in reversed(rows[:limit])])
-        return Page(messages, messages[0].seq if len(rows) > limit else None)
+            rows = await connection.fetch(self._sql[statement], place)
+        is_end = len(rows) <= limit
+        rows = rows[:limit]
+        rows.reverse()
+        messages = tuple([read(row) for row in rows])
+        return Page(messages, None if is_end else messages[0].seq)
 
     async def recent(
         self, session_id: str, *, limit: int, before: int = END, after: int = 0, user_id: str | None = None

@@ -78,6 +78,8 @@ class Connections:
         if self._address.dsn is not None:
             arguments[:] = [self._address.dsn]
             options["connect_timeout"] = _CONNECT_SECONDS
+            # A pooler in transaction mode gives each transaction another session, without the statements of the last.
+            options["prepare_threshold"] = None
 
 
 @contextmanager

@@ -71,26 +71,32 @@ FROM (SELECT 1 UNION ALL SELECT 2) AS two_rows
 WHERE NOT EXISTS (SELECT 1 FROM chat_messages WHERE session_id = :session_id AND id = :question AND superseded_at IS NULL)
 
 -- name: newest
--- The newest :limit messages before :before, newest first; superseded ones only with :history. The lower bound makes
--- PostgreSQL use the index even without statistics on the length of sessions.
+-- The newest :limit active messages before :before, newest first; with a user only if the session is theirs. The lower
+-- bound makes PostgreSQL use the index even without statistics on the length of sessions.
 SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
-FROM chat_messages m
-WHERE m.session_id = :session_id AND m.seq > 0 AND m.seq < :before
-    AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
-ORDER BY m.seq DESC
+    seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
+    answers, ordinal
+FROM chat_messages
+WHERE session_id = :session_id AND seq > 0 AND seq < :before AND superseded_at IS NULL
+    AND (
+        CAST(:user_id AS TEXT) IS NULL
+        OR CAST(:user_id AS TEXT) = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
+    )
+ORDER BY seq DESC
 LIMIT :limit
 
--- name: newest_of_user
--- The same, only for the owner of the session.
+-- name: newest_of_history
+-- The same with superseded messages, and their marks.
 SELECT
-    m.seq, m.id, m.role, m.content, m.tokens, m.status, m.confidence, m.escalated, m.run_id, m.metadata, m.original,
-    m.sent_at, m.created_at, m.author, m.answers, m.ordinal, m.superseded_at, m.superseded_by
-FROM chat_sessions s JOIN chat_messages m ON m.session_id = s.session_id
-WHERE s.session_id = :session_id AND s.user_id = :user_id AND m.seq > 0 AND m.seq < :before
-    AND (CAST(:history AS BOOLEAN) OR m.superseded_at IS NULL)
-ORDER BY m.seq DESC
+    seq, id, role, content, tokens, status, confidence, escalated, run_id, metadata, original, sent_at, created_at, author,
+    answers, ordinal, superseded_at, superseded_by
+FROM chat_messages
+WHERE session_id = :session_id AND seq > 0 AND seq < :before
+    AND (
+        CAST(:user_id AS TEXT) IS NULL
+        OR CAST(:user_id AS TEXT) = (SELECT s.user_id FROM chat_sessions s WHERE s.session_id = :session_id)
+    )
+ORDER BY seq DESC
 LIMIT :limit
 
 -- name: recent

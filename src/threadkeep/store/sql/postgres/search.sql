@@ -1,7 +1,8 @@
 -- The index of fingerprints of words and character pairs on PostgreSQL.
 
 -- name: add_text
-INSERT INTO chat_search (document, terms) VALUES (:document, CAST(:terms AS SMALLINT[]))
+INSERT INTO chat_search (document, terms)
+SELECT r.document, r.terms FROM json_to_recordset(:rows) AS r (document BIGINT, terms SMALLINT[])
 ON CONFLICT (document) DO NOTHING
 
 -- name: forget_texts

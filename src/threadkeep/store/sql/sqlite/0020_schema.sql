@@ -1,5 +1,4 @@
--- The schema that a new database begins with: what the migrations up to 0018 make of an empty one, without the way there.
--- They say why each part is as it is. Nothing is changed here: what comes later is a migration.
+-- The schema of version 0.1.0. Later changes are migrations with higher numbers.
 
 -- Conversations, and what is known of each.
 
@@ -587,4 +586,18 @@ CREATE TABLE chat_fact_learning (
     learner    TEXT NOT NULL,
     upto_seq   INTEGER NOT NULL,
     PRIMARY KEY (session_id, learner)
+) WITHOUT ROWID;
+
+-- Keys of the HTTP service. `digest` is the SHA-256 of a random key, which is stored nowhere. A key with a `user_id` speaks
+-- for that user only. Revoked keys stay: a service that ever had a key does not answer without one.
+CREATE TABLE chat_api_keys (
+    key_id       TEXT PRIMARY KEY NOT NULL,
+    name         TEXT NOT NULL,
+    digest       TEXT NOT NULL UNIQUE,
+    scope        TEXT NOT NULL CHECK (scope IN ('read', 'write', 'admin')),
+    user_id      TEXT,
+    created_at   TEXT NOT NULL,
+    expires_at   TEXT,
+    revoked_at   TEXT,
+    last_used_at TEXT
 ) WITHOUT ROWID;

@@ -1,0 +1,194 @@
+"""PostgreSQL behind pgbouncer in transaction mode: each transaction may get another session of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import psycopg
+import pytest
+
+from tests.children import run_together
+from tests.databases import query
+from tests.limits import HANG_SECONDS
+from tests.memory_folder import memory_folder
+from threadkeep import Memory, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.history.pending import PendingOptions
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.opening import open_checkpointer
+from threadkeep.store.postgres import PostgresDriver, exclusive
+
+_PGBOUNCER = shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+# Fewer sessions than connections of a process, so that they change hands all the time.
+_SESSIONS = 3
+_CONFIGURATION = """
+[databases]
+* = host={folder} user={user}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {port}
+unix_socket_dir =
+auth_type = any
+pool_mode = transaction
+default_pool_size = {sessions}
+max_client_conn = 200
+ignore_startup_parameters = extra_float_digits
+"""
+
+pytestmark = pytest.mark.skipif(
+    _PGBOUNCER is None, reason="pgbouncer is not installed; `apt-get install pgbouncer` adds it"
+)
+
+
+@pytest.fixture
+def pooled_url(empty_postgres_url: str) -> Iterator[str]:
+    """An empty database, through a pgbouncer of the test's own."""
+    given = urlsplit(empty_postgres_url)
+    folder = Path(tempfile.mkdtemp(prefix="threadkeep-pgbouncer-", dir=memory_folder()))
+    folder.chmod(0o755)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    [host] = parse_qs(given.query)["host"]
+    configuration = folder / "pgbouncer.ini"
+    configuration.write_text(
+        _CONFIGURATION.format(folder=host, user=given.username, port=port, sessions=_SESSIONS), encoding="utf-8"
+    )
+    # As root it refuses to run; then it is the user that the server runs as.
+    user = ["-u", Path(host).owner()] if getpass.getuser() == "root" else []
+    process = subprocess.Popen(
+        [str(_PGBOUNCER), "-q", *user, str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        url = f"postgresql://{given.username}@127.0.0.1:{port}{given.path}"
+        _wait_for(url)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.terminate()
+        process.wait(HANG_SECONDS)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _wait_for(url: str) -> None:
+    deadline = time.monotonic() + HANG_SECONDS
+    while True:
+        try:
+            psycopg.connect(url, connect_timeout=5).close()
+        except psycopg.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        else:
+            return
+
+
+@asynccontextmanager
+async def services(url: str, folder: Path, count: int) -> AsyncIterator[list[Memory]]:
+    """So many memories, as services have them."""
+    options = MemoryOptions(pending=PendingOptions(folder=folder / "pending"))
+    async with AsyncExitStack() as stack:
+        yield [await stack.enter_async_context(open_memory(url, options=options)) for _ in range(count)]
+
+
+async def test_services_write_read_and_search_one_session(pooled_url: str, tmp_path: Path) -> None:
+    """Often enough for prepared statements: every turn is there once, in order, with its times in UTC."""
+    async with services(pooled_url, tmp_path, 3) as memories:
+
+        async def say(memory: Memory, name: int) -> None:
+            for number in range(12):
+                turn = [Message("user", f"needle {name} {number}"), Message("assistant", "found")]
+                await memory.session("room").append(turn)
+                await memory.session("room").tail(5)
+                await memory.session("room").window()
+
+        await asyncio.gather(*(say(memory, name) for name, memory in enumerate(memories)))
+        messages = await memories[0].session("room").tail(200)
+        hits = await memories[1].search("needle", limit=50)
+    assert [message.seq for message in messages] == list(range(1, 73))
+    assert {message.created_at.utcoffset().total_seconds() for message in messages if message.created_at} == {0.0}  # type: ignore[union-attr]
+    assert len(hits) == 36
+
+
+def first_start(url: str, folder: str) -> int:
+    """Open an empty database, and store a turn."""
+
+    async def work() -> int:
+        options = MemoryOptions(pending=PendingOptions(folder=Path(folder) / "pending"))
+        async with open_memory(url, options=options) as memory:
+            receipt = await memory.session("room").append([Message("user", "hello"), Message("assistant", "hi")])
+            return receipt.last_seq
+
+    return asyncio.run(work())
+
+
+def test_processes_that_start_at_once_make_one_schema(pooled_url: str, tmp_path: Path) -> None:
+    """The lock of the migrations belongs to a transaction, not to a session that others get."""
+    found = run_together(first_start, [(pooled_url, str(tmp_path))] * 4)
+    assert sorted(found) == [2, 4, 6, 8]
+
+
+async def test_the_tables_of_langgraph_are_made_by_one_at_a_time(pooled_url: str) -> None:
+    """Beside each other, and used often enough for prepared statements."""
+    address = parse_address(pooled_url)
+
+    async def work(name: str) -> None:
+        async with (
+            open_graph_store(address, StoreOptions()) as store,
+            open_checkpointer(address, StoreOptions()) as saver,
+        ):
+            for number in range(8):
+                await store.aput(("notes",), f"{name}{number}", {"text": name})
+                assert await store.aget(("notes",), f"{name}{number}") is not None
+                assert await saver.aget_tuple({"configurable": {"thread_id": name}}) is None
+
+    await asyncio.gather(*(work(name) for name in "abc"))
+
+
+async def test_a_lock_is_given_back_by_the_session_that_took_it(pooled_url: str) -> None:
+    """While one is in the block another waits; after it the lock is free, whatever session that was."""
+    held: list[str] = []
+
+    async def work(name: str) -> None:
+        async with exclusive(pooled_url, seconds=HANG_SECONDS):
+            held.append(name)
+            assert held == [name]
+            await asyncio.sleep(0)
+            held.remove(name)
+
+    await asyncio.gather(*(work(name) for name in "abcd"))
+    assert query(pooled_url, "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'") == [(0,)]
+
+
+async def test_nothing_stays_in_a_session(pooled_url: str) -> None:
+    """No setting and no prepared statement; the limit of a wait for a lock holds all the same."""
+    driver = await PostgresDriver.open(pooled_url, StoreOptions(lock_timeout_seconds=0.2))
+    try:
+        async with driver.writing() as connection:
+            await connection.execute("CREATE TABLE held (id INTEGER)", {})
+        for _ in range(8):
+            async with driver.reading() as connection:
+                await connection.fetch("SELECT id FROM held", {})
+        async with driver.writing() as first:
+            await first.execute("LOCK TABLE held", {})
+            with pytest.raises(StoreUnavailable, match="locked"):
+                async with driver.writing() as second:
+                    await second.execute("LOCK TABLE held", {})
+        for _ in range(_SESSIONS):
+            assert query(pooled_url, "SELECT current_setting('lock_timeout')") == [("0",)]
+            assert query(pooled_url, "SELECT count(*) FROM pg_prepared_statements") == [(0,)]
+    finally:
+        await driver.close()
