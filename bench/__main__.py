@@ -28,6 +28,7 @@ _PARTS = {
     "knowledge": ("bench.knowledge", True),
     "chaos": ("bench.chaos", False),
     "turn-cost": ("bench.turn_cost", False),
+    "capacity": ("bench.capacity", False),
 }
 """The benches that are commands of their own: their module, and whether it writes into the docs."""
 
@@ -63,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         description="Threadkeep beside raw SQL and other memories; `python -m bench tokens`: token counters; "
         "`python -m bench context`: the contexts of model calls; `python -m bench runs`: runs of workflows; "
         "`python -m bench knowledge`: Graphiti and recall of facts; "
-        "`python -m bench chaos`: runs in processes that die; `python -m bench turn-cost`: CPU of a chat turn.",
+        "`python -m bench chaos`: runs in processes that die; `python -m bench turn-cost`: CPU of a chat turn; "
+        "`python -m bench capacity`: capacity predicted and measured.",
     )
     parser.add_argument("--quick", action="store_true", help="a smoke run of half a minute, with short sessions")
     parser.add_argument(

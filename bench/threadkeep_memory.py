@@ -62,6 +62,13 @@ class MemoryContender:
 
 
 @asynccontextmanager
+async def open_memory_url(url: str) -> AsyncIterator[MemoryContender]:
+    """A memory of a database, without work in the background."""
+    async with open_memory(url, options=MemoryOptions(background=False)) as memory:
+        yield MemoryContender(memory)
+
+
+@asynccontextmanager
 async def open_memory_here(place: Place, *, background: bool = True) -> AsyncIterator[MemoryContender]:
     """A memory with the default options; its pending writes stay in the place, too."""
     options = MemoryOptions(pending=PendingOptions(folder=place.folder / "pending"), background=background)

@@ -112,7 +112,7 @@ async def test_a_server_that_is_not_there_is_told_when_it_is_opened(postgres_url
 
 async def test_a_duplicate_row_is_told_apart(driver: PostgresDriver) -> None:
     """Its transaction is rolled back."""
-    row = {"version": 1, "name": "x", "now": ""}
+    row = {"version": 20, "name": "x", "now": ""}
     insert = "INSERT INTO threadkeep_migrations (version, name, applied_at) VALUES (:version, :name, :now)"
     before = "UPDATE threadkeep_migrations SET name = :name"
     with pytest.raises(DuplicateRow):  # noqa: PT012 - the row is refused inside the block, the block is rolled back

@@ -129,7 +129,7 @@ class Heartbeats:
 
     def __init__(self, connections: Connections, name: str, dead_seconds: float) -> None:
         # A separate pool: heartbeats never wait for other users of connections.
-        self._pool = connections.pool(2)
+        self._pool = connections.pool(1)
         self._name = name
         self._dead_seconds = dead_seconds
         self._shown_at = 0.0

@@ -1,0 +1,48 @@
+"""The capacity model: its limits, and a simulation that agrees with them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from bench.capacity_model import Deployment, UnitCosts, disk_bytes, predict, shared_rate, simulate
+
+COSTS = UnitCosts(
+    service_seconds=0.005,
+    database_seconds=0.001,
+    commits=2,
+    sync_seconds=0.001,
+    message_bytes=1000,
+    search_bytes=200,
+    run_bytes=800,
+)
+
+
+def test_what_is_used_up_first_is_named() -> None:
+    """Services at first; with many of them the database; with slow disks its commits."""
+    assert predict(COSTS, Deployment(1)).turns_per_second == pytest.approx(200)
+    assert predict(COSTS, Deployment(1)).saturated == "services"
+    assert predict(COSTS, Deployment(40)).saturated == "database"
+    assert predict(replace(COSTS, sync_seconds=0.1), Deployment(1)).saturated == "commits"
+
+
+def test_shared_cores_are_divided_among_all_who_work() -> None:
+    """Two cores, and clients that cost as much as the rest."""
+    assert shared_rate(COSTS, 2.0, client_seconds=0.006) == pytest.approx(2 / 0.012)
+
+
+def test_the_disk_grows_with_messages_and_turns() -> None:
+    """A thousand millions of messages: texts and index, and a run for each two."""
+    assert disk_bytes(COSTS, 1_000_000_000) == pytest.approx(1.6e12)
+    assert disk_bytes(COSTS, 1_000_000_000, with_runs=False) == pytest.approx(1.2e12)
+
+
+def test_a_simulation_takes_what_is_predicted_and_no_more() -> None:
+    """Below the limit all turns pass at their rate; above it no more than the limit, and they queue."""
+    limit = predict(COSTS, Deployment(2)).turns_per_second
+    calm = simulate(COSTS, Deployment(2), rate=0.5 * limit, model_seconds=0.0)
+    assert calm.turns_per_second == pytest.approx(0.5 * limit, rel=0.05)
+    flooded = simulate(COSTS, Deployment(2), rate=2 * limit, model_seconds=0.0)
+    assert flooded.turns_per_second == pytest.approx(limit, rel=0.05)
+    assert flooded.p95_seconds > 10 * calm.p95_seconds
