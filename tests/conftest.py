@@ -44,8 +44,8 @@ os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 
 # The contract asserts too, and should say what it saw.
-for laws in ("append_laws", "reading_laws", "session_laws", "superseding_guarantees"):
-    pytest.register_assert_rewrite(f"threadkeep.testing.{laws}")
+for module in ("append_guarantees", "reading_guarantees", "session_guarantees", "superseding_guarantees"):
+    pytest.register_assert_rewrite(f"threadkeep.testing.{module}")
 
 # How long somebody is kept waiting at most for what can be done without. A machine with other work to do takes longer,
 # and tests are about what comes of it; those about the waiting set a time of their own.

@@ -17,7 +17,7 @@ from threadkeep.graph_store.layout import GraphLayout, ItemKey
 from threadkeep.graph_store.transcripts import GraphTranscripts
 from threadkeep.records import Message
 from threadkeep.store.transcripts import SessionQuery
-from threadkeep.testing.transcript_source import assistant, contents, places, turn, user
+from threadkeep.testing.transcript_source import assistant, contents, seqs, turn, user
 
 HISTORY = ("agent_chat_history",)
 ROOM = "telegram:123456789"
@@ -112,11 +112,11 @@ async def test_thirty_messages_over_a_last_chunk_of_five_read_two_chunks() -> No
     await say(transcripts, 1005)
     items.chunks.clear()
     recent = await transcripts.recent(ROOM, limit=30)
-    assert places(recent.messages) == list(range(1005, 975, -1))
+    assert seqs(recent.messages) == list(range(1005, 975, -1))
     assert items.chunks == ["chunk:000005", "chunk:000004"]
     items.chunks.clear()
     page = await transcripts.newest(ROOM, limit=450)
-    assert places(page.messages) == list(range(556, 1006))
+    assert seqs(page.messages) == list(range(556, 1006))
     assert items.chunks == ["chunk:000002", "chunk:000003", "chunk:000004", "chunk:000005"]
     assert page.next_before == 556
 

@@ -24,7 +24,7 @@ from threadkeep.records import Receipt
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import RowLocked
 from threadkeep.store.transcripts import SessionChanges
-from threadkeep.testing.transcript_source import assistant, contents, places, turn, user
+from threadkeep.testing.transcript_source import assistant, contents, seqs, turn, user
 
 HISTORY = ("agent_chat_history",)
 _PROCESSES = 5
@@ -52,14 +52,14 @@ async def plain_store(url: str) -> AsyncIterator[BaseStore]:
 @pytest.mark.process
 @pytest.mark.slow
 def test_twenty_writers_in_five_processes(empty_url: str) -> None:
-    """Two messages each: 40 distinct messages, at the places 1 to 40, no turn torn, nobody turned away."""
+    """Two messages each: 40 distinct messages, at the seqs 1 to 40, no turn torn, nobody turned away."""
     written = run_together(write, [(empty_url, n) for n in range(_PROCESSES)])
     assert written == [_WRITERS] * _PROCESSES
 
     async def all_messages() -> None:
         async with graph_transcripts(empty_url) as transcripts:
             page = await transcripts.newest("room:1", limit=50)
-            assert places(page.messages) == list(range(1, 41))
+            assert seqs(page.messages) == list(range(1, 41))
             assert len({message.id for message in page.messages}) == 40
             pairs = list(zip(page.messages[::2], page.messages[1::2], strict=True))
             assert all((first.role, second.role) == ("user", "assistant") for first, second in pairs)

@@ -58,9 +58,9 @@ class BlockingTranscripts:
         """Return the message with an id."""
         return await asyncio.to_thread(self._memory.session(session_id).find, message_id)
 
-    async def at(self, session_id: str, places: Collection[int]) -> list[Message]:
+    async def at(self, session_id: str, seqs: Collection[int]) -> list[Message]:
         """Return the messages with these `seq`."""
-        return await asyncio.to_thread(self._memory.session(session_id).at, places)
+        return await asyncio.to_thread(self._memory.session(session_id).at, seqs)
 
     async def session(self, session_id: str, *, user_id: str | None = None) -> SessionInfo | None:
         """Return what is known of a session."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from threadkeep.testing.append_laws import AppendLaws
-from threadkeep.testing.reading_laws import ReadingLaws
-from threadkeep.testing.session_laws import SessionLaws
+from threadkeep.testing.append_guarantees import AppendGuarantees
+from threadkeep.testing.reading_guarantees import ReadingGuarantees
+from threadkeep.testing.session_guarantees import SessionGuarantees
 from threadkeep.testing.superseding_guarantees import SupersedingGuarantees
 
 
-class TranscriptContract(AppendLaws, ReadingLaws, SessionLaws, SupersedingGuarantees):
+class TranscriptContract(AppendGuarantees, ReadingGuarantees, SessionGuarantees, SupersedingGuarantees):
     """All guarantees of `threadkeep.store.transcripts.Transcripts`, each an async test.
 
     Subclass it in a test file and open the transcripts there; pytest collects the tests (with pytest-asyncio in auto

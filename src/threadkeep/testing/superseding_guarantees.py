@@ -19,7 +19,7 @@ from threadkeep.errors import (
 )
 from threadkeep.records import Message, SessionInfo, Turn
 from threadkeep.store.transcripts import Branching, SessionChanges, Superseding, Transcripts
-from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, places, turn, user
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, note, seqs, turn, user
 
 _TOLD = Message("assistant", "told", "told", answers="q")
 _LATE = Turn("room:1", (_TOLD,), answers="q", told_at=datetime(2026, 3, 1, tzinfo=UTC))
@@ -54,7 +54,7 @@ class SupersedingGuarantees(TranscriptSource):
             assert edited.by is not None
             assert (edited.by.seq, edited.by.id, edited.by.metadata) == (3, "q1b", {"a": 1})
             page = await transcripts.newest("room:1", limit=9, view="history")
-            assert places(page.messages) == [1, 2, 3]
+            assert seqs(page.messages) == [1, 2, 3]
             assert [message.superseded_by for message in page.messages] == ["q1b", None, None]
             assert [message.superseded_at is None for message in page.messages] == [False, False, True]
             assert edited.by == page.messages[-1]
@@ -70,11 +70,11 @@ class SupersedingGuarantees(TranscriptSource):
             await transcripts.supersede(Superseding("room:1", message_id="3"))
             await _say(transcripts, "9", "10")
             page = await transcripts.newest("room:1", limit=3)
-            assert (places(page.messages), page.next_before) == ([2, 9, 10], 2)
+            assert (seqs(page.messages), page.next_before) == ([2, 9, 10], 2)
             rest = await transcripts.newest("room:1", limit=3, before=2)
-            assert (places(rest.messages), rest.next_before) == ([1], None)
+            assert (seqs(rest.messages), rest.next_before) == ([1], None)
             page = await transcripts.newest("room:1", limit=3, view="history")
-            assert (places(page.messages), page.next_before) == ([8, 9, 10], 8)
+            assert (seqs(page.messages), page.next_before) == ([8, 9, 10], 8)
 
     async def test_one_message_alone_or_all_after_one_can_be_superseded(self) -> None:
         """Messages before and after it stay active."""
@@ -240,7 +240,7 @@ class SupersedingGuarantees(TranscriptSource):
             await transcripts.supersede(Superseding("room:1", message_id="q", scope="after"))
             assert (await transcripts.append(turn(replace(answer, id="a2")))).adopted is None
             assert (await transcripts.append(turn(replace(answer, id="a3")))).adopted == "a2"
-            assert places((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
+            assert seqs((await transcripts.newest("room:1", limit=9)).messages) == [1, 3]
 
     async def test_an_answer_to_a_superseded_question_is_superseded_too(self) -> None:
         """It is stored, because a person may have read it, but it is not active."""
@@ -314,7 +314,7 @@ class SupersedingGuarantees(TranscriptSource):
             active = await _active(transcripts)
             assert sorted([*taken, *active], key=int) == [f"{number}" for number in range(13)]
             history = (await transcripts.newest("room:1", limit=99, view="history")).messages
-            assert places(history) == list(range(1, 14))
+            assert seqs(history) == list(range(1, 14))
             assert (await _info(transcripts)).message_count == len(active)
 
     async def test_a_branch_begins_with_the_messages_up_to_a_place(self) -> None:
@@ -347,7 +347,7 @@ class SupersedingGuarantees(TranscriptSource):
             await _say(transcripts, "q4")
             await transcripts.branch(Branching("room:1", "room:2", 7))
             page = await transcripts.newest("room:2", limit=9)
-            assert (contents(page.messages), places(page.messages)) == (["q1", "q3", "a3", "q4"], [1, 2, 3, 4])
+            assert (contents(page.messages), seqs(page.messages)) == (["q1", "q3", "a3", "q4"], [1, 2, 3, 4])
             assert (await _info(transcripts, "room:2")).reset_seq == 3
             assert contents((await transcripts.recent("room:2", limit=9)).messages) == ["q4"]
 

@@ -42,6 +42,6 @@ def contents(messages: Iterable[Message]) -> list[str]:
     return [message.content for message in messages]
 
 
-def places(messages: Iterable[Message]) -> list[int | None]:
-    """Return the positions of the messages."""
+def seqs(messages: Iterable[Message]) -> list[int | None]:
+    """Return the `seq` of each message."""
     return [message.seq for message in messages]

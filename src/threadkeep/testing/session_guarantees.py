@@ -13,7 +13,7 @@ from threadkeep.store.transcripts import SessionChanges, SessionQuery, Transcrip
 from threadkeep.testing.transcript_source import TranscriptSource, assistant, note, turn, user
 
 
-class SessionLaws(TranscriptSource):
+class SessionGuarantees(TranscriptSource):
     """The guarantees of sessions as a whole."""
 
     async def test_a_session_tells_what_it_has(self) -> None:

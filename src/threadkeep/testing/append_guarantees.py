@@ -11,10 +11,10 @@ import pytest
 
 from threadkeep.errors import InvalidMessage, QuestionGone, WrongUser
 from threadkeep.records import Json, Message, Turn
-from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, places, turn, user
+from threadkeep.testing.transcript_source import TranscriptSource, assistant, contents, seqs, turn, user
 
 
-class AppendLaws(TranscriptSource):
+class AppendGuarantees(TranscriptSource):
     """The guarantees that apply when a turn is stored."""
 
     async def test_a_turn_is_stored_in_order_from_1_on(self) -> None:
@@ -26,7 +26,7 @@ class AppendLaws(TranscriptSource):
             assert (second.first_seq, second.last_seq) == (3, 3)
             page = await transcripts.newest("room:1", limit=10)
             assert contents(page.messages) == ["one", "two", "three"]
-            assert places(page.messages) == [1, 2, 3]
+            assert seqs(page.messages) == [1, 2, 3]
 
     async def test_each_session_has_numbers_of_its_own(self) -> None:
         """Each session has its own numbers."""
@@ -76,7 +76,7 @@ class AppendLaws(TranscriptSource):
             assert receipt.duplicates == ("p:1",)
             page = await transcripts.newest("room:1", limit=10)
             assert contents(page.messages) == ["hi", "hello"]
-            assert places(page.messages) == [1, 2]
+            assert seqs(page.messages) == [1, 2]
 
     async def test_an_id_twice_in_one_turn_is_one_message(self) -> None:
         """The first of the two is stored."""
@@ -131,7 +131,7 @@ class AppendLaws(TranscriptSource):
                 for n in range(20):
                     writers.create_task(write(n))
             page = await transcripts.newest("room:1", limit=50)
-            assert places(page.messages) == list(range(1, 41))
+            assert seqs(page.messages) == list(range(1, 41))
             assert all(contents(page.messages[n : n + 2])[0] == page.messages[n + 1].content for n in range(0, 40, 2))
 
     async def test_the_turn_of_a_cancelled_caller_is_whole_or_absent(self) -> None:
@@ -146,7 +146,7 @@ class AppendLaws(TranscriptSource):
                 await asyncio.gather(task, return_exceptions=True)
             await transcripts.append(turn(user("last")))
             page = await transcripts.newest("room:1", limit=100)
-            assert places(page.messages) == list(range(1, len(page.messages) + 1))
+            assert seqs(page.messages) == list(range(1, len(page.messages) + 1))
             found = contents(page.messages)
             for steps in range(8):
                 whole = [f"{steps} {part}" for part in range(3)]

@@ -12,13 +12,13 @@ from threadkeep.testing.transcript_source import (
     assistant,
     contents,
     note,
-    places,
+    seqs,
     turn,
     user,
 )
 
 
-class ReadingLaws(TranscriptSource):
+class ReadingGuarantees(TranscriptSource):
     """The guarantees that apply when a transcript is read."""
 
     async def test_the_newest_come_oldest_first(self) -> None:
@@ -26,7 +26,7 @@ class ReadingLaws(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 10)
             page = await transcripts.newest("room:1", limit=3)
-            assert places(page.messages) == [8, 9, 10]
+            assert seqs(page.messages) == [8, 9, 10]
             assert page.next_before == 8
 
     async def test_pages_walk_back_to_the_beginning(self) -> None:
@@ -36,19 +36,19 @@ class ReadingLaws(TranscriptSource):
             before, found = 2**62, list[int | None]()
             while True:
                 page = await transcripts.newest("room:1", limit=5, before=before)
-                found[:0] = places(page.messages)
+                found[:0] = seqs(page.messages)
                 if page.next_before is None:
                     break
                 before = page.next_before
             assert found == list(range(1, 11))
-            assert places((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
+            assert seqs((await transcripts.newest("room:1", limit=5, before=6)).messages) == [1, 2, 3, 4, 5]
 
     async def test_a_place_beyond_every_message_is_the_end(self) -> None:
         """This holds for every larger number; before the first message there is nothing."""
         async with self.open_transcripts() as transcripts:
             await _say_numbers(transcripts, 3)
-            assert places((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
-            assert places((await transcripts.recent("room:1", limit=5, before=10**30)).messages) == [3, 2, 1]
+            assert seqs((await transcripts.newest("room:1", limit=5, before=10**30)).messages) == [1, 2, 3]
+            assert seqs((await transcripts.recent("room:1", limit=5, before=10**30)).messages) == [3, 2, 1]
             assert (await transcripts.newest("room:1", limit=5, before=1)).messages == ()
             assert (await transcripts.newest("room:1", limit=5, before=-7)).messages == ()
 
@@ -77,7 +77,7 @@ class ReadingLaws(TranscriptSource):
             for number in range(1, 21):
                 await transcripts.append(turn(user(f"{number}")))
                 page = await transcripts.newest("room:1", limit=1)
-                assert places(page.messages) == [number]
+                assert seqs(page.messages) == [number]
 
     async def test_a_message_is_found_by_its_id(self) -> None:
         """An id is valid in its own session only, and may be any text."""
@@ -163,7 +163,7 @@ class ReadingLaws(TranscriptSource):
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             await transcripts.append(turn(user("second"), *[assistant(f"step {n}") for n in range(5, 10)]))
             recent = await transcripts.recent("room:1", limit=3, before=7)
-            assert places(recent.messages) == [6, 5, 4]
+            assert seqs(recent.messages) == [6, 5, 4]
             assert recent.newest_user is not None
             assert recent.newest_user.content == "first"
 
@@ -172,8 +172,8 @@ class ReadingLaws(TranscriptSource):
         async with self.open_transcripts() as transcripts:
             await transcripts.append(turn(user("first"), *[assistant(f"step {n}") for n in range(5)]))
             recent = await transcripts.recent("room:1", limit=2, after=1)
-            assert (places(recent.messages), recent.newest_user) == ([6, 5], None)
-            assert places((await transcripts.recent("room:1", limit=9, after=4)).messages) == [6, 5]
+            assert (seqs(recent.messages), recent.newest_user) == ([6, 5], None)
+            assert seqs((await transcripts.recent("room:1", limit=9, after=4)).messages) == [6, 5]
             assert (await transcripts.recent("room:1", limit=9, after=6)).messages == ()
 
     async def test_messages_are_found_by_their_places(self) -> None:
