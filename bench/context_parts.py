@@ -45,7 +45,7 @@ async def measure_parts(folder: Path, stored: int) -> dict[str, float]:
         async def lay_out() -> None:
             question = HumanMessage("And now?", id="now")
             call = Call([question], [question], _SYSTEM, counter, 4_000, 20)
-            assembler = Assembler(found, ContextPlan())
+            assembler = Assembler(found, ContextPlan(), counter)
             assembler.build(assembler.draft(call))
 
         async def call() -> None:

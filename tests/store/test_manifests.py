@@ -40,7 +40,7 @@ def noted(
     again: bool = False,
 ) -> NotedManifest:
     """The record of a call at this moment."""
-    return NotedManifest(session_id, run_id, clock(), manifest or {"model": "test"}, texts, again)
+    return NotedManifest(session_id, run_id, clock(), lambda: manifest or {"model": "test"}, texts, again)
 
 
 async def test_the_database_numbers_the_calls_of_a_run(rows: ManifestRows, clock: SettableClock) -> None:
@@ -89,7 +89,7 @@ async def test_what_was_noted_before_a_session_began_is_of_a_former_one(
     rows: ManifestRows, clock: SettableClock
 ) -> None:
     """It was deleted since, with all that it held; its name was taken again."""
-    early = NotedManifest(ROOM, "run-1", clock() - timedelta(seconds=1), {"model": "test"}, {"d1": "erased"})
+    early = NotedManifest(ROOM, "run-1", clock() - timedelta(seconds=1), lambda: {"model": "test"}, {"d1": "erased"})
     assert await rows.add([early, noted(clock, "run-2")]) == 1
     assert await rows.of_run("run-1") == []
     assert await rows.texts(ROOM, ["d1"]) == {}

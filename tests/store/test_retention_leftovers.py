@@ -150,7 +150,7 @@ async def test_records_of_earlier_calls_go_with_their_messages(database: Databas
     rows = ManifestRows(database.driver, clock=database.clock)
 
     async def record(run_id: str, digest: str) -> None:
-        noted = NotedManifest(ROOM, run_id, database.clock(), {"entries": []}, {digest: f"text of {digest}"})
+        noted = NotedManifest(ROOM, run_id, database.clock(), lambda: {"entries": []}, {digest: f"text of {digest}"})
         assert await rows.add([noted]) == 1
 
     await database.say(2)

@@ -1,7 +1,7 @@
 """The context of one model call: sections laid out within the budget, with an entry that explains each message.
 
-`Assembler` serves one turn. What was read for it once (earlier turns, summaries, what is quoted) is the same at all of
-its model calls, so that they share their leading messages.
+An `Assembler` serves one turn. Earlier turns, summaries and quotes are read once, so all model calls of the turn share
+their leading messages.
 """
 
 from __future__ import annotations
@@ -9,25 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
+from hashlib import sha256
+from itertools import takewhile
 from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.agent.conversion import (
-    digest_of,
-    digests_of,
-    dump_message,
-    id_of,
-    is_plain,
-    is_stored_as,
-    to_langchain,
-)
+from threadkeep.agent.conversion import add_to_digest, digest_of, dump_message, id_of, is_plain, is_stored_as
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.exclusions import dropped, exclusions
 from threadkeep.agent.extras import Extra
-from threadkeep.agent.model_call import Assembled, Call, Draft, Piece
-from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, Repaired, merge, merged_system, plain, repair
+from threadkeep.agent.model_call import Assembled, Call, Draft, KeptWindow, Piece
+from threadkeep.agent.provider_messages import NO_ANSWER, OPENING, merge, merged_system, plain, repair
 from threadkeep.agent.quoted_sections import section_message
 from threadkeep.agent.shortening import items_of, shortened, size_of
 from threadkeep.context.manifest import Entry, Section, Source, StablePrefix
@@ -39,76 +34,62 @@ from threadkeep.errors import BudgetTooSmall
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message, Summary
 
+type _Sent = tuple[BaseMessage, Entry]
+
 _NEWEST: Final = 8
-"""The messages that the window has room for, as long as they need no more than half of the budget."""
+"""The number of newest messages that the window keeps if they need at most half of the budget."""
 _YIELDING: Final[tuple[Section, ...]] = ("window", "earlier_steps")
+_PINNED: Final[tuple[Section, ...]] = ("system", "summary")
 
 
 class Assembler:
-    """Builds the contexts of one turn."""
+    """A builder of the contexts of one turn; `kept` is the window of an earlier turn of the session."""
 
     def __init__(
-        self, recollection: Recollection, layout: ContextPlan, earlier_steps: EarlierSteps | None = None
+        self,
+        recollection: Recollection,
+        layout: ContextPlan,
+        counter: TokenCounter,
+        steps: EarlierSteps | None = None,
+        kept: object = None,
     ) -> None:
         self._recollection = recollection
         self._layout = layout
-        steps = earlier_steps or EarlierSteps()
-        self._cut_steps = steps.tokens_before
-        self._steps = {id(message) for messages in steps.messages.values() for message in messages}
-        self._earlier: list[BaseMessage] = []
-        self._rows: dict[int, Message] = {}
-        for row in recollection.messages:
-            self._earlier += [sent := to_langchain(row), *steps.messages.get(row.seq or 0, ())]
-            self._rows[id(sent)] = row
-        self._rows_by_id: dict[str | None, Message] = {row.id: row for row in recollection.messages if row.id}
-        self._spoken = {row.run_id for row in recollection.messages if row.role == "assistant"}
+        self._earlier_steps = steps or EarlierSteps()
+        self._steps = {id(message) for messages in self._earlier_steps.messages.values() for message in messages}
+        known = isinstance(kept, KeptWindow) and kept.counter == counter and kept.extend(recollection.messages)
+        self.window = kept if known and isinstance(kept, KeptWindow) else KeptWindow(counter)
+        self.window.extend(recollection.messages)
+        self._count = len(recollection.messages)
+        # The kept window grows when later turns begin, so this turn has a copy of the ids.
+        self._rows_by_id = dict(self.window.rows_by_id)
         self._no_answer, self._opening = AIMessage(NO_ANSWER), HumanMessage(OPENING)
         self._sizes: dict[int, tuple[BaseMessage, TokenCounter, Size]] = {}
         self._begin_id: str | None = None
         self._shown: tuple[int, TokenCounter, tuple[Summary, ...]] | None = None
 
     def draft(self, call: Call, wanted: Sequence[Section] = (), extras: Sequence[Extra] = ()) -> Draft:
-        """Choose the window; `wanted` are the extras that are still to be found, `extras` those that were.
+        """Choose the window; `wanted` are the extras that are still to be found, `extras` the found ones.
 
         Raises:
-            BudgetTooSmall: the system message is over the budget, or it with the newest user message and the newest
-                step of the turn, both cut as short as can be.
+            BudgetTooSmall: the system message exceeds the budget, alone or together with the newest user message and
+                the newest step of the turn, both in their shortest form.
         """
-        repaired = self._repaired(call)
-        shown = self._summaries_for(call)
-        pieces = tuple(self._pieces(call, repaired.messages, shown))
-        fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section not in _YIELDING)
-        newest = [piece for piece in pieces if piece.section == "window"][-_NEWEST:] if wanted else []
-        newest_tokens = sum(self._size(call, piece).tokens for piece in newest)
-        rooms = self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest_tokens)
-        reserved = sum(rooms.values()) + sum(extra.entry.tokens for extra in extras)
-        if (draft := self._whole_talk(call, pieces, rooms, reserved)) is not None:
-            return replace(draft, unsendable=repaired.dropped, extras=tuple(extras), summaries=shown)
-        with suppress(BudgetTooSmall):
-            chosen = self._plan(call, pieces, call.budget - reserved)
-            if not (reserved and _turn_suffers(chosen, pieces)):
-                return Draft(call, pieces, chosen, repaired.dropped, rooms, tuple(extras), shown)
-        with suppress(BudgetTooSmall):
-            return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped, summaries=shown)
-        pieces = tuple(piece for piece in pieces if piece.section != "summary")
-        return Draft(call, pieces, self._plan(call, pieces, call.budget), repaired.dropped)
+        talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
+        if self._is_whole(call, talk):
+            # If everything fits, nothing has to be chosen.
+            fitting = self._fitting(self._drafted(call, talk, wanted, extras, window=self._count))
+            if fitting is not None:
+                return fitting
+        return self._chosen(self._drafted(call, merge(self._earlier, talk), wanted, extras))
 
-    def _whole_talk(
-        self, call: Call, pieces: tuple[Piece, ...], rooms: Mapping[Section, int], reserved: int
-    ) -> Draft | None:
-        """Return a draft in which older turns have only the room that is left; None if a part of the talk has none."""
-        recalled = rooms.get("selected", 0)
-        if not recalled or self._recollection.begin or self._recollection.dropped or self._recollection.overflowing:
-            return None
-        with suppress(BudgetTooSmall):
-            chosen = self._plan(call, pieces, call.budget - reserved + recalled)
-            if not (chosen.excluded or chosen.cuts):
-                left = call.budget - reserved + recalled - chosen.tokens
-                return Draft(call, pieces, chosen, rooms={**rooms, "selected": min(recalled, left)})
-        return None
+    def included_ids(self, draft: Draft) -> set[str]:
+        """Return the stored ids of the messages that a draft includes."""
+        ids = {found for index in draft.chosen.kept if (found := draft.pieces[index].id) is not None}
+        return ids.union(row.id for row in self._recollection.messages[: draft.window] if row.id)
 
     def build(self, draft: Draft) -> Assembled:
-        """Lay out what was chosen, with the extras of the draft in their places."""
+        """Lay out the chosen messages, with the extras of the draft at their positions."""
         pieces, chosen = draft.pieces, draft.chosen
         if chosen.cut_back and self._layout.window == "anchored" and chosen.begin < len(pieces):
             self._begin_id = pieces[chosen.begin].id
@@ -118,49 +99,157 @@ class Assembler:
             first = sum(entry.section == "system" for _, entry in sent)
             opening = Piece(self._opening, sent[first][1].section, None, mark=True)
             sent.insert(first, self._sent(draft, opening, None, texts))
-        inputs = [place for place, (_, entry) in enumerate(sent) if entry.section == "input"]
-        stable = inputs[0] if inputs else len(sent)
-        if inputs:
-            sent[inputs[-1] + 1 : inputs[-1] + 1] = _ordered(draft.extras, self._layout.extras_after_input)
-            sent[stable:stable] = _ordered(draft.extras, self._layout.extras_before_input)
-            front = sum(entry.section in ("system", "summary") for _, entry in sent)
-            in_front = _ordered(draft.extras, self._layout.extras_before_window)
-            sent[front:front] = in_front
-            stable += len(in_front)
+        front = sum(1 for _ in takewhile(lambda each: each[1].section in _PINNED, sent))
+        head, tail = sent[:front], sent[front:]
+        inputs = [index for index, (_, entry) in enumerate(tail) if entry.section == "input"]
+        stable = inputs[0] if inputs else len(tail)
+        if inputs and draft.extras:
+            tail[inputs[-1] + 1 : inputs[-1] + 1] = _ordered(draft.extras, self._layout.extras_after_input)
+            tail[stable:stable] = _ordered(draft.extras, self._layout.extras_before_input)
+            head += _ordered(draft.extras, self._layout.extras_before_window)
             texts |= {digest: text for extra in draft.extras for digest, text in extra.texts.items()}
-        messages = [message for message, _ in sent]
+        return self._assembled(draft, head, tail, stable, texts)
+
+    def _assembled(
+        self, draft: Draft, head: list[_Sent], tail: list[_Sent], stable: int, texts: Mapping[str, str]
+    ) -> Assembled:
+        """Join the messages before the kept window, the window, and those after it; `stable` is an index in `tail`."""
+        count = draft.window
+        messages = [*(each[0] for each in head), *self.window.messages[:count], *(each[0] for each in tail)]
+        entries = (*(each[1] for each in head), *self.window.entries[:count], *(each[1] for each in tail))
+        running = sha256()
+        for message, entry in head:
+            add_to_digest(running, message, texts.get(entry.digest or ""))
+        digest = self.window.digest(running, count) if count else running
+        beginning = digest.copy()
+        for number, (message, entry) in enumerate(tail, start=1):
+            add_to_digest(digest, message, texts.get(entry.digest or ""))
+            if number == stable:
+                beginning = digest.copy()
+        tokens = sum(entry.tokens for _, entry in head) + self.window.sums[count]
+        stable_tokens = tokens + sum(entry.tokens for _, entry in tail[:stable])
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
-        beginning, digest = digests_of([(message, texts.get(entry.digest or "")) for message, entry in sent], stable)
         excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
         return Assembled(
             system=system,
             messages=tuple(messages if system is None else messages[1:]),
-            entries=tuple(entry for _, entry in sent),
+            entries=entries,
+            tokens=tokens + sum(entry.tokens for _, entry in tail),
             excluded=excluded,
             left_out=left_out,
             dropped=dropped(draft, self._rows_by_id, self._recollection),
-            prefix=StablePrefix(stable, sum(entry.tokens for _, entry in sent[:stable]), beginning),
-            digest=digest,
+            prefix=StablePrefix(len(head) + count + stable, stable_tokens, beginning.hexdigest()),
+            digest=digest.hexdigest(),
             begin_seq=self._new_begin(draft),
             texts=texts,
-            marks=chosen.opened + sum(pieces[index].mark for index in chosen.kept),
+            marks=draft.chosen.opened + sum(draft.pieces[index].mark for index in draft.chosen.kept),
+            texts_only=not any(count_message(message, _no_text) for message, _ in (*head, *tail)),
         )
 
-    def _repaired(self, call: Call) -> Repaired:
-        """Earlier turns and the run's own messages as one talk that a provider takes."""
-        talk = [message for message in call.messages if not isinstance(message, SystemMessage)]
-        return repair(plain(merge(self._earlier, talk), call.provider))
+    @cached_property
+    def _rows(self) -> dict[int, Message]:
+        """The rows of earlier messages, by the identity of the message."""
+        pairs = zip(self.window.messages, self._recollection.messages, strict=False)
+        return {id(message): row for message, row in pairs}
+
+    @cached_property
+    def _earlier(self) -> list[BaseMessage]:
+        """The earlier messages, each with the steps of its turn after it."""
+        earlier: list[BaseMessage] = []
+        steps = self._earlier_steps.messages
+        for message, row in zip(self.window.messages, self._recollection.messages, strict=False):
+            earlier += [message, *steps.get(row.seq or 0, ())]
+        return earlier
+
+    def _is_whole(self, call: Call, talk: Sequence[BaseMessage]) -> bool:
+        """Return whether the kept window can be sent as it is, before the messages of the run."""
+        window, recollection = self.window, self._recollection
+        if not window.plain or window.counter != call.counter or self._steps or self._begin_id is not None:
+            return False
+        if recollection.folded or recollection.overflowing or not talk:
+            return False
+        question = {id_of(message) for message in call.question}
+        if id_of(talk[0]) not in question or not isinstance(talk[0], HumanMessage):
+            return False
+        if call.max_messages is not None and self._count > call.max_messages:
+            return False
+        if any(id_of(message) in self._rows_by_id for message in talk):
+            return False
+        rows = recollection.messages
+        return not rows or (
+            window.has_answer(rows[-1], None) and (rows[0].role == "user" or bool(self._summaries_for(call)))
+        )
+
+    def _drafted(
+        self,
+        call: Call,
+        talk: Sequence[BaseMessage],
+        wanted: Sequence[Section],
+        extras: Sequence[Extra],
+        *,
+        window: int = 0,
+    ) -> Draft:
+        """Return a draft of everything that could be sent; the first `window` messages are those of the window."""
+        shown = self._summaries_for(call)
+        repaired = repair(plain(talk, call.provider))
+        pieces = tuple(self._pieces(call, repaired.messages, shown))
+        draft = Draft(call, pieces, Plan((), 0), repaired.dropped, extras=tuple(extras), summaries=shown, window=window)
+        if not wanted:
+            return draft
+        fixed = sum(self._size(call, piece).tokens for piece in pieces if piece.section not in _YIELDING)
+        newest = self.window.sums[window] - self.window.sums[max(window - _NEWEST, 0)]
+        if not window:
+            newest_pieces = [piece for piece in pieces if piece.section == "window"][-_NEWEST:]
+            newest = sum(self._size(call, piece).tokens for piece in newest_pieces)
+        return replace(draft, rooms=self._layout.rooms(call.budget, fixed, wanted, shared=call.shared, newest=newest))
+
+    def _fitting(self, draft: Draft) -> Draft | None:
+        """Return the draft with all of its messages, if they fit."""
+        tokens = self.window.sums[draft.window]
+        tokens += sum(self._size(draft.call, piece).tokens for piece in draft.pieces)
+        left = draft.call.budget - draft.reserved - tokens
+        recalled = self._recalled(draft)
+        if left + recalled < 0:
+            return None
+        rooms = {**draft.rooms, "selected": min(recalled, left + recalled)} if recalled else draft.rooms
+        return replace(draft, chosen=Plan(tuple(range(len(draft.pieces))), tokens), rooms=rooms)
+
+    def _chosen(self, draft: Draft) -> Draft:
+        call, pieces, reserved = draft.call, draft.pieces, draft.reserved
+        if recalled := self._recalled(draft):
+            with suppress(BudgetTooSmall):
+                chosen = self._plan(call, pieces, call.budget - reserved + recalled)
+                if not (chosen.excluded or chosen.cuts):
+                    left = call.budget - reserved + recalled - chosen.tokens
+                    return replace(draft, chosen=chosen, rooms={**draft.rooms, "selected": min(recalled, left)})
+        with suppress(BudgetTooSmall):
+            chosen = self._plan(call, pieces, call.budget - reserved)
+            if not (reserved and _turn_suffers(chosen, pieces)):
+                return replace(draft, chosen=chosen)
+        draft = replace(draft, rooms={}, extras=())
+        with suppress(BudgetTooSmall):
+            return replace(draft, chosen=self._plan(call, pieces, call.budget))
+        pieces = tuple(piece for piece in pieces if piece.section != "summary")
+        return replace(draft, pieces=pieces, summaries=(), chosen=self._plan(call, pieces, call.budget))
+
+    def _recalled(self, draft: Draft) -> int:
+        """Return the tokens of recalled turns that the whole conversation may use instead; 0 if it is not all here."""
+        recollection = self._recollection
+        if recollection.begin or recollection.dropped or recollection.overflowing:
+            return 0
+        return draft.rooms.get("selected", 0)
 
     def _summaries_for(self, call: Call) -> tuple[Summary, ...]:
-        """The summaries that have room in a call of this size."""
+        """Return the summaries that fit into a call of this size."""
+        if not self._recollection.summaries:
+            return ()
         most, counter = self._layout.most("summary", call.budget), call.counter
-        # Calls of one run are mostly of one size; a counter may be any callable, so it is known by what it is.
         if self._shown is None or self._shown[0] != most or self._shown[1] is not counter:
             self._shown = (most, counter, fitting_summaries(self._recollection.summaries, most, counter))
         return self._shown[2]
 
     def _pieces(self, call: Call, talk: Sequence[BaseMessage], summaries: Sequence[Summary]) -> Iterator[Piece]:
-        """All that may be sent, in order: the system message and the summary first."""
+        """Yield everything that may be sent, in order: the system message and the summary first."""
         systems = [message for message in call.messages if isinstance(message, SystemMessage)]
         if system := merged_system([*([call.system] if call.system else []), *systems]):
             yield Piece(system, "system", id_of(system))
@@ -185,31 +274,22 @@ class Assembler:
             yield piece
 
     def _is_unanswered(self, asked: Piece, next_id: str | None) -> bool:
-        """Return whether a question has no answer: the next question follows, and its run said nothing."""
-        row, following = self._rows_by_id.get(asked.id), self._rows_by_id.get(next_id)
-        if row is None or row.role != "user" or row.run_id is None or row.run_id in self._spoken:
-            return False
-        return following is None or following.run_id != row.run_id
+        """Return whether a question has no answer: the next question follows, and its run stored nothing."""
+        row = self._rows_by_id.get(asked.id)
+        return row is not None and not self.window.has_answer(row, self._rows_by_id.get(next_id))
 
     def _plan(self, call: Call, pieces: Sequence[Piece], budget: int) -> Plan:
         items = items_of([piece.message for piece in pieces])
         for index, piece in enumerate(pieces):
-            if piece.section in ("system", "summary"):
+            if piece.section in _PINNED:
                 items[index] = Item("system")
             elif piece.mark:
                 before = items[index - 1].group
                 items[index] = Item("assistant", group=index - 1 if before is None else before)
         summarised = any(piece.section == "summary" for piece in pieces)
-        sizes: list[Size | None] = [None] * len(pieces)
-
-        def measure(index: int) -> Size:
-            if (size := sizes[index]) is None:
-                size = sizes[index] = self._size(call, pieces[index])
-            return size
-
         return plan(
             items,
-            measure,
+            lambda index: self._size(call, pieces[index]),
             budget,
             max_messages=call.max_messages,
             turn=next((index for index, piece in enumerate(pieces) if piece.section == "input"), None),
@@ -223,9 +303,9 @@ class Assembler:
         if held:
             begin = next((i for i, piece in enumerate(pieces) if piece.id == self._begin_id), 0)
         elif self._recollection.begin:
-            # What the state has from before the first message that was read is before the anchor, or summarised.
+            # Messages of the state from before the first read message are before the anchor, or summarised.
             known = (i for i, piece in enumerate(pieces) if piece.section != "window" or piece.id in self._rows_by_id)
-            begin = next((i for i in known if pieces[i].section not in ("system", "summary")), len(pieces))
+            begin = next((i for i in known if pieces[i].section not in _PINNED), len(pieces))
         if self._layout.window == "sliding":
             return Anchor(begin)
         return Anchor(
@@ -245,53 +325,53 @@ class Assembler:
             size = Size(tokens, tokens)
         else:
             size = size_of(message, call.counter)
-        # The message is kept beside its size: while it lives, nothing else has its identity.
+        # The message is stored with its size: while it exists, no other object has its identity.
         self._sizes[id(message)] = (message, call.counter, size)
         return size
 
-    def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> tuple[BaseMessage, Entry]:
-        """A message as it is sent, and its entry; what no transcript has is put among the texts."""
+    def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
+        """Return a message as it is sent, and its entry; add a text that no transcript has to `texts`."""
         call = draft.call
         message, size = piece.message, self._size(call, piece).tokens
-        entry = Entry(piece.section, size, self._source(call, piece), seq=self._seq(call, piece), id=piece.id)
-        before = self._cut_steps.get(id(message))
-        if before is not None:
-            entry = replace(entry, tokens_before=before)
+        before = self._earlier_steps.tokens_before.get(id(message))
+        source = self._source(call, piece)
         if cut_to is not None:
             message = shortened(message, cut_to, call.counter)
-            after = count_message(message, call.counter)
-            entry = replace(entry, tokens=after, tokens_before=before or size, source="text")
+            before, size = before or size, count_message(message, call.counter)
+            source = "text"
+        seq = self._seq(call, piece)
         if piece.section == "summary":
-            entry = self._summary_entry(entry, draft)
-        if entry.source == "text":
-            body = dump_message(message)
-            digest = digest_of(body)
-            entry = replace(entry, digest=digest)
-            texts[digest] = body
-        return message, entry
+            return message, self._summary_entry(message, Entry("summary", size), draft, texts)
+        if source != "text":
+            return message, Entry(piece.section, size, source, seq=seq, id=piece.id, tokens_before=before)
+        digest = _added(message, texts)
+        return message, Entry(piece.section, size, seq=seq, id=piece.id, digest=digest, tokens_before=before)
 
-    def _summary_entry(self, entry: Entry, draft: Draft) -> Entry:
-        """Return the summaries that a message holds: whole ones, or a single one that was cut."""
+    def _summary_entry(self, message: BaseMessage, entry: Entry, draft: Draft, texts: dict[str, str]) -> Entry:
+        """Return the entry of summaries: whole ones, or a single one that was cut."""
         entry = replace(entry, summaries=tuple(summary.id for summary in draft.summaries), source="summaries")
         whole = self._recollection.summaries[-1]
         if draft.summaries[-1].text == whole.text:
             return entry
         before = draft.call.counter(summary_message_text([whole]))
-        return replace(entry, source="text", tokens_before=before)
+        return replace(entry, source="text", tokens_before=before, digest=_added(message, texts))
 
     def _source(self, call: Call, piece: Piece) -> Source:
         """Return the source of a message's text."""
         message = piece.message
+        if piece.section == "input":
+            stored = call.question_as_stored and is_plain(message) and message.id == piece.id
+            return "transcript" if stored else "text"
+        if piece.section in _PINNED or piece.mark:
+            return "text"
         if (read := self._rows.get(id(message))) is not None:
             return "text" if read.seq in self._recollection.folded else "transcript"
         row = self._rows_by_id.get(piece.id)
-        if piece.section == "input":
-            stored = call.question_as_stored and is_plain(message) and message.id == piece.id
-        else:
-            stored = row is not None and is_stored_as(row, message)
-        return "transcript" if stored else "text"
+        return "transcript" if row is not None and is_stored_as(row, message) else "text"
 
     def _seq(self, call: Call, piece: Piece) -> int | None:
+        if piece.id is None:
+            return None
         if (row := self._rows_by_id.get(piece.id)) is not None:
             return row.seq
         first = self._recollection.end
@@ -310,11 +390,23 @@ class Assembler:
 
 
 def _turn_suffers(chosen: Plan, pieces: Sequence[Piece]) -> bool:
-    """Return whether a part of the turn itself is cut or left out."""
+    """Return whether a part of the turn itself is cut or excluded."""
     suffering = [*chosen.cuts, *(index for index, _ in chosen.excluded)]
     return any(pieces[index].section in ("input", "steps") for index in suffering)
 
 
-def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[tuple[BaseMessage, Entry]]:
+def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[_Sent]:
     found = {extra.entry.section: extra for extra in extras}
     return [(found[section].message, found[section].entry) for section in order if section in found]
+
+
+def _added(message: BaseMessage, texts: dict[str, str]) -> str:
+    """Add a message to the texts, and return its digest."""
+    body = dump_message(message)
+    digest = digest_of(body)
+    texts[digest] = body
+    return digest
+
+
+def _no_text(_: str) -> int:
+    return 0

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from langchain_core.language_models import BaseChatModel
-from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.messages import AIMessage
 
-from threadkeep.agent.counting import count_message
 from threadkeep.agent.model_facts import facts_of, tools_text
 from threadkeep.agent.turn_options import AUTO_SHARED_TOKENS, TurnOptions
 from threadkeep.context.budget import input_budget
@@ -47,13 +46,6 @@ class CallMeasure:
     def unscaled(self, tokens: int) -> int:
         """Return the tokens without the learned factor."""
         return tokens * 100 // _hundredths(self.counter)
-
-    def for_messages(self, messages: Sequence[BaseMessage]) -> CallMeasure:
-        """Return the measure of a call with these messages: the counter learns only from calls that are all text."""
-        if not self.learns:
-            return self
-        texts_only = not any(count_message(message, _no_text) for message in messages)
-        return self if texts_only else replace(self, learns=False)
 
 
 class Measuring:
@@ -119,10 +111,6 @@ def usage_of(reply: AIMessage | None) -> ReportedUsage | None:
     details = usage.get("input_token_details")
     cached = _tokens(details.get("cache_read")) if isinstance(details, Mapping) else None
     return ReportedUsage(taken, given, min(cached or 0, taken))
-
-
-def _no_text(_: str) -> int:
-    return 0
 
 
 def _tokens(value: object) -> int | None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from langchain_core.messages import (
     AIMessage,
@@ -24,6 +25,9 @@ from pydantic_core import to_jsonable_python
 from threadkeep.agent.counting import media_mark, media_places
 from threadkeep.errors import InvalidMessage
 from threadkeep.records import MAX_ID_CHARACTERS, SPEAKERS, Json, Message, Role, dump_json
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
 
 _CHAT_ROLES: dict[str, Role] = {
     "user": "user",
@@ -227,22 +231,23 @@ def digest_of(text: str) -> str:
 
 
 def digest_of_all(messages: Iterable[BaseMessage]) -> str:
-    """Return the SHA-256 of messages in order: role, id and text of plain messages, the JSON of others."""
-    return digests_of([(message, None) for message in messages], 0)[1]
+    """Return the SHA-256 of messages in order, as manifests have it."""
+    digest = sha256()
+    for message in messages:
+        add_to_digest(digest, message)
+    return digest.hexdigest()
 
 
-def digests_of(messages: Sequence[tuple[BaseMessage, str | None]], leading: int) -> tuple[str, str]:
-    """Return the digests of the `leading` messages and of all; each message may come with its `dump_message`."""
-    running = sha256()
-    beginning = running.hexdigest()
-    for number, (message, body) in enumerate(messages, start=1):
-        plain = is_plain(message)
-        written = f"{message.type}\0{message.id}\0{message.content}" if plain else body or dump_message(message)
-        running.update(written.encode("utf-8", "surrogatepass"))
-        running.update(b"\0\0")
-        if number == leading:
-            beginning = running.hexdigest()
-    return beginning, running.hexdigest()
+def add_to_digest(digest: HASH, message: BaseMessage, body: str | None = None) -> None:
+    """Add a message to the digest of a context: role, id and text of a plain message, else its JSON.
+
+    `body` is what `dump_message` returned for it, if that is known.
+    """
+    if is_plain(message):
+        written = f"{message.type}\0{message.id}\0{message.content}\0\0"
+    else:
+        written = f"{body or dump_message(message)}\0\0"
+    digest.update(written.encode("utf-8", "surrogatepass"))
 
 
 def _is_storable(text: str) -> bool:

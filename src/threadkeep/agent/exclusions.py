@@ -1,4 +1,4 @@
-"""Messages that a model call was not sent, with the reasons: ranges of the transcript, messages of the state."""
+"""The messages that a model call does not include, with reasons: positions of the transcript, messages of the state."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from operator import itemgetter
+from typing import Final
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
@@ -16,6 +17,9 @@ from threadkeep.context.manifest import Exclusion, ExclusionReason, LeftOut
 from threadkeep.history.recollection import Recollection
 from threadkeep.records import Message
 
+_SINGLE: Final[tuple[ExclusionReason, ...]] = ("folded", "superseded")
+"""The reasons that concern single messages between others."""
+
 type Rows = Mapping[str | None, Message]
 """Stored messages that were read for a call, by their ids."""
 
@@ -23,31 +27,38 @@ type Rows = Mapping[str | None, Message]
 def exclusions(
     draft: Draft, rows: Rows, recollection: Recollection
 ) -> tuple[tuple[Exclusion, ...], tuple[LeftOut, ...]]:
-    """Every place of the transcript that is out, in order, and what else of the run's state is."""
-    places: dict[int, ExclusionReason] = {}
+    """Return the excluded positions of the transcript, in order, and the excluded messages of the run's state."""
     out = [(id_of(message), reason) for message, reason in _out(draft)]
+    others = tuple(_stretches(draft.call, out, rows)) if out or draft.call.forgotten or draft.call.superseded else ()
+    earlier = tuple(_before(recollection.end, recollection.excluded))
+    places = _not_read(recollection, max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier)))
     for message_id, reason in out:
         row = rows.get(message_id)
         if row is not None and row.seq is not None:
-            places[row.seq] = reason
-    others = tuple(_stretches(draft.call, out, rows))
-    earlier = tuple(_before(recollection.end, recollection.excluded))
-    folded = _places(recollection, "folded")
-    superseded = _places(recollection, "superseded")
-    low = max(recollection.begin, 1, *(gap.last_seq + 1 for gap in earlier))
-    read = folded.union(superseded, (row.seq for row in rows.values() if row.seq is not None))
-    high = recollection.end or max(read, default=0) + 1
-    # The places before the question that were read over are notes of the system, which are in no window.
-    places |= dict.fromkeys(set(range(low, high)) - read, "role")
-    places |= dict.fromkeys(folded, "folded")
-    places |= dict.fromkeys(superseded, "superseded")
+            places.setdefault(row.seq, reason)
     earlier = tuple(_without_summary(gap) if _unsummarised(gap, draft) else gap for gap in earlier)
     return (*earlier, *_ranges(places)), others
 
 
+def _not_read(recollection: Recollection, low: int) -> dict[int, ExclusionReason]:
+    """Return the positions from `low` to the question that are not among the messages, with the reasons."""
+    messages, end = recollection.messages, recollection.end
+    single = any(gap.reason in _SINGLE for gap in recollection.excluded)
+    if not single and end is not None and end - low == len(messages) and (not messages or messages[0].seq == low):
+        return {}
+    folded = _places(recollection, "folded")
+    superseded = _places(recollection, "superseded")
+    read = folded.union(superseded, (row.seq for row in messages if row.seq is not None))
+    high = end or max(read, default=0) + 1
+    # Positions before the question that were not read are notes of the system, which are in no window.
+    places: dict[int, ExclusionReason] = dict.fromkeys(set(range(low, high)) - read, "role")
+    places |= dict.fromkeys(folded, "folded")
+    return places | dict.fromkeys(superseded, "superseded")
+
+
 def dropped(draft: Draft, rows: Rows, recollection: Recollection) -> int:
     """Count the earlier messages since the last reset that are not sent and not covered by a sent summary."""
-    # A checkpoint's earlier turns that the window left out were counted there, and again if they are left out here.
+    # Messages of the state that the window excludes are counted in both; count them once.
     again = sum(
         1
         for piece in draft.pieces
@@ -67,7 +78,7 @@ def _out(draft: Draft) -> Iterator[tuple[BaseMessage, ExclusionReason]]:
 
 
 def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
-    """Return the places before the question that are out for a reason that takes single messages."""
+    """Return the positions before the question that are excluded for a reason that concerns single messages."""
     gaps = (gap for gap in recollection.excluded if gap.reason == reason)
     end = recollection.end
     return {seq for gap in gaps for seq in range(gap.first_seq, gap.last_seq + 1) if end is None or seq < end}
@@ -76,7 +87,7 @@ def _places(recollection: Recollection, reason: ExclusionReason) -> set[int]:
 def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], rows: Rows) -> Iterator[LeftOut]:
     """Return the excluded messages that are not in the transcript: ranges of the state, then messages without an id.
 
-    Messages with places count among those of their stretch, so that a turn's steps and words are one.
+    Messages that the transcript has count in their range too, so that the steps and the text of a turn are one range.
     """
     placed = {key for key, row in rows.items() if row.seq is not None}
     reasons = dict(out)
@@ -97,7 +108,7 @@ def _stretches(call: Call, out: Sequence[tuple[str | None, ExclusionReason]], ro
 def _before(end: int | None, gaps: Iterable[Exclusion]) -> Iterator[Exclusion]:
     """Return the excluded messages before the question; a reset after it excludes none of them."""
     for gap in gaps:
-        if gap.reason not in ("folded", "superseded") and (end is None or gap.first_seq < end):
+        if gap.reason not in _SINGLE and (end is None or gap.first_seq < end):
             yield gap if end is None else replace(gap, last_seq=min(gap.last_seq, end - 1))
 
 
@@ -109,7 +120,7 @@ def _unsummarised(gap: Exclusion, draft: Draft) -> bool:
 
 
 def _without_summary(gap: Exclusion) -> Exclusion:
-    """A summary that had no room leaves out the messages that it stands for."""
+    """Return the exclusion of messages whose summary does not fit."""
     return replace(gap, reason="over_budget")
 
 

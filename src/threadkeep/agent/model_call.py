@@ -1,29 +1,32 @@
-"""The stages of a model call: its inputs, the selection, and the messages that are sent."""
+"""The stages of a model call: its inputs, the kept window of its session, the selection, and the sent messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from langchain_core.messages import BaseMessage, SystemMessage
 
+from threadkeep.agent.conversion import add_to_digest, id_of, is_plain, to_langchain
 from threadkeep.agent.extras import Extra
 from threadkeep.context.manifest import Entry, Exclusion, ExclusionReason, LeftOut, Section, StablePrefix
 from threadkeep.context.tokens import TokenCounter
 from threadkeep.context.trim import Plan
-from threadkeep.records import Summary
+from threadkeep.records import Message, Summary
+
+if TYPE_CHECKING:
+    from _hashlib import HASH
 
 
 @dataclass(frozen=True)
 class Call:
-    """The inputs of a model call, apart from what its turn recalls.
+    """The inputs of a model call, apart from the earlier turns.
 
-    `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`,
-    `max_messages` limits what is from earlier turns. `provider` is that of the model. `forgotten` are messages of the
-    run from before a reset, `superseded` those that were superseded in the transcript. `question_as_stored` says that
-    the transcript has the same words for the question. `shared` is the most tokens that the shares of extras are parts
-    of.
+    `messages` are the run's own, with the `question` (some of them) among them; `budget` is in tokens of `counter`;
+    `max_messages` limits the messages of earlier turns. `provider` is that of the model. `forgotten` are messages of
+    the run from before a reset, `superseded` those that were superseded in the transcript. `question_as_stored` is True
+    if the transcript has the same text of the question. `shared` is the number of tokens to which shares apply.
     """
 
     messages: Sequence[BaseMessage]
@@ -42,7 +45,7 @@ class Call:
 class Piece(NamedTuple):
     """A message that may be sent, and the id under which it is stored.
 
-    A `mark` is of the call alone: nobody said it, and it goes with the message before it.
+    A `mark` exists only in this call: nobody wrote it, and it is kept or excluded with the message before it.
     """
 
     message: BaseMessage
@@ -51,11 +54,74 @@ class Piece(NamedTuple):
     mark: bool = False
 
 
+class KeptWindow:
+    """The earlier messages of a session in the form of model calls, kept between calls; it only grows.
+
+    Everything here follows from the rows and the counter. `plain` is False if a message is more than role, text and id,
+    is empty, or has no answer; such a window is laid out message by message instead of as a whole.
+    """
+
+    def __init__(self, counter: TokenCounter) -> None:
+        self.counter = counter
+        self.plain = True
+        self.rows: list[Message] = []
+        self.rows_by_id: dict[str | None, Message] = {}
+        self.messages: list[BaseMessage] = []
+        self.entries: list[Entry] = []
+        self.sums = [0]
+        self.answered_runs: set[str | None] = set()
+        self._digest: tuple[bytes, HASH, int] | None = None
+
+    def extend(self, rows: Sequence[Message]) -> bool:
+        """Add the new rows of a session's window; return False if it does not begin with the rows of this one."""
+        shared = min(len(rows), len(self.rows))
+        if shared and (rows[0] is not self.rows[0] or rows[shared - 1] is not self.rows[shared - 1]):
+            return False
+        for row in rows[len(self.rows) :]:
+            self._add(row)
+        return bool(rows)
+
+    def digest(self, front: HASH, count: int) -> HASH:
+        """Return the digest of the messages in `front` and of the first `count` messages of the window."""
+        key = front.digest()
+        state, done = front.copy(), 0
+        if self._digest is not None and self._digest[0] == key and self._digest[2] <= count:
+            _, state, done = self._digest
+        for message in self.messages[done:count]:
+            add_to_digest(state, message)
+        self._digest = key, state, count
+        return state.copy()
+
+    def _add(self, row: Message) -> None:
+        message = to_langchain(row)
+        tokens = self.counter(row.content)
+        before = self.rows[-1] if self.rows else None
+        if row.role == "assistant":
+            self.answered_runs.add(row.run_id)
+        answered = before is None or row.role != "user" or self.has_answer(before, row)
+        plain = row.original is None and row.seq is not None and bool(row.content.strip()) and is_plain(message)
+        self.plain = self.plain and plain and answered
+        self.rows.append(row)
+        if row.id:
+            self.rows_by_id[row.id] = row
+        self.messages.append(message)
+        self.entries.append(Entry("window", tokens, "transcript", seq=row.seq, id=id_of(message)))
+        self.sums.append(self.sums[-1] + tokens)
+
+    def has_answer(self, asked: Message, following: Message | None) -> bool:
+        """Return False if a row is a question without an answer, before a question of another run."""
+        if asked.role != "user" or asked.run_id is None or asked.run_id in self.answered_runs:
+            return True
+        return following is not None and following.run_id == asked.run_id
+
+
 @dataclass(frozen=True)
 class Draft:
-    """A call whose window is chosen: `rooms` are the tokens that each extra which is still to be found may take.
+    """A model call with a chosen window.
 
-    `unsendable` are those of its messages that no provider takes, `summaries` those that are sent.
+    `chosen` has indexes of `pieces`. If the kept window is sent as a whole, `window` is the number of its messages, and
+    they are not among the pieces. `rooms` are the tokens for each extra that is still to be found. `unsendable` are
+    messages that no provider accepts, `summaries` the summaries that are sent.
     """
 
     call: Call
@@ -65,25 +131,26 @@ class Draft:
     rooms: Mapping[Section, int] = field(default_factory=dict)
     extras: tuple[Extra, ...] = ()
     summaries: tuple[Summary, ...] = ()
+    window: int = 0
 
     @property
-    def kept_ids(self) -> frozenset[str]:
-        """The stored ids of what is in already."""
-        ids = (self.pieces[index].id for index in self.chosen.kept)
-        return frozenset(found for found in ids if found is not None)
+    def reserved(self) -> int:
+        """The tokens of the extras, found or not."""
+        return sum(self.rooms.values()) + sum(extra.entry.tokens for extra in self.extras)
 
 
 @dataclass(frozen=True)
 class Assembled:
-    """The messages that a model call is sent, with the reasons; `texts` are those that the entries name by digest.
+    """The messages of a model call, with reasons; `texts` maps the digests in the entries to texts.
 
-    `begin_seq` is where the window begins from now on, None where that is as before. `marks` is the number of
-    messages that nobody said.
+    `begin_seq` is the new start of the window, None if it is unchanged. `marks` is the number of messages that nobody
+    wrote. `texts_only` is True if no message has tool calls or media.
     """
 
     system: SystemMessage | None
     messages: tuple[BaseMessage, ...]
     entries: tuple[Entry, ...]
+    tokens: int
     excluded: tuple[Exclusion, ...]
     left_out: tuple[LeftOut, ...]
     dropped: int
@@ -92,8 +159,4 @@ class Assembled:
     begin_seq: int | None = None
     texts: Mapping[str, str] = field(default_factory=dict)
     marks: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """All that is sent, by the counter."""
-        return sum(entry.tokens for entry in self.entries)
+    texts_only: bool = True

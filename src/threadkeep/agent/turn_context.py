@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
@@ -119,7 +120,10 @@ class TurnContext:
             before = messages[: self._start(messages)]
             told = bool(use.tools) and self._transcribed
             steps = await self._steps.earlier(self._recollection.messages, before, measure) if told else None
-            self._assembler = Assembler(self._recollection, self._options.plan, steps)
+            kept = f"window of {self._options.profile}"
+            recollection, derived = self._recollection, self._recollection.derived
+            self._assembler = Assembler(recollection, self._options.plan, measure.counter, steps, derived.get(kept))
+            derived[kept] = self._assembler.window
         messages, superseded = self._without_superseded(await self.as_stored(messages))
         start = self._start(messages)
         first = _first_since(self._recollection.forgotten, messages[:start])
@@ -141,7 +145,8 @@ class TurnContext:
         sent = self._assembler.build(draft)
         self._new_begin = sent.begin_seq or self._new_begin
         self._room = self._room or _window_room(sent, draft, measure, self._options)
-        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure.for_messages(sent.messages))
+        measure = measure if sent.texts_only else replace(measure, learns=False)
+        self._open = (self._manifest(sent, measure, run_id), sent.texts, measure)
         self._tell(sent, run_id)
         return sent
 
@@ -162,7 +167,7 @@ class TurnContext:
             manifest, texts, _ = self._open
             self._open = None
             manifests = self._memory.manifests
-            entry = manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict(), texts)
+            entry = manifests.entry(manifest.session_id, manifest.run_id, manifest.to_dict, texts)
             if entry is None:
                 return
             if self._hold is not None and self._hold.joins is not None and self._hold.joins == entry.session_id:
@@ -235,6 +240,8 @@ class TurnContext:
     async def as_stored(self, messages: Sequence[BaseMessage]) -> list[BaseMessage]:
         """Return the messages, those from before the question that the transcript has as it has them."""
         start = self._start(messages)
+        if start == 0:
+            return [*messages]
         rows = self.sent_rows or self._recollection.messages
         digest = await digest_for(self._memory, rows)
         known = known_messages(messages[:start], rows, digest, by_place=bool(self.sent_rows))
@@ -276,13 +283,16 @@ class TurnContext:
         if self._extras is not None:
             return assembler.draft(call, extras=self._extras)
         sources = [one for one in self._options.sources if self._question and self._wants(one.section)]
+        if not sources:
+            self._extras = []
+            return assembler.draft(call)
         draft = assembler.draft(call, wanted=[source.section for source in sources])
         request = ExtraRequest(
             session=self._session,
             question=self._question,
             earlier=self._recollection.messages,
             question_seq=self._recollection.end,
-            known_ids=draft.kept_ids | {message_id for one in self._question if (message_id := id_of(one)) is not None},
+            known_ids=assembler.included_ids(draft) | {found for one in self._question if (found := id_of(one))},
             counter=call.counter,
             now=self._memory.clock(),
         )
@@ -357,7 +367,8 @@ def _nothing_of(question_seq: int | None, questions: int) -> Recollection:
 
 def _window_room(sent: Assembled, draft: Draft, measure: CallMeasure, options: TurnOptions) -> WindowRoom:
     """Return the budget that a turn's first call left to its window, in stored tokens."""
-    taken = sum(entry.tokens for entry in sent.entries if entry.section in ("system", "summary"))
+    pinned = takewhile(lambda entry: entry.section in ("system", "summary"), sent.entries)
+    taken = sum(entry.tokens for entry in pinned)
     left = max(draft.call.budget - taken - sum(draft.rooms.values()), 0)
     tokens = measure.unscaled(left) if measure.as_stored else None
     return WindowRoom(tokens, options.message_limit, options.plan.step)

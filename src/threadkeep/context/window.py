@@ -82,6 +82,18 @@ def choose(
     return chooser.window(extent)
 
 
+def whole(messages: Sequence[Message], tokens: int, limits: Limits) -> Window:
+    """Return the window of messages, oldest first, that are known to fit and to be everything."""
+    manifest = WindowManifest(
+        counter=name_of(limits.counter or estimate),
+        max_messages=limits.max_messages,
+        max_tokens=limits.max_tokens,
+        tokens=tokens,
+        included=tuple([_seq(message) for message in messages]),
+    )
+    return Window(tuple(messages), tokens, manifest)
+
+
 def with_superseded(window: Window, superseded: Sequence[tuple[int, int]]) -> Window:
     """Return the window with superseded ranges separated from those that its limits exclude."""
     if not superseded:

@@ -62,16 +62,23 @@ class Manifests:
         are in no transcript. They are written before their manifest can be read, and kept as long as a manifest of the
         session (or the run) refers to them.
         """
-        if (entry := self.entry(session_id, run_id, manifest, texts)) is not None:
+        if (entry := self.entry(session_id, run_id, dict(manifest).copy, texts)) is not None:
             self.queue(entry)
 
     def entry(
-        self, session_id: str | None, run_id: str, manifest: Mapping[str, Json], texts: Mapping[str, str]
+        self,
+        session_id: str | None,
+        run_id: str,
+        manifest: Callable[[], Mapping[str, Json]],
+        texts: Mapping[str, str],
     ) -> NotedManifest | None:
-        """Return the record of one model call as of now; None if records are not kept."""
+        """Return the record of one model call as of now; None if records are not kept.
+
+        `manifest` returns the values of the manifest; it is called when the record is written.
+        """
         if self._retention_days == 0:
             return None
-        return NotedManifest(session_id, run_id, self._clock(), dict(manifest), dict(texts))
+        return NotedManifest(session_id, run_id, self._clock(), manifest, dict(texts))
 
     def joined(self, entry: NotedManifest) -> list[Statement]:
         """Return the statements that store a record in the transaction of its turn."""

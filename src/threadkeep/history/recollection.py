@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from threadkeep.context.folding import fold_repeats
 from threadkeep.context.manifest import Exclusion, Window
 from threadkeep.context.tokens import TokenCounter
-from threadkeep.context.window import Extent, Limits, WindowChooser, with_superseded
+from threadkeep.context.window import Extent, Limits, WindowChooser, whole, with_superseded
 from threadkeep.history.session_rows import SessionCache, SessionRows, rows_of
 from threadkeep.records import Message, Summary
 from threadkeep.store.contexts import Contexts, ContextState, state_of
 from threadkeep.store.driver import Statement
 from threadkeep.store.tables import TableTranscripts
-from threadkeep.store.transcripts import END, Recent, Transcripts
+from threadkeep.store.transcripts import END, Marks, Recent, Transcripts
 
 PAGE_ROWS = 200
 
@@ -59,7 +59,7 @@ class Recollection:
     earlier call or a summary has set it; `overflowing` is true if more messages have come since than the window holds.
     `failed` is true if reading failed. `forgotten` are known messages from before the last reset, `superseded` those
     that were superseded. `question_seq` is the `seq` of the message that ends this past, None if it has none yet;
-    `questions` is as in `Past`. `revision` is the session's.
+    `questions` is as in `Past`. `revision` is the session's. `derived` is that of the `SessionRows` of the messages.
     """
 
     messages: tuple[Message, ...]
@@ -76,6 +76,7 @@ class Recollection:
     folded: frozenset[int] = frozenset()
     superseded: frozenset[str] = frozenset()
     revision: int = 0
+    derived: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def end(self) -> int | None:
@@ -138,6 +139,13 @@ class WindowReader:
 
         With `before_question` the window ends before the newest user message, so no message of the window is cut.
         """
+        if before_question and (window := pages.whole(limits, before)) is not None and pages.known is not None:
+            read = pages.known
+            if read.marks.revision:
+                after = max(pages.begin - 1, read.marks.deleted_seq)
+                read = await self._with_superseded(read, after)
+                window = with_superseded(window, read.superseded_between(after, before))
+            return window, _recent_of(read.marks), read
         recent = await pages.older(page_rows, before)
         chooser = WindowChooser(limits, newest_user=recent.newest_user, before_question=before_question)
         chooser.add(recent.messages)
@@ -210,6 +218,7 @@ class WindowReader:
             questions=past.questions,
             superseded=await self._superseded(past.known_ids, known) if recent.revision else frozenset(),
             revision=state.revision,
+            derived={} if known is None else known.derived,
         )
 
     def statements(
@@ -282,6 +291,19 @@ class _Pages:
         self.begin = begin
         self.known = known
 
+    def whole(self, limits: Limits, before: int) -> Window | None:
+        """Return the window of all rows before a `seq`, if they are known and less than the limits; else None."""
+        known = self.known
+        if known is None or limits.counter is None or limits.nothing or known.first_seq > self.begin:
+            return None
+        if max(known.marks.reset_seq, known.marks.archived_seq) >= max(self.begin, 1):
+            return None
+        count, tokens = known.fitting(self.begin, before, limits.max_messages, limits.counter)
+        fits = (limits.max_messages is None or count < limits.max_messages) and (
+            limits.max_tokens is None or tokens <= limits.max_tokens
+        )
+        return whole(known.between(self.begin, before), tokens, limits) if fits and count else None
+
     async def older(self, limit: int, before: int) -> Recent:
         """Return the newest rows before a `seq`, newest first."""
         known = self.known
@@ -296,8 +318,12 @@ class _Pages:
             else:
                 whole = len(newest) < limit
                 self.known = known.with_older(older.messages, self.begin if whole else newest[-1].seq or 0)
-        reset_seq, archived_seq, deleted_seq, revision, *_ = known.marks
-        return Recent(newest, reset_seq, None, archived_seq, deleted_seq, revision, known.marks)
+        return _recent_of(known.marks, newest)
+
+
+def _recent_of(marks: Marks, messages: tuple[Message, ...] = ()) -> Recent:
+    reset_seq, archived_seq, deleted_seq, revision, *_ = marks
+    return Recent(messages, reset_seq, None, archived_seq, deleted_seq, revision, marks)
 
 
 def _before_window(state: ContextState) -> tuple[int, list[Exclusion]]:

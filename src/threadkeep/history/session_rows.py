@@ -11,9 +11,10 @@ import sys
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from threadkeep.context.tokens import TokenCounter
 from threadkeep.records import Message, dump_json
 from threadkeep.store.codec import message_of
 from threadkeep.store.driver import Row
@@ -30,7 +31,8 @@ class SessionRows:
 
     None is missing from `first_seq` on; 0 means that all since the last reset and archive are there. As far as they
     were read, `superseded` has a `seq` and the ranges of superseded messages after it, and `forgotten` the ids on the
-    newest page before the last reset.
+    newest page before the last reset. `derived` has objects that callers have made of these messages for a model call;
+    they are valid as long as the marks are.
     """
 
     marks: Marks
@@ -38,6 +40,7 @@ class SessionRows:
     first_seq: int
     superseded: tuple[int, Sequence[tuple[int, int]]] | None = None
     forgotten: frozenset[str] | None = None
+    derived: dict[str, object] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def last_seq(self) -> int:
@@ -51,6 +54,16 @@ class SessionRows:
     def between(self, begin: int, before: int) -> tuple[Message, ...]:
         """Return the messages from a `seq` on and before another one."""
         return self.messages[_index(self.messages, begin) : _index(self.messages, before)]
+
+    def fitting(self, begin: int, before: int, most: int | None, counter: TokenCounter) -> tuple[int, int]:
+        """Return the number and the tokens of the messages from a `seq` on and before another one."""
+        start, end = _index(self.messages, begin), _index(self.messages, before)
+        if most is not None and end - start > most:
+            return end - start, 0
+        sums = self.derived.get("sums")
+        if not isinstance(sums, _TokenSums) or sums.counter != counter or sums.first is not self.messages[0]:
+            sums = self.derived["sums"] = _TokenSums(counter, self.messages[0])
+        return end - start, sums.between(self.messages, start, end)
 
     def with_older(self, older: Sequence[Message], first_seq: int) -> SessionRows:
         """Return the rows with earlier ones, which were read newest first."""
@@ -68,6 +81,21 @@ class SessionRows:
             return self
         kept = self.messages[-count:]
         return replace(self, messages=kept, first_seq=kept[0].seq or 0)
+
+
+class _TokenSums:
+    """Running sums of the tokens of a session's messages, so that each message is counted once."""
+
+    def __init__(self, counter: TokenCounter, first: Message) -> None:
+        self.counter = counter
+        self.first = first
+        self._sums = [0]
+
+    def between(self, messages: Sequence[Message], start: int, end: int) -> int:
+        """Return the tokens of the messages with these indexes; the first message must be the same in each call."""
+        for message in messages[len(self._sums) - 1 : end]:
+            self._sums.append(self._sums[-1] + self.counter(message.content))
+        return self._sums[end] - self._sums[start]
 
 
 def rows_of(found: Sequence[Row], limit: int, known: SessionRows | None = None) -> SessionRows | None:

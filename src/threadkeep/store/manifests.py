@@ -39,14 +39,14 @@ _RENEWAL = timedelta(hours=1)
 class NotedManifest:
     """The record of one model call before it is stored, with its session or, if there is none, with its run.
 
-    `texts` maps digests to texts of the context that are in no transcript. `again` means that an earlier attempt may
-    have stored it.
+    `manifest` returns its values when the record is written. `texts` maps digests to texts of the context that are in
+    no transcript. `again` means that an earlier attempt may have stored it.
     """
 
     session_id: str | None
     run_id: str
     created_at: datetime
-    manifest: Mapping[str, Json]
+    manifest: Callable[[], Mapping[str, Json]]
     texts: Mapping[str, str] = field(default_factory=dict)
     again: bool = False
 
@@ -289,7 +289,7 @@ def _digest_parameters(digests: Sequence[str]) -> dict[str, object]:
 
 
 def _clean_manifest(entry: NotedManifest) -> dict[str, Json]:
-    cleaned = clean_json(dict(entry.manifest))
+    cleaned = clean_json(dict(entry.manifest()))
     return dict(cleaned) if isinstance(cleaned, Mapping) else {}
 
 
