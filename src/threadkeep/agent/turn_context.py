@@ -26,11 +26,11 @@ from threadkeep.context.window import Limits
 from threadkeep.errors import StoreClosed, StoreError
 from threadkeep.history.keys import channel_of
 from threadkeep.history.memory import Memory
-from threadkeep.history.recollection import Past, ReadPast, Recollection
-from threadkeep.history.session import Session
+from threadkeep.history.recollection import PAGE_ROWS, Past, ReadPast, Recollection
+from threadkeep.history.session import BegunTurn, Session
 from threadkeep.observe import ContextBuilt, HistoryTruncated
-from threadkeep.records import Message
-from threadkeep.store.driver import Statement
+from threadkeep.records import Message, Receipt
+from threadkeep.store.driver import Joined, Statement
 
 
 class TurnContext:
@@ -74,6 +74,16 @@ class TurnContext:
         self._truncation_told = False
         self._steps = TurnSteps(memory, session, options)
         self._hold = run_hold.get()
+        self._begun: BegunTurn | None = None
+
+    async def store_question(self, messages: Sequence[Message]) -> Receipt | None:
+        """Store the question and read the past, in one transaction; None if that cannot be done now."""
+        options = self._options
+        if not self._transcribed or options.no_history:
+            return None
+        limit = min(options.message_limit or PAGE_ROWS, PAGE_ROWS)
+        self._begun = await self._session.begin_joined(messages, Joined(), profile=options.profile or "", limit=limit)
+        return None if self._begun is None else self._begun.receipt
 
     @property
     def has_steps(self) -> bool:
@@ -272,11 +282,11 @@ class TurnContext:
         return await self._session.recall(past)
 
     def _read(self) -> ReadPast | None:
-        """Return what was read of the session when the run began."""
-        begun = None if self._hold is None else self._hold.begun
-        if begun is None or self.question_seq != begun.receipt.last_seq or self._hold is None:
-            return None
-        return begun.past if self._hold.joins == self._session.session_id else None
+        """Return what was read of the session when the question was stored."""
+        begun = self._begun
+        if begun is None and self._hold is not None and self._hold.joins == self._session.session_id:
+            begun = self._hold.begun
+        return begun.past if begun is not None and self.question_seq == begun.receipt.last_seq else None
 
     async def _draft(self, assembler: Assembler, call: Call) -> Draft:
         """The window, and beside it what was found for the input; looked for once in a turn."""

@@ -150,7 +150,7 @@ class OpenTurn:
     async def _store_question(self, question: Sequence[Message], changed: Sequence[Message]) -> None:
         receipt = self._hold.stored(question) if self._hold is not None and not changed else None
         if receipt is None:
-            receipt = await self._memory.finish(self._record, [*changed, *question])
+            receipt = await self._memory.finish(self._record_question, [*changed, *question])
         self._repeated = receipt is not None and self.question_id in receipt.duplicates
         if receipt is not None and not self._repeated:
             self.contexts.question_seq = receipt.last_seq
@@ -162,6 +162,10 @@ class OpenTurn:
             placed = [row.with_fields(seq=first and first + place) for place, row in enumerate(changed)]
             self.contexts.sent_rows += tuple(placed)
             self._memory.observers.notify(HistoryDiffers(session_id=self.session.session_id, messages=len(changed)))
+
+    async def _record_question(self, messages: Sequence[Message]) -> Receipt | None:
+        receipt = await self.contexts.store_question(messages)
+        return receipt if receipt is not None else await self._record(messages)
 
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
