@@ -26,7 +26,7 @@ from threadkeep.history.session import Session
 from threadkeep.knowledge.facts import Knowledge
 from threadkeep.knowledge.persons import Persons
 from threadkeep.knowledge.procedures import Procedures
-from threadkeep.observe import events, run_events
+from threadkeep.observe import events
 from threadkeep.observe.log import LogObserver
 from threadkeep.observe.prometheus import METRICS, PrometheusObserver
 from threadkeep.settings import Settings
@@ -211,7 +211,7 @@ def test_every_metric_is_described(name: str) -> None:
     """With its kind and its labels."""
     row = row_of(METRICS_PAGE, name)
     observer = PrometheusObserver()
-    observer.notify(run_events.TurnFinished(milliseconds=1))
+    observer.notify(events.TurnFinished(milliseconds=1))
     [metric] = [one for one in observer.registry.collect() if one.name == name.removesuffix("_total")]
     assert row[1] == metric.type
     labels = {label for sample in metric.samples for label in sample.labels} - {"le"}

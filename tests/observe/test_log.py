@@ -13,12 +13,10 @@ import structlog
 from threadkeep.observe.events import (
     ContextBuilt,
     StoreRead,
+    TurnFinished,
     WriteFailed,
 )
 from threadkeep.observe.log import Level, LogObserver, configure_logging
-from threadkeep.observe.run_events import (
-    TurnFinished,
-)
 
 CANARY = "canary-7f3a"
 

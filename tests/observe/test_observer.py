@@ -77,7 +77,7 @@ def test_events_are_frozen_and_hold_no_text_of_people(kind: type[Event]) -> None
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if hints[field.name] in (str, str | None):
-            assert field.name in ("session_id", "run_id", "error", "reason", "workflow")
+            assert field.name in ("session_id", "run_id", "budget_run_id", "error", "reason", "limit", "workflow")
 
 
 def test_events_without_a_channel_get_that_by_which_they_came() -> None:

@@ -6,12 +6,14 @@ import re
 
 import pytest
 
-from threadkeep.observe.channel_events import AnswerSent, ChannelTrouble, UpdateReceived
 from threadkeep.observe.events import (
     BACKENDS,
     CHANNELS,
     OUTCOMES,
+    RUN_OUTCOMES,
+    AnswerSent,
     Backend,
+    ChannelTrouble,
     ContextBuilt,
     HistoryTruncated,
     KeyResolutionFailed,
@@ -24,23 +26,21 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
+    RunFinished,
+    RunRetried,
     RunsPruned,
+    RunTakenOver,
+    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
     SummaryMade,
+    TurnFinished,
+    UpdateReceived,
     WriteDeferred,
     WriteFailed,
 )
 from threadkeep.observe.prometheus import METRICS, RUN_STATES, PrometheusObserver
-from threadkeep.observe.run_events import (
-    RUN_OUTCOMES,
-    RunFinished,
-    RunRetried,
-    RunTakenOver,
-    RunTrouble,
-    TurnFinished,
-)
 
 PREFIX = "threadkeep_agent_history_"
 

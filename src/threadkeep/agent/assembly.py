@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import takewhile
 from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -99,8 +98,8 @@ class Assembler:
             first = sum(entry.section == "system" for _, entry in sent)
             opening = Piece(self._opening, sent[first][1].section, None, mark=True)
             sent.insert(first, self._sent(draft, opening, None, texts))
-        front = sum(1 for _ in takewhile(lambda each: each[1].section in _PINNED, sent))
-        head, tail = sent[:front], sent[front:]
+        head = [each for each in sent if each[1].section in _PINNED]
+        tail = sent[len(head) :]
         inputs = [index for index, (_, entry) in enumerate(tail) if entry.section == "input"]
         stable = inputs[0] if inputs else len(tail)
         if inputs and draft.extras:
@@ -115,26 +114,27 @@ class Assembler:
     ) -> Assembled:
         """Join the messages before the kept window, the window, and those after it; `stable` is an index in `tail`."""
         count = draft.window
-        messages = [*(each[0] for each in head), *self.window.messages[:count], *(each[0] for each in tail)]
-        entries = (*(each[1] for each in head), *self.window.entries[:count], *(each[1] for each in tail))
-        running = sha256()
+        messages = [*[each[0] for each in head], *self.window.messages[:count], *[each[0] for each in tail]]
+        entries = (*[each[1] for each in head], *self.window.entries[:count], *[each[1] for each in tail])
+        digest = sha256()
         for message, entry in head:
-            add_to_digest(running, message, texts.get(entry.digest or ""))
-        digest = self.window.digest(running, count) if count else running
+            add_to_digest(digest, message, texts.get(entry.digest or ""))
+        if count:
+            digest = self.window.digest(digest, count)
+        tokens = stable_tokens = sum([entry.tokens for _, entry in head]) + self.window.sums[count]
         beginning = digest.copy()
         for number, (message, entry) in enumerate(tail, start=1):
             add_to_digest(digest, message, texts.get(entry.digest or ""))
+            tokens += entry.tokens
             if number == stable:
-                beginning = digest.copy()
-        tokens = sum(entry.tokens for _, entry in head) + self.window.sums[count]
-        stable_tokens = tokens + sum(entry.tokens for _, entry in tail[:stable])
+                beginning, stable_tokens = digest.copy(), tokens
         system = messages[0] if messages and isinstance(messages[0], SystemMessage) else None
         excluded, left_out = exclusions(draft, self._rows_by_id, self._recollection)
         return Assembled(
             system=system,
             messages=tuple(messages if system is None else messages[1:]),
             entries=entries,
-            tokens=tokens + sum(entry.tokens for _, entry in tail),
+            tokens=tokens,
             excluded=excluded,
             left_out=left_out,
             dropped=dropped(draft, self._rows_by_id, self._recollection),
@@ -206,7 +206,7 @@ class Assembler:
     def _fitting(self, draft: Draft) -> Draft | None:
         """Return the draft with all of its messages, if they fit."""
         tokens = self.window.sums[draft.window]
-        tokens += sum(self._size(draft.call, piece).tokens for piece in draft.pieces)
+        tokens += sum([count_message(piece.message, draft.call.counter) for piece in draft.pieces])
         left = draft.call.budget - draft.reserved - tokens
         recalled = self._recalled(draft)
         if left + recalled < 0:
@@ -332,7 +332,7 @@ class Assembler:
     def _sent(self, draft: Draft, piece: Piece, cut_to: int | None, texts: dict[str, str]) -> _Sent:
         """Return a message as it is sent, and its entry; add a text that no transcript has to `texts`."""
         call = draft.call
-        message, size = piece.message, self._size(call, piece).tokens
+        message, size = piece.message, count_message(piece.message, call.counter)
         before = self._earlier_steps.tokens_before.get(id(message))
         source = self._source(call, piece)
         if cut_to is not None:

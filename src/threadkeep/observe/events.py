@@ -336,3 +336,185 @@ class ModelFailed(Event):
     error: str
     run_id: str | None = None
     session_id: str | None = None
+
+
+type TurnStatus = Literal["complete", "interrupted", "failed"]
+type RunOutcome = Literal["done", "failed", "cancelled", "interrupted", "waiting"]
+type RunWork = Literal["engine", "takeover", "watch", "upkeep", "keeping_progress", "ending_turn", "clearing_up"]
+
+RUN_OUTCOMES: tuple[RunOutcome, ...] = get_args(RunOutcome.__value__)
+RUN_WORKS: tuple[RunWork, ...] = get_args(RunWork.__value__)
+TURN_STATUSES: tuple[TurnStatus, ...] = get_args(TurnStatus.__value__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFinished(Event):
+    """A run of a workflow ended, or waits for a person; `set_aside` if only a person can start it again."""
+
+    workflow: str
+    status: RunOutcome
+    error: str | None = None
+    milliseconds: float
+    set_aside: bool = False
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BudgetCrossed(Event):
+    """The last call of a successful run exceeded its own budget, or that of its ancestor `budget_run_id`."""
+
+    workflow: str
+    limit: str
+    used: float
+    allowed: float
+    run_id: str | None = None
+    budget_run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRetried(Event):
+    """A run failed with a temporary error and is retried after a pause; `attempt` counts from 2."""
+
+    workflow: str
+    error: str
+    attempt: int
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTakenOver(Event):
+    """A started run was taken over, usually because its process died. `attempt` counts from 2."""
+
+    workflow: str
+    attempt: int
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTrouble(Event):
+    """A poll of the run supervision failed; the next one follows."""
+
+    work: RunWork
+    error: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunWorkRecovered(Event):
+    """Work that `RunTrouble` reported as failing succeeds again: the progress of runs can be stored."""
+
+    work: RunWork
+
+
+@dataclass(frozen=True, kw_only=True)
+class TurnFinished(Event):
+    """A turn ended, in any way. Providers report the tokens; `estimated` if some are missing."""
+
+    channel: Channel = "other"
+    status: TurnStatus = "complete"
+    milliseconds: float
+    input_tokens: int = 0
+    output_tokens: int = 0
+    estimated: bool = False
+    run_id: str | None = None
+    session_id: str | None = None
+
+
+type UpdateOutcome = Literal["taken", "repeated", "ignored", "refused"]
+type UpdateReason = Literal[
+    "malformed",
+    "kind",
+    "chat_type",
+    "no_text",
+    "incomplete",
+    "from_bot",
+    "not_addressed",
+    "not_for_us",
+    "too_long",
+    "too_many",
+    "signature_missing",
+    "signature_wrong",
+    "stale",
+    "unreadable",
+    "receiver_wrong",
+]
+type DeliveryOutcome = Literal["delivered", "nothing", "postponed", "failed"]
+type ChannelWork = Literal["taking", "delivery", "polling", "following"]
+
+UPDATE_OUTCOMES: tuple[UpdateOutcome, ...] = get_args(UpdateOutcome.__value__)
+UPDATE_REASONS: tuple[UpdateReason, ...] = get_args(UpdateReason.__value__)
+DELIVERY_OUTCOMES: tuple[DeliveryOutcome, ...] = get_args(DeliveryOutcome.__value__)
+CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateReceived(Event):
+    """A platform delivered an update: it was `taken`, or it was `ignored` or `refused` for a reason."""
+
+    channel: Channel
+    outcome: UpdateOutcome
+    reason: UpdateReason | None = None
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerSent(Event):
+    """An attempt to deliver an answer ended. `milliseconds` is the time since its message was taken.
+
+    `uncertain` means that a part may have arrived twice, because a process died while sending one.
+    """
+
+    channel: Channel
+    outcome: DeliveryOutcome
+    parts: int = 0
+    error: str | None = None
+    uncertain: bool = False
+    milliseconds: float
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelTrouble(Event):
+    """Work of a channel failed and will be retried."""
+
+    channel: Channel
+    work: ChannelWork
+    error: str
+
+
+type DeliveryResult = Literal["sent", "confirmed", "repeated", "dead"]
+type GraphitiWork = Literal["delivery", "recall", "backfill"]
+type GraphRecallOutcome = Literal["ok", "partial", "deadline", "failed", "breaker_open"]
+
+DELIVERY_RESULTS: tuple[DeliveryResult, ...] = get_args(DeliveryResult.__value__)
+GRAPHITI_WORKS: tuple[GraphitiWork, ...] = get_args(GraphitiWork.__value__)
+GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutcome.__value__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpisodesDelivered(Event):
+    """Messages were sent to a Graphiti server, confirmed there, sent again, or given up."""
+
+    result: DeliveryResult
+    count: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRecalled(Event):
+    """Facts were requested from a Graphiti server: the number used, and how long a turn waited for them."""
+
+    outcome: GraphRecallOutcome
+    facts: int = 0
+    milliseconds: float
+    session_id: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphitiTrouble(Event):
+    """Work for a Graphiti server failed and will be retried. `error` is a kind, such as `unreachable`."""
+
+    work: GraphitiWork
+    error: str

@@ -13,14 +13,16 @@ from typing import Literal, TextIO
 import structlog
 from structlog.types import EventDict, Processor, WrappedLogger
 
-from threadkeep.observe.channel_events import ChannelTrouble
 from threadkeep.observe.events import (
     AgentOutsideTurn,
     AnswerDiscarded,
+    BudgetCrossed,
+    ChannelTrouble,
     ContextBuilt,
     EmbeddingsSkipped,
     Event,
     ExtraNotFound,
+    GraphitiTrouble,
     HistoryDiffers,
     HistoryTruncated,
     KeyResolutionFailed,
@@ -32,6 +34,9 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
+    RunRetried,
+    RunTakenOver,
+    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
@@ -39,13 +44,6 @@ from threadkeep.observe.events import (
     WriteDeferred,
     WriteDropped,
     WriteFailed,
-)
-from threadkeep.observe.graphiti_events import GraphitiTrouble
-from threadkeep.observe.run_events import (
-    BudgetCrossed,
-    RunRetried,
-    RunTakenOver,
-    RunTrouble,
 )
 
 type Level = Literal["DEBUG", "INFO", "WARNING", "ERROR"]

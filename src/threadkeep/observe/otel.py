@@ -11,8 +11,7 @@ from hashlib import sha256
 
 from opentelemetry.trace import SpanKind, Status, StatusCode, TracerProvider, get_tracer
 
-from threadkeep.observe.events import Event, StoreRead, StoreWrite
-from threadkeep.observe.run_events import RunFinished, TurnFinished
+from threadkeep.observe.events import Event, RunFinished, StoreRead, StoreWrite, TurnFinished
 
 type _Attributes = Mapping[str, str | int | float | bool]
 

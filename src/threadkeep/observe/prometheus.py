@@ -5,23 +5,38 @@ Labels come from closed sets; a session or a user is never a label.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from threadkeep.observe.channel_metrics import CHANNEL_METRICS, ChannelMetrics
 from threadkeep.observe.events import (
     BACKENDS,
+    CHANNEL_WORKS,
     CHANNELS,
+    DELIVERY_OUTCOMES,
+    DELIVERY_RESULTS,
+    GRAPH_RECALL_OUTCOMES,
+    GRAPHITI_WORKS,
     MANIFEST_LOSSES,
     OUTCOMES,
     RETENTION_ACTIONS,
+    RUN_OUTCOMES,
+    RUN_WORKS,
     SUMMARY_FAILURES,
     SUMMARY_SOURCES,
+    TURN_STATUSES,
+    UPDATE_OUTCOMES,
+    UPDATE_REASONS,
+    AnswerSent,
     Backend,
+    ChannelTrouble,
     ContextBuilt,
+    EpisodesDelivered,
     Event,
     FactsProposed,
+    GraphitiTrouble,
+    GraphRecalled,
     HistoryTruncated,
     KeyResolutionFailed,
     LearningFailed,
@@ -34,23 +49,18 @@ from threadkeep.observe.events import (
     PromptSent,
     PruningFailed,
     ReadFailed,
+    RunFinished,
+    RunRetried,
     RunsPruned,
+    RunTakenOver,
+    RunTrouble,
     StoreRead,
     StoreWrite,
     SummaryFailed,
     SummaryMade,
-    WriteFailed,
-)
-from threadkeep.observe.graphiti_metrics import GRAPHITI_METRICS, GraphitiMetrics
-from threadkeep.observe.run_events import (
-    RUN_OUTCOMES,
-    RUN_WORKS,
-    TURN_STATUSES,
-    RunFinished,
-    RunRetried,
-    RunTakenOver,
-    RunTrouble,
     TurnFinished,
+    UpdateReceived,
+    WriteFailed,
 )
 
 METRICS: Mapping[str, str] = {
@@ -61,8 +71,16 @@ METRICS: Mapping[str, str] = {
     "threadkeep_agent_history_pending_writes": "Turns that wait to be written.",
     "threadkeep_agent_history_store_read_latency_ms": "Duration of reads of the store in milliseconds.",
     "threadkeep_agent_history_store_write_latency_ms": "Duration of writes to the store in milliseconds.",
-    **CHANNEL_METRICS,
-    **GRAPHITI_METRICS,
+    "threadkeep_channel_updates_total": "Updates that platforms delivered, by what became of them.",
+    "threadkeep_channel_refusals_total": "Updates that were ignored or refused, by reason.",
+    "threadkeep_channel_deliveries_total": "Tries to deliver an answer, by how they ended.",
+    "threadkeep_channel_answer_latency_ms": "Duration from taking a message to delivering its answer in milliseconds.",
+    "threadkeep_channel_troubles_total": "Work of channels that failed and is tried again.",
+    "threadkeep_graphiti_episodes_total": "Messages for Graphiti, by what became of them.",
+    "threadkeep_graphiti_recalls_total": "Turns for which Graphiti was asked, by how that ended.",
+    "threadkeep_graphiti_recalled_facts_total": "Facts of Graphiti that were shown to models.",
+    "threadkeep_graphiti_recall_latency_ms": "Duration that a turn waited for Graphiti in milliseconds.",
+    "threadkeep_graphiti_troubles_total": "Work for Graphiti that failed and is tried again.",
     "threadkeep_facts_proposed_total": "Facts that were proposed from what people said.",
     "threadkeep_learning_failures_total": "Sessions that could not be learned from, and are read again later.",
     "threadkeep_manifest_write_failures_total": "Tries to write the records of model calls that failed.",
@@ -92,9 +110,14 @@ METRICS: Mapping[str, str] = {
 """Every metric by its full name, with its help text."""
 
 LATENCY_BUCKETS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000)
+ANSWER_BUCKETS_MS = (100, 250, 500, 1000, 2500, 5000, 10_000, 30_000, 60_000, 300_000, 3_600_000)
+RECALL_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2000, 5000)
 TURN_BUCKETS_MS = (10, 25, 50, 100, 250, 500, 1000, 2500, 5000, 10000, 30000, 60000, 120000)
 MESSAGE_BUCKETS = (1, 2, 3, 5, 8, 13, 20, 30, 50, 80, 130, 200, 500)
 TOKEN_BUCKETS = (50, 100, 250, 500, 1000, 2000, 4000, 8000, 16_000, 32_000, 64_000, 128_000, 256_000, 1_000_000)
+
+type _Count = Callable[[Any], None]
+"""A function that counts events of one type."""
 
 OTHER_WORKFLOW = "other"
 RUN_STATES = ("queued", "running", "waiting", "set_aside")
@@ -140,11 +163,27 @@ class PrometheusObserver:
         self._summary_times = self._histogram("threadkeep_summary_latency_ms", buckets=TURN_BUCKETS_MS)
         self._proposed = self._counter("threadkeep_facts_proposed_total")
         self._learning_failures = self._counter("threadkeep_learning_failures_total")
-        self._channels = ChannelMetrics(self.registry)
-        self._graphiti = GraphitiMetrics(self.registry)
+        self._add_channels()
+        self._add_graphiti()
         self._turns = self._counter("threadkeep_turns_total", "channel", "status")
         self._turn_times = self._histogram("threadkeep_turn_latency_ms", "status", buckets=TURN_BUCKETS_MS)
+        self._counts = {**self._store_counts(), **self._call_counts(), **self._run_counts(), **self._far_counts()}
         self._start_at_zero(backend)
+
+    def _add_channels(self) -> None:
+        self._updates = self._counter("threadkeep_channel_updates_total", "channel", "result")
+        self._refusals = self._counter("threadkeep_channel_refusals_total", "channel", "reason")
+        self._deliveries = self._counter("threadkeep_channel_deliveries_total", "channel", "result")
+        answers = "threadkeep_channel_answer_latency_ms"
+        self._answer_times = self._histogram(answers, "channel", buckets=ANSWER_BUCKETS_MS)
+        self._channel_troubles = self._counter("threadkeep_channel_troubles_total", "channel", "work")
+
+    def _add_graphiti(self) -> None:
+        self._episodes = self._counter("threadkeep_graphiti_episodes_total", "result")
+        self._recalls = self._counter("threadkeep_graphiti_recalls_total", "result")
+        self._recalled = self._counter("threadkeep_graphiti_recalled_facts_total")
+        self._recall_times = self._histogram("threadkeep_graphiti_recall_latency_ms", buckets=RECALL_BUCKETS_MS)
+        self._graphiti_troubles = self._counter("threadkeep_graphiti_troubles_total", "work")
 
     def _add_runs(self) -> None:
         self._runs_now = self._gauge("threadkeep_open_runs", "state")
@@ -169,91 +208,113 @@ class PrometheusObserver:
 
     def notify(self, event: Event, /) -> None:
         """Count the event if there is a metric for it."""
-        match event:
-            case StoreRead():
-                self._reads.labels(*_store_labels(event)).observe(event.milliseconds)
-            case StoreWrite():
-                self._writes.labels(*_store_labels(event)).observe(event.milliseconds)
-            case ReadFailed():
-                self._read_failures.labels(*_store_labels(event)).inc()
-            case WriteFailed():
-                self._write_failures.labels(*_store_labels(event)).inc()
-            case ManifestWriteFailed():
-                self._manifest_failures.labels(_one_of(BACKENDS, event.backend)).inc()
-            case ManifestsDropped():
-                reason = _one_of(MANIFEST_LOSSES, event.reason)
-                self._manifests_dropped.labels(_one_of(BACKENDS, event.backend), reason).inc(event.count)
-            case PendingWrites():
-                self._pending.labels(_one_of(BACKENDS, event.backend)).set(event.count)
-            case _:
-                self._count(event)
+        count = self._counts.get(type(event))
+        if count is not None:
+            count(event)
 
-    def _count(self, event: Event) -> None:
-        """Count an event that is not about the store."""
-        match event:
-            case HistoryTruncated():
-                self._truncations.labels(_one_of(CHANNELS, event.channel)).inc()
-            case KeyResolutionFailed():
-                self._key_failures.labels(_one_of(CHANNELS, event.channel)).inc()
-            case MemoryUpdated():
-                self._trimmed_chars.inc(event.trimmed_by_chars)
-                self._trimmed_messages.inc(event.trimmed_by_count)
-            case ContextBuilt() | PromptSent():
-                self._call_messages.observe(event.messages)
-                self._call_tokens.observe(event.tokens)
-            case ModelFailed():
-                self._model_failures.labels(_one_of(CHANNELS, event.channel)).inc()
-            case TurnFinished():
-                self._finish(event)
-            case _:
-                self._count_background(event)
+    def _store_counts(self) -> Mapping[type[Event], _Count]:
+        return {
+            StoreRead: lambda e: self._reads.labels(*_store_labels(e)).observe(e.milliseconds),
+            StoreWrite: lambda e: self._writes.labels(*_store_labels(e)).observe(e.milliseconds),
+            ReadFailed: lambda e: self._read_failures.labels(*_store_labels(e)).inc(),
+            WriteFailed: lambda e: self._write_failures.labels(*_store_labels(e)).inc(),
+            ManifestWriteFailed: lambda e: self._manifest_failures.labels(_one_of(BACKENDS, e.backend)).inc(),
+            ManifestsDropped: lambda e: self._manifests_dropped.labels(
+                _one_of(BACKENDS, e.backend), _one_of(MANIFEST_LOSSES, e.reason)
+            ).inc(e.count),
+            PendingWrites: lambda e: self._pending.labels(_one_of(BACKENDS, e.backend)).set(e.count),
+            HistoryTruncated: lambda e: self._truncations.labels(_one_of(CHANNELS, e.channel)).inc(),
+            KeyResolutionFailed: lambda e: self._key_failures.labels(_one_of(CHANNELS, e.channel)).inc(),
+            MessagesPruned: lambda e: self._pruned.labels(_one_of(RETENTION_ACTIONS, e.action)).inc(e.messages),
+            RunsPruned: lambda e: self._pruned_runs.inc(e.runs),
+            PruningFailed: lambda _: self._pruning_failures.inc(),
+        }
 
-    def _count_background(self, event: Event) -> None:
-        """Count an event of background work."""
-        match event:
-            case MessagesPruned():
-                self._pruned.labels(_one_of(RETENTION_ACTIONS, event.action)).inc(event.messages)
-            case RunsPruned():
-                self._pruned_runs.inc(event.runs)
-            case PruningFailed():
-                self._pruning_failures.inc()
-            case SummaryMade():
-                self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
-                self._summary_times.observe(event.milliseconds)
-            case FactsProposed():
-                self._proposed.inc(event.proposed)
-            case LearningFailed():
-                self._learning_failures.inc()
-            case SummaryFailed():
-                self._summary_failures.labels(_one_of(SUMMARY_FAILURES, event.reason)).inc()
-            case _:
-                self._count_run(event)
+    def _call_counts(self) -> Mapping[type[Event], _Count]:
+        return {
+            MemoryUpdated: self._count_trimmed,
+            ContextBuilt: self._count_call,
+            PromptSent: self._count_call,
+            ModelFailed: lambda e: self._model_failures.labels(_one_of(CHANNELS, e.channel)).inc(),
+            SummaryMade: self._count_summary,
+            SummaryFailed: lambda e: self._summary_failures.labels(_one_of(SUMMARY_FAILURES, e.reason)).inc(),
+            FactsProposed: lambda e: self._proposed.inc(e.proposed),
+            LearningFailed: lambda _: self._learning_failures.inc(),
+        }
 
-    def _count_run(self, event: Event) -> None:
-        """Count an event of runs."""
-        match event:
-            case RunFinished():
-                workflow = _one_of(self._workflows, event.workflow)
-                self._runs.labels(workflow, _one_of(RUN_OUTCOMES, event.status)).inc()
-                self._run_times.labels(workflow).observe(event.milliseconds)
-                self._runs_set_aside.labels(workflow).inc(event.set_aside)
-            case RunRetried():
-                self._run_retries.labels(_one_of(self._workflows, event.workflow)).inc()
-            case RunTakenOver():
-                self._run_takeovers.labels(_one_of(self._workflows, event.workflow)).inc()
-            case RunTrouble():
-                self._run_troubles.labels(_one_of(RUN_WORKS, event.work)).inc()
-            case _:
-                self._channels.count(event)
-                self._graphiti.count(event)
+    def _run_counts(self) -> Mapping[type[Event], _Count]:
+        return {
+            TurnFinished: self._count_turn,
+            RunFinished: self._count_run,
+            RunRetried: lambda e: self._run_retries.labels(_one_of(self._workflows, e.workflow)).inc(),
+            RunTakenOver: lambda e: self._run_takeovers.labels(_one_of(self._workflows, e.workflow)).inc(),
+            RunTrouble: lambda e: self._run_troubles.labels(_one_of(RUN_WORKS, e.work)).inc(),
+        }
 
-    def _finish(self, event: TurnFinished) -> None:
+    def _far_counts(self) -> Mapping[type[Event], _Count]:
+        """Return the counts of events about channels and Graphiti."""
+        return {
+            UpdateReceived: self._count_update,
+            AnswerSent: self._count_answer,
+            ChannelTrouble: lambda e: self._channel_troubles.labels(
+                _known(CHANNELS, e.channel), _known(CHANNEL_WORKS, e.work)
+            ).inc(),
+            EpisodesDelivered: self._count_episodes,
+            GraphRecalled: self._count_recall,
+            GraphitiTrouble: self._count_graphiti_trouble,
+        }
+
+    def _count_trimmed(self, event: MemoryUpdated) -> None:
+        self._trimmed_chars.inc(event.trimmed_by_chars)
+        self._trimmed_messages.inc(event.trimmed_by_count)
+
+    def _count_call(self, event: ContextBuilt | PromptSent) -> None:
+        self._call_messages.observe(event.messages)
+        self._call_tokens.observe(event.tokens)
+
+    def _count_summary(self, event: SummaryMade) -> None:
+        self._summaries.labels(_one_of(SUMMARY_SOURCES, event.of)).inc()
+        self._summary_times.observe(event.milliseconds)
+
+    def _count_run(self, event: RunFinished) -> None:
+        workflow = _one_of(self._workflows, event.workflow)
+        self._runs.labels(workflow, _one_of(RUN_OUTCOMES, event.status)).inc()
+        self._run_times.labels(workflow).observe(event.milliseconds)
+        self._runs_set_aside.labels(workflow).inc(event.set_aside)
+
+    def _count_turn(self, event: TurnFinished) -> None:
         status = _one_of(TURN_STATUSES, event.status)
         self._turns.labels(_one_of(CHANNELS, event.channel), status).inc()
         self._turn_times.labels(status).observe(event.milliseconds)
         estimated = _ESTIMATED[event.estimated]
         self._tokens.labels("input", estimated).inc(event.input_tokens)
         self._tokens.labels("output", estimated).inc(event.output_tokens)
+
+    def _count_update(self, event: UpdateReceived) -> None:
+        channel = _known(CHANNELS, event.channel)
+        self._updates.labels(channel, _known(UPDATE_OUTCOMES, event.outcome)).inc()
+        if event.reason is not None:
+            self._refusals.labels(channel, _known(UPDATE_REASONS, event.reason)).inc()
+
+    def _count_answer(self, event: AnswerSent) -> None:
+        channel = _known(CHANNELS, event.channel)
+        self._deliveries.labels(channel, _known(DELIVERY_OUTCOMES, event.outcome)).inc()
+        if event.outcome == "delivered":
+            self._answer_times.labels(channel).observe(event.milliseconds)
+
+    def _count_episodes(self, event: EpisodesDelivered) -> None:
+        if event.result in DELIVERY_RESULTS:
+            self._episodes.labels(event.result).inc(event.count)
+
+    def _count_recall(self, event: GraphRecalled) -> None:
+        if event.outcome in GRAPH_RECALL_OUTCOMES:
+            self._recalls.labels(event.outcome).inc()
+            self._recalled.inc(event.facts)
+            self._recall_times.observe(event.milliseconds)
+
+    def _count_graphiti_trouble(self, event: GraphitiTrouble) -> None:
+        if event.work in GRAPHITI_WORKS:
+            self._graphiti_troubles.labels(event.work).inc()
 
     def _start_at_zero(self, backend: Backend) -> None:
         self._pending.labels(backend).set(0)
@@ -273,6 +334,7 @@ class PrometheusObserver:
                 self._tokens.labels(direction, estimated)
         self._start_background_at_zero()
         self._start_runs_at_zero()
+        self._start_far_at_zero()
         for histogram in (self._reads, self._writes):
             histogram.labels(backend, "http", "ok")
             histogram.labels(backend, "other", "ok")
@@ -284,6 +346,24 @@ class PrometheusObserver:
             self._summaries.labels(of)
         for reason in SUMMARY_FAILURES:
             self._summary_failures.labels(reason)
+
+    def _start_far_at_zero(self) -> None:
+        for result in DELIVERY_RESULTS:
+            self._episodes.labels(result)
+        for outcome in GRAPH_RECALL_OUTCOMES:
+            self._recalls.labels(outcome)
+        for work in GRAPHITI_WORKS:
+            self._graphiti_troubles.labels(work)
+        for channel in (name for name in CHANNELS if name not in ("http", "other")):
+            self._answer_times.labels(channel)
+            for update in UPDATE_OUTCOMES:
+                self._updates.labels(channel, update)
+            for reason in UPDATE_REASONS:
+                self._refusals.labels(channel, reason)
+            for delivery in DELIVERY_OUTCOMES:
+                self._deliveries.labels(channel, delivery)
+            for channel_work in CHANNEL_WORKS:
+                self._channel_troubles.labels(channel, channel_work)
 
     def _start_runs_at_zero(self) -> None:
         for workflow in self._workflows:
@@ -308,6 +388,11 @@ class PrometheusObserver:
 
 def _store_labels(event: StoreRead | StoreWrite | ReadFailed | WriteFailed) -> tuple[str, str, str]:
     return _one_of(BACKENDS, event.backend), _one_of(CHANNELS, event.channel), _one_of(OUTCOMES, event.outcome)
+
+
+def _known(allowed: tuple[str, ...], value: str) -> str:
+    """Return the value, or `other` if it is not allowed."""
+    return value if value in allowed else "other"
 
 
 def _one_of(allowed: tuple[str, ...], value: str) -> str:
