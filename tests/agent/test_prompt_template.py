@@ -67,7 +67,7 @@ def test_without_a_question_all_is_history() -> None:
         ("Answer {{input}}", r"no \{\{history\}\}, so earlier messages would be left out without a word: add it"),
         ("{{history}} {input}", r"no \{\{input\}\}, so the new message would not reach the model: add it"),
         ("", r"no \{\{history\}\}"),
-        ("{{history}} {{input}} {{user.name}}", r"has \{\{user.name\}\}, and there is nothing for it: the places are"),
+        ("{{history}} {{input}} {{user.name}}", r"has \{\{user.name\}\}, and there is no such value: placeholders are"),
         ("{{history}} {{input}} {{}}", r"has \{\{\}\}"),
     ],
 )

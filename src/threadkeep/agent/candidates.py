@@ -40,7 +40,7 @@ type CandidateOutcome = Literal["SKIP", "OK", "ERROR"]
 
 
 class Candidate(TypedDict):
-    """A proposed answer; the same event gives it the same id each time."""
+    """A proposed answer; its id is the same for the same event."""
 
     id: str
     kind: Literal["text"]
@@ -51,7 +51,7 @@ class Candidate(TypedDict):
 
 
 class CandidateError(TypedDict):
-    """Why there is no answer; `error` is the name of the error's class, since its sentence may quote people."""
+    """The reason why there is no answer; `error` is the class of the error, because its text may quote people."""
 
     source: str
     error: str
@@ -60,7 +60,7 @@ class CandidateError(TypedDict):
 
 
 class CandidateState(TypedDict, total=False):
-    """The state: the event comes in, and goes out with its `candidates` and `errors` when there are new ones."""
+    """The state: the event, with new `candidates` and `errors` at the end of the run."""
 
     event: Mapping[str, Json]
     messages: list[BaseMessage]
@@ -72,21 +72,21 @@ class CandidateState(TypedDict, total=False):
 
 
 def bounded_state(reducer: BoundedMessages) -> type[CandidateState]:
-    """The state with a reducer of its own for the messages; nodes are annotated with `CandidateState`."""
+    """Return the state with a reducer for its messages; nodes are annotated with `CandidateState`."""
 
     class BoundedState(CandidateState, total=False):
         """The state of a candidate graph."""
 
-    # Not written in the class: annotations are kept as text, and there a reducer of this function has no name.
+    # Set here because annotations in the class are text, in which a local reducer has no name.
     BoundedState.__annotations__["messages"] = Annotated[list[AnyMessage], reducer]
     return BoundedState
 
 
 SOURCE = "llm-bot"
-"""Who proposes candidates and reports errors."""
+"""The source of candidates and errors."""
 
 CREATED_AT = "createdAt"
-"""Under which name a message's `additional_kwargs` have the time at which it entered the memory."""
+"""The key in a message's `additional_kwargs` of the time at which it entered the memory."""
 
 SYSTEM_PROMPT_ID = "system-prompt"
 """The id of the graph's own system message in the state."""
@@ -98,7 +98,7 @@ _NOTHING: CandidateState = {"outcome": None, "candidate": None, "errors": [], "c
 
 @dataclass(frozen=True, kw_only=True)
 class CandidateNodes:
-    """The nodes, and what they share; see `candidate_graph` for the meaning of each field."""
+    """The nodes and their options; see `candidate_graph` for each field."""
 
     model: PromptedModel
     system_prompt: str
@@ -109,7 +109,7 @@ class CandidateNodes:
     clock: Callable[[], datetime]
 
     async def ingest_prompt(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Remember the event's prompt as one human message; the same event again keeps the answer that it got."""
+        """Add the event's prompt as one human message; a repeated event keeps its answer."""
         prompt = prompt_of(state.get("event") or {})
         if prompt is None:
             return {**_NOTHING, "outcome": "SKIP"}
@@ -120,20 +120,20 @@ class CandidateNodes:
         messages = state.get("messages") or []
         question = HumanMessage(prompt.text, id=message_id, additional_kwargs=self._created(messages, message_id))
         update = _update(messages, self._remembered(messages, question))
-        self._tell_update(messages, update, config)
+        self._notify_update(messages, update, config)
         return {**_NOTHING, "messages": update, "combinedPrompt": prompt.text}
 
     async def call_model(self, state: CandidateState, config: RunnableConfig) -> CandidateState:
-        """Send the model what is remembered, system messages first, and remember what it says."""
+        """Call the model with the messages of the state, system messages first, and add its answer."""
         sent = sorted(repair(state["messages"]).messages, key=lambda message: role_of(message) != "system")
         prompt = self._prompt(sent)
-        self._tell_prompt(sent, prompt, config)
+        self._notify_prompt(sent, prompt, config)
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 reply = await self.model.ainvoke(prompt)
         except GraphBubbleUp:
             raise
-        except Exception as error:  # noqa: BLE001 - whatever a provider raises is the outcome ERROR, and is told
+        except Exception as error:  # noqa: BLE001 - each error of a provider is reported as the outcome ERROR
             return self._failed(state, type(error).__name__, config)
         answer = AIMessage(reply) if isinstance(reply, str) else reply
         text = clean_text(text_of(answer))
@@ -141,11 +141,11 @@ class CandidateNodes:
             return {"llmText": text}
         kept = answer if text == text_of(answer) else with_text(answer, text)
         update = [kept.model_copy(update={"additional_kwargs": {**kept.additional_kwargs, **self._created()}})]
-        self._tell_update(state["messages"], update, config)
+        self._notify_update(state["messages"], update, config)
         return {"messages": update, "llmText": text}
 
     async def build_candidate(self, state: CandidateState) -> CandidateState:
-        """Propose what the model said, whole, though the memory may have cut it; nothing if it said nothing."""
+        """Propose the whole answer of the model, also if the state has a cut one; nothing if it is empty."""
         text = state.get("llmText") or ""
         if not text.strip():
             return {"outcome": "OK"}
@@ -164,7 +164,7 @@ class CandidateNodes:
         }
 
     def _remembered(self, messages: Sequence[BaseMessage], question: HumanMessage) -> list[BaseMessage]:
-        """Return the memory's messages with the question last; an earlier copy of it and its answer are left out."""
+        """Return the messages with the question last, without an earlier copy of it and the answer to that."""
         before: list[BaseMessage] = []
         again = False
         for message in messages:
@@ -177,7 +177,7 @@ class CandidateNodes:
         return [SystemMessage(self.system_prompt, id=SYSTEM_PROMPT_ID, additional_kwargs=created), *before, question]
 
     def _created(self, messages: Sequence[BaseMessage] = (), message_id: str = "") -> dict[str, str]:
-        """Return the time of a message that enters the memory: that of the first time if it was there before."""
+        """Return the time at which a message first entered the memory."""
         times = (one.additional_kwargs.get(CREATED_AT) for one in messages if one.id == message_id)
         return {CREATED_AT: next((str(time) for time in times if time), None) or self.clock().isoformat()}
 
@@ -196,7 +196,7 @@ class CandidateNodes:
         }
         return {"outcome": "ERROR", "errors": [error], "event": _with(state["event"], "errors", error)}
 
-    def _tell_update(self, messages: list[BaseMessage], update: list[BaseMessage], config: RunnableConfig) -> None:
+    def _notify_update(self, messages: list[BaseMessage], update: list[BaseMessage], config: RunnableConfig) -> None:
         if not update:
             return
         report = self.reducer.trim_report(messages, update)
@@ -210,7 +210,7 @@ class CandidateNodes:
             )
         )
 
-    def _tell_prompt(self, sent: list[BaseMessage], prompt: str | list[BaseMessage], config: RunnableConfig) -> None:
+    def _notify_prompt(self, sent: list[BaseMessage], prompt: str | list[BaseMessage], config: RunnableConfig) -> None:
         texts = [prompt] if isinstance(prompt, str) else map(text_of, sent)
         self.observer.notify(
             PromptSent(
@@ -224,7 +224,7 @@ class CandidateNodes:
 
 
 def _update(messages: list[BaseMessage], wanted: list[BaseMessage]) -> list[BaseMessage]:
-    """The update that makes these messages those: what is new, or all of them anew where that is not enough."""
+    """Return the update from the present messages to the wanted ones: the new ones, or a replacement of all."""
     if wanted[: len(messages)] == messages:
         return wanted[len(messages) :]
     return [RemoveMessage(id=REMOVE_ALL_MESSAGES), *wanted]
@@ -235,7 +235,7 @@ def _candidate_id(message_id: str) -> str:
 
 
 def _with(event: Mapping[str, Json], field: str, entry: Candidate | CandidateError) -> Mapping[str, Json]:
-    """The event with one more entry in one of its lists."""
+    """Return the event with one more entry in one of its lists."""
     before = event.get(field)
     return {**event, field: [*(before if isinstance(before, list) else []), cast("Json", entry)]}
 
@@ -246,8 +246,8 @@ _LOCKS: WeakKeyDictionary[BaseCheckpointSaver[Any], Locks[tuple[int, str]]] = We
 class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, CandidateState]):
     """A compiled candidate graph.
 
-    With a checkpointer, the runs of one thread come one after the other in this process: LangGraph lets each of several
-    runs at once begin with the same checkpoint, and keeps the memory of one of them.
+    With a checkpointer, the runs of one thread go one after the other in this process. Without this order, concurrent
+    runs would begin with the same checkpoint, and the memory of only one of them would be stored.
     """
 
     async def astream(
@@ -256,9 +256,9 @@ class CandidateGraph(CompiledStateGraph[CandidateState, None, CandidateState, Ca
         config: RunnableConfig | None = None,
         **options: Any,
     ) -> AsyncIterator[Any]:
-        """Run the graph when it is its thread's turn, and yield what LangGraph yields."""
+        """Run the graph after earlier runs of its thread, and yield its stream."""
         running = cast("AsyncGenerator[Any]", super().astream(input, config, **options))
-        # The turn ends when the run does, also when its reader goes away in the middle.
+        # The turn ends with the run, also if the reader stops in the middle.
         async with self._turn(config), aclosing(running) as parts:
             async for part in parts:
                 yield part
@@ -289,27 +289,27 @@ def candidate_graph(
     checkpointer: Checkpointer = None,
     store: BaseStore | None = None,
 ) -> CandidateGraph:
-    """A compiled graph that makes a prompt of an event, calls a model, and proposes its answer.
+    """Return a compiled graph that makes a prompt of an event, calls a model, and proposes its answer.
 
     ::
 
         result = await candidate_graph(model).ainvoke({"event": {"message": {"id": "42", "text": "Hi"}}})
         result["outcome"], result["candidate"]
 
-    Without a checkpointer the memory is that of one run; with one, the events of a thread have their turns. To add
-    nodes or to compile it otherwise, take its `builder`.
+    Without a checkpointer the memory is that of one run; with one, the events of a thread share it. To add nodes or to
+    compile it differently, use its `builder`.
 
     Args:
-        model: a chat model, or anything else that takes messages (or a text, if `flat`) and gives a message or a text.
-        system_prompt: stands first in every call.
-        max_messages: how many messages are remembered, the system prompt counted; less than 1 is 1.
-        max_chars: how many characters they may have together; 0 is unlimited.
-        flat: whether the model is sent one text, `(role) content` joined by blank lines; a template makes another text.
-        timeout_seconds: how long the model may take; None is without end.
-        observers: told of each update of the memory, each call and each failure; never of what was said.
-        clock: gives the time of candidates and errors.
-        checkpointer: keeps the memory from run to run of a thread; True: the one of the graph that this is a node of.
-        store: a LangGraph store for nodes that are added.
+        model: a chat model, or any runnable from messages (or a text, if `flat`) to a message or a text.
+        system_prompt: the first message of every call.
+        max_messages: messages that are remembered at most, including the system prompt; less than 1 is 1.
+        max_chars: characters of their texts at most; 0 means no limit.
+        flat: True to send one text, `(role) content` joined by blank lines; a template makes another text.
+        timeout_seconds: seconds that the model may take; None means no limit.
+        observers: get an event for each update of the memory, each call and each failure, without texts.
+        clock: returns the time of candidates and errors.
+        checkpointer: stores the memory of a thread between runs; True for that of the outer graph.
+        store: a LangGraph store for added nodes.
     """
     reducer = bounded_messages(max_messages, max_chars)
     nodes = CandidateNodes(
@@ -336,7 +336,7 @@ def candidate_graph(
 def _after_prompt(state: CandidateState) -> str:
     if state.get("outcome") == "SKIP":
         return END
-    # The text is there already when the same event came again.
+    # A repeated event already has its text.
     return "call_model" if state.get("llmText") is None else "build_candidate"
 
 

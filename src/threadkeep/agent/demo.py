@@ -31,7 +31,7 @@ from threadkeep.context.tokens import estimate
 
 
 class OfflineModel(BaseChatModel):
-    """A chat model that is told at each call of the tools that were bound to it, and makes of them what it likes."""
+    """A chat model without a network that accepts tools; each call gets the bound tools."""
 
     def bind_tools(
         self,
@@ -40,7 +40,7 @@ class OfflineModel(BaseChatModel):
         tool_choice: str | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """This model, with tools on offer."""
+        """Return this model with bound tools."""
         return self.bind(tools=[convert_to_openai_tool(tool) for tool in tools], tool_choice=tool_choice, **kwargs)
 
 
@@ -100,13 +100,13 @@ _FUNCTION_CHARACTERS = frozenset(
 
 
 class DemoModel(OfflineModel):
-    """A deterministic LangChain chat model that repeats what it was told.
+    """A deterministic LangChain chat model that answers questions with earlier statements of the user.
 
-    A question is answered with the user's own earlier statements that share most with it, word for word, older turns
-    that are quoted and the model's own summaries included; a statement is noted. What the model said itself, system
-    texts, tool results and earlier questions are never taken for statements. Every answer ends with how many messages
-    the call had, the new one included and system messages not counted. Asked by `ModelSummarizer` for a summary, it
-    gives the first words of each message. Usage is Threadkeep's own estimate. Tools may be bound and are never called.
+    It quotes the statements that share most words with the question, also from quoted older turns and from its own
+    summaries; it acknowledges a statement. Its own answers, system texts, tool results and earlier questions are not
+    statements. Every answer ends with the number of messages in the call, including the new one, without system
+    messages. For `ModelSummarizer` it returns the first words of each message. Usage is an estimate. Tools
+    may be bound and are never called.
     """
 
     @property
@@ -144,7 +144,7 @@ class DemoModel(OfflineModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        # LangChain's own would go through a thread for each word.
+        # The default implementation of LangChain uses a thread for each word.
         for chunk in self._stream(messages):
             yield chunk
 
@@ -165,9 +165,9 @@ def answer(messages: Sequence[BaseMessage]) -> str:
         return f"{_acknowledgement(sentences, first=count == 1)} {seen}"
     if any(map(_asks_count, questions)):
         return seen
-    told = [sentence for text in (*recalled, *said) for sentence in _sentences(text) if not _is_question(sentence)]
-    # What is said twice counts where it was said last.
-    latest_first = dict.fromkeys(sentence for sentence in reversed(told) if _features(sentence))
+    statements = [one for text in (*recalled, *said) for one in _sentences(text) if not _is_question(one)]
+    # A repeated statement counts at its last position.
+    latest_first = dict.fromkeys(sentence for sentence in reversed(statements) if _features(sentence))
     return f"{_recollection(questions, [*reversed(latest_first)])} {seen}"
 
 
@@ -202,7 +202,7 @@ def _recollection(questions: Sequence[str], statements: Sequence[str]) -> str:
 
 
 def _best(wanted: set[str], statements: Sequence[str]) -> list[str]:
-    """The statements that share most with what is wanted, in the order they were made; rare words count more."""
+    """Return the statements that share most with the wanted words, in their order; rare words count more."""
     features = [_features(statement) for statement in statements]
     spread = Counter(feature for one in features for feature in one)
     scores = [
@@ -235,7 +235,7 @@ def _asks_count(sentence: str) -> bool:
 
 
 def _features(sentence: str) -> set[str]:
-    """The words that a sentence is about: stems, and pairs of characters where no spaces part the words."""
+    """Return the words of a sentence as stems; in languages without spaces, pairs of characters."""
     found: set[str] = set()
     for word in _WORDS.findall(_plain(sentence)):
         if word in _STOP_WORDS:
@@ -249,7 +249,7 @@ def _features(sentence: str) -> set[str]:
 
 
 def _stem(word: str) -> str:
-    """A word without its plural or past ending, and colour as color."""
+    """Return a word without its plural or past ending, and with `or` for `our`."""
     word = word.replace("our", "or")
     for ending in ("ies", "ing", "ed", "es", "en", "s", "y", "e", "n"):
         if word.endswith(ending) and len(word) - len(ending) >= 3 and not word.endswith("ss"):
@@ -273,7 +273,7 @@ _MOST_TOKENS = re.compile(r"(\d+) characters")
 
 
 def summary_of(messages: Sequence[BaseMessage]) -> str | None:
-    """The summary that `ModelSummarizer` asks for with these messages; None where no summary is asked for."""
+    """Return the summary that `ModelSummarizer` requests with these messages; None for other messages."""
     match messages:
         case [SystemMessage(), HumanMessage() as asked]:
             found = _REQUEST.fullmatch(str(asked.text))
@@ -287,27 +287,27 @@ def summary_of(messages: Sequence[BaseMessage]) -> str | None:
         if found["task"].startswith(_CONTINUATION):
             lines = json.loads(found["known"])["known"].splitlines() + lines
     except (ValueError, KeyError, TypeError, AttributeError):
-        return None  # somebody else's tags
+        return None  # tags of another program
     return _bounded(lines, int(most[1]))
 
 
 def statements_in(summary: str) -> list[str]:
-    """Return what the user said according to a summary of the demo model."""
+    """Return the statements of the user in a summary of the demo model."""
     lines = (line.partition(": ") for line in summary.splitlines())
     return [said for speaker, _, said in lines if speaker == "user"]
 
 
 def _lines_of_record(record: str) -> Iterator[str]:
-    for line in record.split("\n"):  # a text may hold other ends of lines, which JSON leaves as they are
-        told = json.loads(line)
-        if "from" in told:
-            yield f"{told['from']}: {' '.join(told['text'].split())}"
+    for line in record.split("\n"):  # a text may have other line ends, which JSON does not escape
+        said = json.loads(line)
+        if "from" in said:
+            yield f"{said['from']}: {' '.join(said['text'].split())}"
         else:
-            yield from told["text"].splitlines()
+            yield from said["text"].splitlines()
 
 
 def _bounded(lines: Sequence[str], most_tokens: int) -> str:
-    """The lines with fewer and fewer words of each; where that is not enough, the newest."""
+    """Return the lines, each cut to fewer and fewer words; if that is not enough, the newest lines."""
     characters = MAX_LINE_CHARACTERS
     text = "\n".join(_beginning(line, characters) for line in lines)
     while estimate(text) > most_tokens and characters > _LEAST_LINE_CHARACTERS:
@@ -322,7 +322,7 @@ def _bounded(lines: Sequence[str], most_tokens: int) -> str:
 
 
 def _beginning(line: str, characters: int) -> str:
-    """The first words, with a mark for the rest; where no spaces part the words, the first characters."""
+    """Return the first words, or characters if there are no spaces, with a mark for the rest."""
     if len(line) <= characters:
         return line
     cut = line[:characters]

@@ -12,7 +12,7 @@ from threadkeep.records import Message, SessionInfo, Summary
 _REASONS: Mapping[ExclusionReason, str] = {
     "over_limit": "over the limit of {messages} messages",
     "over_budget": "over the budget of {tokens:,} tokens",
-    "before_anchor": "before the place where the window begins",
+    "before_anchor": "before the beginning of the window",
     "reset": "before the reset",
     "summarised": "a summary stands for it",
     "failed": "an answer that failed",
@@ -74,7 +74,7 @@ type FateKind = Literal[
 
 @dataclass(frozen=True)
 class Fate:
-    """The fate of a message in a call, and the reason in words."""
+    """The fate of a message in a call, with its reason in words."""
 
     kind: FateKind
     words: str

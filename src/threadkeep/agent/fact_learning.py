@@ -1,4 +1,4 @@
-"""Learning of facts from turns: the options of agents, and a learner over a chat model."""
+"""Learning of facts from turns, with a learner over a chat model."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ _SEPARATORS = re.compile(r"[\s-]+")
 
 
 class FactLearning:
-    """Lets facts be proposed from what people say, after each turn and beside it; nothing waits for it.
+    """Proposes facts from human messages in the background after each turn.
 
-    Proposals wait for a person, who accepts or rejects them (`memory.proposals`), unless `accept_from` lets in those
-    that are at least so sure. With `directives`, lines such as `preference (user): Keep diffs small.` are remembered,
-    and told to Graphiti if that is allowed.
+    A person accepts or rejects proposals (`memory.proposals`); those with a confidence of at least `accept_from` are
+    accepted at once. With `directives`, lines such as `preference (user): Keep diffs small.` are remembered, and sent
+    to Graphiti if consent was given.
     """
 
     def __init__(
@@ -60,15 +60,15 @@ class FactLearning:
         directives: bool = False,
         scopes: Sequence[ScopeKind] = ("session", "user"),
     ) -> None:
-        """Learning over a memory.
+        """Make the learning of a memory.
 
         Args:
             memory: where the facts are.
             model: the chat model that proposes facts; by default the agent's own.
-            proposes: whether a model proposes facts at all.
-            accept_from: the confidence, from 0 to 1, that lets a proposal in; None for a person only.
-            directives: whether directives in messages are followed.
-            scopes: whose facts are proposed by a model: the user's, the session's, the workspace's.
+            proposes: whether a model proposes facts.
+            accept_from: the confidence, from 0 to 1, from which proposals are accepted; None: only by a person.
+            directives: whether directives in messages are remembered.
+            scopes: the scopes of the facts that a model proposes: user, session, workspace.
 
         Raises:
             InvalidInput: an option is not of its kind.
@@ -85,7 +85,7 @@ class FactLearning:
         self._scopes = tuple(scopes)
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Queue a session whose turn is over; `model` is the one that the agent asked."""
+        """Queue a session after the end of a turn; `model` is that of the agent."""
         memory = self._memory.made[0]
         workspace = session.workspace or memory.graphiti.workspace
         owners = {"session": session.session_id, "workspace": workspace, "user": session.user_id}
@@ -110,7 +110,7 @@ class ModelLearner:
         self._model = model
         self._instructions = instructions
         self._timeout_seconds = timeout_seconds
-        kind = facts_of(model).name or model._llm_type  # noqa: SLF001 - the name of its kind, where it has no other
+        kind = facts_of(model).name or model._llm_type  # noqa: SLF001 - the name of its kind, if it has no other
         self.name = kind if instructions == INSTRUCTIONS else f"{kind}+{sha256(instructions.encode()).hexdigest()[:8]}"
 
     async def learn(self, record: Record) -> list[Proposed]:
@@ -141,7 +141,7 @@ def _request(record: Record) -> str:
 
 
 def _proposed(value: Any, record: Record) -> Proposed | None:
-    """Return the proposal in an entry of a model's answer; None if it is no fact of the record."""
+    """Return the proposal in an entry of a model's answer; None if the entry is not a fact of the record."""
     if not isinstance(value, Mapping) or not isinstance(value.get("key"), str):
         return None
     seq, about, kind = value.get("message"), value.get("about"), value.get("kind")

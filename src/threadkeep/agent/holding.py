@@ -1,4 +1,4 @@
-"""The part of a process in a run that it executes, as the agents of the run see it."""
+"""The run that a process executes, for the agents of the run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from threadkeep.store.manifests import NotedManifest
 class HeldAnswer:
     """An answer that is stored in the transaction that ends its run.
 
-    `anchor` returns the statement that moves the anchor of the window, if it moves. `store` stores the answer alone, if
-    that fails; `settle` is called when it is stored.
+    `anchor` returns the statement that moves the anchor of the window, if it moves. If the transaction fails, `store`
+    stores the answer alone; `settle` is called when it is stored.
     """
 
     session: Session
@@ -35,12 +35,12 @@ class HeldAnswer:
 class RunHold:
     """The hold of one process on a run.
 
-    `lost` when another one has the run by now; `told` if a caller waits in this process for the answer. `told_id` is
-    the answer that was stored for that caller; `replaced` says that the answer of another process was adopted.
-    `sessions` are the conversations that its agents keep under keys of their own, as far as it came to them.
+    `lost` is true if another process has the run; `told` if a caller waits in this process for the answer. `told_id` is
+    the id of the answer that was stored for this caller; `replaced` says that the answer of another process was
+    adopted. `sessions` are the conversations that agents of the run have under their own keys.
 
-    A run with one speaker ends with its answer in one transaction: `joins` is its session, and `answer` and `manifests`
-    wait for that end. `begun` is the question that was stored when the run began.
+    A run with one speaker ends in the same transaction as its answer: `joins` is its session, and `answer` and
+    `manifests` are stored in this transaction. `begun` is the question that was stored when the run began.
     """
 
     lost: bool = False
@@ -54,7 +54,7 @@ class RunHold:
     begun: BegunTurn | None = None
 
     def stored(self, question: Sequence[Message]) -> Receipt | None:
-        """Return the receipt of a question, if it was stored when the run began."""
+        """Return the receipt of a question that was stored when the run began; None for another."""
         if self.begun is None or [(one.id, one.content) for one in question] != [
             (one.id, one.content) for one in self.begun.question
         ]:
@@ -62,11 +62,11 @@ class RunHold:
         return self.begun.receipt
 
     def takes(self, session: Session) -> bool:
-        """Return whether an answer in a session may wait for the end of the run."""
+        """Return whether the end of the run may store an answer in a session."""
         return session.session_id == self.joins and not session.waiting()
 
     async def store(self) -> AIMessage | None:
-        """Store the answer that waits, if there is one; return the answer of another process that was first."""
+        """Store the waiting answer, if any; return the answer of another process that was first."""
         answer, self.answer = self.answer, None
         if answer is None or self.lost:
             return None
@@ -76,4 +76,4 @@ class RunHold:
 
 
 run_hold: ContextVar[RunHold | None] = ContextVar("threadkeep_run_hold", default=None)
-"""The hold on the run that the present task belongs to; None outside of runs."""
+"""The hold on the run of the current task; None outside of runs."""

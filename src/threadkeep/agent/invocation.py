@@ -22,11 +22,11 @@ type CallKey = tuple[int, str, int]
 
 
 def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) -> Session:
-    """Return the session that a run belongs to, named by the options' functions, the config or the runtime context.
+    """Return the session of a run, as the functions of the options, the config or the runtime context name it.
 
     Raises:
-        InvalidKey: the run names no session, or names it by what cannot be an id.
-        InvalidInput: the run names a user by what cannot be an id.
+        InvalidKey: the run names no session, or the name is not a valid id.
+        InvalidInput: the name of the user is not a valid id.
     """
     configurable, runtime = config.get("configurable", {}), _runtime()
     if options.session_id:
@@ -48,7 +48,7 @@ def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) ->
     workspace = None
     if user_id is not None and not _is_id(user_id):
         raise InvalidInput("A run names its user by a text, a whole number or a UUID: user_id is none of them.")
-    with suppress(InvalidInput):  # what else a program calls so is no reason to answer nobody
+    with suppress(InvalidInput):  # an unusable workspace does not fail the run
         workspace = workspace_in(config)
     return memory.session(str(session_id), user_id=None if user_id is None else str(user_id), workspace=workspace)
 
@@ -56,10 +56,10 @@ def session_for(memory: Memory, options: TurnOptions, config: RunnableConfig) ->
 def workspace_in(config: RunnableConfig, given: str | IdOf | None = None) -> str | None:
     """Return the workspace that a run names (`configurable["workspace"]`, or its context's), else the given one.
 
-    A function that is given stands in the place of both.
+    A given function is used instead of both.
 
     Raises:
-        InvalidInput: the run names its workspace by what cannot be an id.
+        InvalidInput: the name of the workspace is not a valid id.
     """
     runtime = _runtime()
     if given is not None and not isinstance(given, str):
@@ -76,14 +76,14 @@ def _is_id(value: object) -> bool:
 
 
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
-    """Return the first of some fields that a run's context has: a mapping, or an object with attributes."""
+    """Return the first of these fields in the run's context, which is a mapping or an object."""
     context = runtime.context
     values = (context.get(name) if isinstance(context, Mapping) else getattr(context, name, None) for name in names)
     return next((value for value in values if value is not None), None)
 
 
 def _runtime() -> Runtime[Any]:
-    """Return the runtime of the graph that runs now, an empty one outside of graphs."""
+    """Return the runtime of the current graph; an empty one outside of graphs."""
     try:
         runtime: Runtime[Any] | None = get_runtime()
     except (RuntimeError, KeyError):
@@ -98,9 +98,9 @@ def metadata_of(config: RunnableConfig) -> Mapping[str, Json] | None:
 
 
 def run_id_of(config: RunnableConfig) -> str | None:
-    """The id that the caller gave the run, if any: in a graph's nodes only the runtime still has it.
+    """Return the id that the caller gave the run, if any: in the nodes of a graph only the runtime has it.
 
-    A run of a workflow says it in its context: an agent in one of its nodes has an id of its own besides.
+    Runs of workflows have it in their context: an agent in a node also has an id of its own.
     """
     if run_id := config.get("run_id"):
         return str(run_id)
@@ -117,13 +117,13 @@ _REDACTING = re.compile(r"PIIMiddleware\[(.+)\]\.after_model$")
 
 
 def call_key(config: RunnableConfig, runtime: Runtime[Any]) -> CallKey:
-    """Return what the hooks of one call of an agent have in common, and no other call of the run."""
+    """Return the key that all hooks of one call of an agent share, and no other call of the run."""
     namespace = str(config.get("configurable", {}).get("checkpoint_ns", "")).rpartition("|")[0]
     return id(runtime.control), namespace, id(runtime.stream_writer)
 
 
 def in_tool(config: RunnableConfig) -> bool:
-    """Return whether an agent runs in a tool of another one: below the node `tools` of LangChain's agents."""
+    """Return whether an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
     return any(node.partition(":")[0] == "tools" for node in outer)
 
@@ -131,7 +131,7 @@ def in_tool(config: RunnableConfig) -> bool:
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     """Return the kinds of data, such as `email`, that `PIIMiddleware` of this agent looks for.
 
-    No middleware is told of another. But LangGraph gives each node a reader of the channels of its graph, where each
+    A middleware cannot see the others. But LangGraph gives each node a reader of the channels of its graph, and each
     hook of a middleware has a channel with its name.
     """
     reader = config.get("configurable", {}).get(_READER)
@@ -140,7 +140,7 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
-    """Return the name of the agent, else of the node that it runs in; None for a nameless agent on its own."""
+    """Return the name of the agent, else of its node; None for an agent without both."""
     if place is not None and place.node:
         return place.node
     if name := config.get("metadata", {}).get("lc_agent_name"):
@@ -157,9 +157,6 @@ def node_of(config: RunnableConfig, place: CallPlace | None) -> str | None:
 
 
 def control_of() -> object:
-    """Return the object that is the same in all nodes of one root run; a new one outside of a graph."""
-    try:
-        runtime: Runtime[Any] | None = get_runtime()
-    except (RuntimeError, KeyError):
-        runtime = None
-    return runtime.control if runtime is not None and runtime.control is not None else object()
+    """Return the object that all nodes of one root run share; a new one outside of a graph."""
+    control = _runtime().control
+    return object() if control is None else control

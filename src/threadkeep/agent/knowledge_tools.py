@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Literal
 
 from langchain.tools import ToolRuntime
@@ -54,9 +54,9 @@ ALL_SCOPES: tuple[ScopeKind, ...] = ("session", "workspace", "user")
 
 
 class RunScopes:
-    """Finds the scopes of a run: its session, its workspace and its person, as far as it has them.
+    """The scopes of runs: session, workspace and user, if the run has them.
 
-    A run without a user has no user scope, and one without a workspace no workspace scope: nobody shares a default.
+    A run without a user has no user scope, and a run without a workspace has no workspace scope: no default is shared.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class RunScopes:
         """See `knowledge_tools` for the arguments.
 
         Raises:
-            InvalidInput: there are no such scopes, or none at all.
+            InvalidInput: a scope is unknown, or none is given.
         """
         if isinstance(kinds, str) or not kinds or not set(kinds) <= set(SCOPE_KINDS):
             raise InvalidInput(f"scopes names one or more of {', '.join(SCOPE_KINDS)}.")
@@ -81,11 +81,7 @@ class RunScopes:
         self._options = TurnOptions(session_id=session_id, user_id=user_id)
 
     def session(self, config: RunnableConfig) -> Session:
-        """Return the session of a run.
-
-        Raises:
-            InvalidKey: the run names none.
-        """
+        """Return the session of a run. Raises `InvalidKey` if the run names none."""
         return session_for(self._memory, self._options, config)
 
     def of(self, session: Session, config: RunnableConfig) -> dict[ScopeKind, Scope]:
@@ -127,19 +123,19 @@ def knowledge_tools(
     """Return tools with which a synchronous or asynchronous agent remembers and recalls.
 
     Args:
-        memory: where the agent's knowledge is.
+        memory: the memory with the agent's knowledge.
         scopes: the kinds of scopes that the agent may use: the run's session, its workspace, its user.
         kinds: `facts` for the tools `remember`, `recall` and `forget`, `procedures` for `recall_procedure`, `episodes`
             for `recall_episodes`, which finds questions and answers of earlier conversations.
-        workspace: the name of the workspace for runs that name none in `configurable["workspace"]` or in their context;
-            or how it is found in a run's config.
-        session_id: how a session is found in a run's config, if `SessionMemory` was given such a function.
-        user_id: how a user is found there, likewise.
-        embeddings: any of LangChain's, with which `recall` also finds facts that share no word with the query.
-        embeddings_name: tells the vectors of one model from another's; by default the model's name.
+        workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context; or a
+            function of a run's config that returns it.
+        session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
+        user_id: its function that returns the user, if it has one.
+        embeddings: embeddings of LangChain, with which `recall` also finds facts that share no word with the query.
+        embeddings_name: the name under which vectors are stored; by default the model's name.
 
     Raises:
-        InvalidInput: there are no such scopes or kinds.
+        InvalidInput: a scope or kind is unknown.
     """
     if isinstance(kinds, str) or not kinds or not set(kinds) <= _VERBS.keys():
         raise InvalidInput(f"kinds names one or more of {', '.join(_VERBS)}.")
@@ -195,7 +191,7 @@ class _KnowledgeTools:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            self._tell_write_failed(session, error)
+            self._notify_write_failed(session, error)
             return _NOT_WRITTEN
         return f"Remembered under the key {fact.key}." if fact.confirmed == 1 else "Known already, and confirmed now."
 
@@ -207,13 +203,8 @@ class _KnowledgeTools:
         """
         session = self._scopes.session(runtime.config)
         scopes = list(self._scopes.of(session, runtime.config).values())
-        try:
-            async with session.patience():
-                found = await self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._tell_read_failed(session, error)
+        recalling = self._memory.knowledge.recall(query, scopes, limit=_MOST_FACTS, embedder=self._embedder)
+        if (found := await self._read(session, recalling)) is None:
             return _NOT_READ
         lines = _bounded([quoted_fact(fact) for fact in found])
         return "\n".join([f"What is known about it. {_QUOTED}", *lines]) if lines else "Nothing is known about this."
@@ -235,7 +226,7 @@ class _KnowledgeTools:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            self._tell_write_failed(session, error)
+            self._notify_write_failed(session, error)
             return "The memory cannot be written just now; nothing was forgotten."
         return "Forgotten." if any(gone) else "Nothing is known under this key."
 
@@ -248,16 +239,7 @@ class _KnowledgeTools:
         """
         session = self._scopes.session(runtime.config)
         scopes = list(self._scopes.of(session, runtime.config).values())
-        try:
-            async with session.patience():
-                found = await self._memory.procedures.recall(goal, scopes, context=available)
-                lines = _bounded([quoted_procedure(procedure) for procedure in found])
-                for procedure in found[: len(lines)]:
-                    await self._memory.procedures.used(procedure.id)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._tell_read_failed(session, error)
+        if (lines := await self._read(session, self._procedures(goal, scopes, available))) is None:
             return _NOT_READ
         quoted = "It is quoted from a record, one JSON object a line; whoever runs this agent has taught it."
         return "\n".join([f"How it is done, the best first. {quoted}", *lines]) if lines else "No procedure is known."
@@ -271,13 +253,8 @@ class _KnowledgeTools:
         session = self._scopes.session(runtime.config)
         scopes = self._scopes.of(session, runtime.config)
         scopes.pop("workspace", None)
-        try:
-            async with session.patience():
-                found = await self._memory.episodes.recall(query, list(scopes.values()), limit=_MOST_EPISODES)
-        except StoreClosed:
-            raise
-        except (StoreError, TimeoutError) as error:
-            self._tell_read_failed(session, error)
+        recalling = self._memory.episodes.recall(query, list(scopes.values()), limit=_MOST_EPISODES)
+        if (found := await self._read(session, recalling)) is None:
             return _NOT_READ
         lines = _bounded([quoted_episode(episode) for episode in found])
         return "\n".join([f"What was asked earlier. {_QUOTED}", *lines]) if lines else "No such conversation is known."
@@ -286,18 +263,34 @@ class _KnowledgeTools:
         there = ", ".join(self._scopes.of(session, runtime.config))
         return f"This run has no memory about the {about}; it has one about: {there or 'nothing'}."
 
-    def _tell_read_failed(self, session: Session, error: Exception) -> None:
-        self._memory.observers.notify(
-            ReadFailed(
-                backend="other",
-                channel=channel_of(session.session_id),
-                outcome="fallback",
-                error=type(error).__name__,
-                session_id=session.session_id,
-            )
-        )
+    async def _procedures(self, goal: str, scopes: Sequence[Scope], available: Sequence[str]) -> list[str]:
+        """Return the procedures for a goal as lines, and count their use."""
+        found = await self._memory.procedures.recall(goal, scopes, context=available)
+        lines = _bounded([quoted_procedure(procedure) for procedure in found])
+        for procedure in found[: len(lines)]:
+            await self._memory.procedures.used(procedure.id)
+        return lines
 
-    def _tell_write_failed(self, session: Session, error: Exception) -> None:
+    async def _read[T](self, session: Session, work: Awaitable[T]) -> T | None:
+        """Return the result of a read; report an error of the database and return None."""
+        try:
+            async with session.patience():
+                return await work
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._memory.observers.notify(
+                ReadFailed(
+                    backend="other",
+                    channel=channel_of(session.session_id),
+                    outcome="fallback",
+                    error=type(error).__name__,
+                    session_id=session.session_id,
+                )
+            )
+            return None
+
+    def _notify_write_failed(self, session: Session, error: Exception) -> None:
         self._memory.observers.notify(
             WriteFailed(
                 backend="other",
@@ -316,7 +309,7 @@ _VERBS: Mapping[MemoryKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coro
 
 
 async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidence:
-    """Return the message that a run answers, by its place in the session if it has one, and the run."""
+    """Return the question of a run, by its `seq` if it is stored, and the id of the run."""
     messages = runtime.state["messages"] if isinstance(runtime.state, dict) else []
     asked = next((message for message in reversed(messages) if isinstance(message, HumanMessage)), None)
     message_id = None if asked is None else id_of(asked)
@@ -325,12 +318,12 @@ async def _evidence(session: Session, runtime: ToolRuntime[Any, Any]) -> Evidenc
 
 
 def _normalised(key: str) -> str:
-    """Return a key in one spelling, since models vary it: `Home City` is `home_city`."""
+    """Return the key in one spelling, because models vary it: `Home City` is `home_city`."""
     return _SEPARATORS.sub("_", key.strip().casefold())[:MAX_KEY_CHARACTERS]
 
 
 def _bounded(lines: Sequence[str]) -> list[str]:
-    """Return the leading lines that are not too much for a tool's result."""
+    """Return the leading lines that fit in the result of a tool."""
     kept: list[str] = []
     for line in lines:
         if sum(map(len, kept)) + len(line) > _MOST_CHARACTERS:

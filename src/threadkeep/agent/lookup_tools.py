@@ -1,6 +1,6 @@
-"""Tools with which an agent looks things up that are not in its context: old messages, and what was cut of its calls.
+"""Tools with which an agent reads messages and tool results that are not in its context.
 
-Whose history it is comes from the run, as for `SessionMemory`, and never from the model.
+The run names the session, as for `SessionMemory`; the model never does.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def history_tools(
 
     Args:
         memory: where the agent's sessions are.
-        session_id: how a session is found in a run's config, if `SessionMemory` was given such a function.
-        user_id: how a user is found there, likewise.
+        session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
+        user_id: its function that returns the user, if it has one.
     """
     options = TurnOptions(session_id=session_id, user_id=user_id)
     lookups = OnLoop(memory, lambda opened: _Lookups(opened, options))
@@ -58,7 +58,7 @@ def history_tools(
 
 
 class _Lookups:
-    """The state that the tools share: the memory, and how a run's session is found. Docstrings are read by models."""
+    """The memory of the tools, and the options that find the session. The docstrings are for models."""
 
     def __init__(self, memory: Memory, options: TurnOptions) -> None:
         self._memory = memory
@@ -107,7 +107,7 @@ class _Lookups:
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            self._tell(session, error)
+            self._notify(session, error)
             return _NOT_NOW
         partly = [_PARTLY] if result.unindexed else []
         if not result.hits:
@@ -117,7 +117,7 @@ class _Lookups:
         header = f"What was found, best first. {_QUOTED} read_history shows whole messages."
         return "\n".join([header, *partly, *lines])
 
-    def _tell(self, session: Session, error: Exception) -> None:
+    def _notify(self, session: Session, error: Exception) -> None:
         self._memory.observers.notify(
             ReadFailed(
                 backend="other",
@@ -165,7 +165,7 @@ def _arguments_of(messages: Sequence[BaseMessage], call_id: str) -> str:
 
 
 def _shown(messages: Sequence[Message], to_seq: int, start: int) -> str:
-    """As many messages as fit, and how to read on."""
+    """Return the messages that fit, and how to read on."""
     lines: list[str] = []
     left = _MOST_CHARACTERS
     on: str | None = None
@@ -191,7 +191,7 @@ def _shown(messages: Sequence[Message], to_seq: int, start: int) -> str:
 
 
 def _excerpt(text: str, query: str) -> str:
-    """A long text around the first word of the query that it has."""
+    """Return the part of a long text around the first word of the query."""
     if len(text) <= _EXCERPT_CHARACTERS:
         return text
     lowered = text.lower()

@@ -27,13 +27,17 @@ from threadkeep.memory.sync_memory import SyncMemory
 
 
 class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
-    """Gives an agent the memory of its session: `create_agent(model, tools, middleware=[SessionMemory(memory)])`.
+    """Middleware that gives an agent the memory of its session.
+
+    ::
+
+        agent = create_agent(model, tools, middleware=[SessionMemory(memory)])
 
     At each model call the agent sees the session's earlier turns before the run's own messages, cut to the limits; when
     the run ends, the question and the final answer are in the transcript. Neither enters the graph's state, checkpoints
-    or streams. The user's message is stored before the first model call; an answer that was cut off (a cancelled run,
-    a reader that went away) is stored as `interrupted`. If the database does not answer, the agent does: without
-    history, and with its turn among the pending writes.
+    or streams. The user's message is stored before the first model call. The partial answer of a cancelled run or of a
+    stream without a reader is stored as `interrupted`. If the database does not answer, the agent still does, without
+    history, and its turn is among the pending writes.
 
     The agent may be called asynchronously (`ainvoke`, `astream`) and synchronously (`invoke`, `stream`, `batch`), with
     a memory of either kind; the work of the memory runs on its own event loop. The session is
@@ -62,7 +66,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         tool_memory: int = 1,
         learning: TurnLearning | None = None,
     ) -> None:
-        """See `threadkeep.TurnOptions` for what each means; `window` is a short way to write that of the plan."""
+        """See `threadkeep.TurnOptions` for the options; `window` sets the window of the plan."""
         options = TurnOptions(
             max_messages=max_messages,
             max_tokens=max_tokens,
@@ -87,7 +91,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
 
     @classmethod
     def of(cls, memory: Memory | SyncMemory, options: TurnOptions) -> Self:
-        """The memory of agents whose turns have these options."""
+        """Return the memory of agents with these options."""
         made = cls.__new__(cls)
         made._begin(memory, options)  # noqa: SLF001 - it is one of ours
         return made
@@ -103,13 +107,13 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return sum(hooks.open_runs for hooks in self._hooks.made)
 
     async def abefore_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Enter the turn of the run, after the turns of the session that came before."""
+        """Begin the turn of the run, after the earlier turns of the session."""
         call = AgentCall(get_config(), runtime, state["messages"])
         await self._hooks.call(lambda hooks: hooks.before_agent(call))
         return None
 
     def before_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Enter the turn of the run, after the turns of the session that came before."""
+        """Begin the turn of the run, after the earlier turns of the session."""
         call = AgentCall(get_config(), runtime, state["messages"])
         self._wait_for(call, lambda hooks: hooks.before_agent(call))
         return None
@@ -119,7 +123,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         request: ModelRequest[Any],
         handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]],
     ) -> ModelResponse[Any]:
-        """Send the model what the session remembers; a question that was answered before gets that answer again."""
+        """Call the model with the context of the session; a repeated question gets its stored answer."""
         call = AgentCall(get_config(), request.runtime, request.messages)
         step = await self._hooks.call(lambda hooks: hooks.begin_model_call(call, request))
         if step is None:
@@ -141,7 +145,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelResponse[Any]:
-        """Send the model what the session remembers; a question that was answered before gets that answer again."""
+        """Call the model with the context of the session; a repeated question gets its stored answer."""
         call = AgentCall(get_config(), request.runtime, request.messages)
         step = self._wait_for(call, lambda hooks: hooks.begin_model_call(call, request))
         if step is None:
@@ -165,7 +169,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         request: ToolCallRequest,
         handler: Callable[[ToolCallRequest], Awaitable[ToolMessage | Command[Any]]],
     ) -> ToolMessage | Command[Any]:
-        """Run a tool; agents that it calls take no part in the turn. What was said before a cancellation is kept."""
+        """Run a tool; agents that it calls take no part in the turn."""
         call = AgentCall(get_config(), get_runtime(), request.state["messages"])
         step = await self._hooks.call(lambda hooks: hooks.begin_tool_call(call, request))
         if step is None:
@@ -183,7 +187,7 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
     def wrap_tool_call(
         self, request: ToolCallRequest, handler: Callable[[ToolCallRequest], ToolMessage | Command[Any]]
     ) -> ToolMessage | Command[Any]:
-        """Run a tool; agents that it calls take no part in the turn. What was said before it was stopped is kept."""
+        """Run a tool; agents that it calls take no part in the turn."""
         call = AgentCall(get_config(), get_runtime(), request.state["messages"])
         step = self._wait_for(call, lambda hooks: hooks.begin_tool_call(call, request))
         if step is None:
@@ -199,16 +203,16 @@ class SessionMemory(AgentMiddleware[AgentState[Any], Any, Any]):
         return result
 
     async def aafter_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        """Store the final answer; if another process was first, its answer replaces this one in the state."""
         call = AgentCall(get_config(), runtime, state["messages"])
         return await self._hooks.call(lambda hooks: hooks.after_agent(call, state))
 
     def after_agent(self, state: AgentState[Any], runtime: Runtime[Any]) -> dict[str, Any] | None:
-        """Store the final answer; the answer of another process that was first takes its place in the state."""
+        """Store the final answer; if another process was first, its answer replaces this one in the state."""
         call = AgentCall(get_config(), runtime, state["messages"])
         return self._wait_for(call, lambda hooks: hooks.after_agent(call, state))
 
     def _wait_for[T](self, call: AgentCall, hook: Callable[[TurnHooks], Coroutine[Any, Any, T]]) -> T:
-        """Run a hook where the call has begun, or where it may begin."""
+        """Run a hook on the loop on which the call has begun; the first one on a loop that is not blocked."""
         begun = next((hooks for hooks in self._hooks.made if hooks.knows(call.key)), None)
         return self._hooks.wait_for(hook, begun)

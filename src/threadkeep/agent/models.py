@@ -15,14 +15,14 @@ from threadkeep.errors import InvalidSettings
 
 
 def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatModel:
-    """The model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
+    """Return the model with a name: `demo`, or `provider:model` for LangChain's `init_chat_model`.
 
     Args:
         name: the model's name.
-        variable: the setting that names it, for what is said when it cannot be made.
+        variable: the setting that names it, for errors.
 
     Raises:
-        InvalidSettings: the provider's package or key is missing, or the name is not known.
+        InvalidSettings: the provider's package or key is missing, or the name is unknown.
     """
     if name == "demo":
         return DemoModel()
@@ -35,7 +35,7 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
             f"{variable}={name} needs a package that is not installed: {error}", variable=variable
         ) from error
     except Exception as error:
-        # Each provider has its own error for a missing key; none of their sentences is shown, some quote the key.
+        # Providers have different errors for a missing key; some sentences quote the key, so none is shown.
         raise InvalidSettings(
             f"{variable}={name} cannot be used ({type(error).__name__}): check the name (openai:gpt-5-mini, "
             "ollama:qwen3) and that the provider's key is in the environment (OPENAI_API_KEY, …).",
@@ -44,17 +44,17 @@ def make_model(name: str, *, variable: str = "THREADKEEP_MODEL") -> BaseChatMode
 
 
 def _reporting(model: BaseChatModel) -> BaseChatModel:
-    """Have models of OpenAI's protocol ask for usage in streams; LangChain does so at OpenAI's own address only."""
+    """Let models of OpenAI's protocol request usage in streams; LangChain does it only at OpenAI's own address."""
     if getattr(model, "stream_usage", True) is None:
         cast("Any", model).stream_usage = True
     return model
 
 
 def trace_without_threads() -> None:
-    """Let LangSmith set its runs up in the event loop of this process as long as tracing is off.
+    """Let LangSmith set up its runs in the event loop of this process while tracing is off.
 
-    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads around
-    it, traced or not. For processes that are Threadkeep's own: the setting is LangSmith's, and holds for all agents.
+    LangChain wraps each `awrap_model_call` of a middleware for LangSmith, which runs two functions in threads, even if
+    tracing is off. The setting holds for all agents of the process, so only Threadkeep's own processes use it.
     """
     langsmith.set_runtime_overrides(aio_to_thread=_in_loop)
 

@@ -20,7 +20,7 @@ _PLACEHOLDER = "…"
 
 @dataclass(frozen=True)
 class Preview:
-    """A context that is not sent: its record, and the message of each of its entries."""
+    """A context that is not sent: its manifest, and the message of each entry."""
 
     manifest: ContextManifest
     messages: tuple[BaseMessage, ...]
@@ -34,9 +34,9 @@ async def preview(
     system_prompt: str = "",
     model: BaseChatModel | None = None,
 ) -> Preview:
-    """Lay out the next call as an agent with these options would, and keep nothing of it.
+    """Return the context of the next call of an agent with these options, without storing anything.
 
-    What depends on the input is not in it: what is found for it, and the tool calls that it leads to.
+    Sections that depend on the input (recalled turns, passages, tool calls) are not in it.
 
     Raises:
         BudgetTooSmall: the system prompt leaves no room for any input.

@@ -22,10 +22,10 @@ type Event = Mapping[str, Json]
 
 @dataclass(frozen=True)
 class Prompt:
-    """Return a human message with the event's text and a stable id; None if the event has no text.
+    """The prompt of an event: its text and a stable id.
 
-    The id is that of the event's message, or else of the event; where both have none, it is made of the annotations'
-    ids and times. The same words twice are two messages, so text alone makes no id.
+    The id is that of the event's message, else of the event, else a hash with the ids and times of the annotations. The
+    text alone gives no id, because the same text twice is two messages.
     """
 
     text: str
@@ -41,7 +41,7 @@ class _Annotation(BaseModel):
 
     @property
     def time(self) -> datetime | None:
-        """When it was made; a time without a zone is in UTC."""
+        """The time of creation; without a zone it is in UTC."""
         made = self.created_at
         return made.replace(tzinfo=UTC) if made is not None and made.tzinfo is None else made
 
@@ -56,10 +56,10 @@ class _Fields(BaseModel):
 
 
 def prompt_of(event: Event) -> Prompt | None:
-    """The prompt of an event; None if it asks nothing.
+    """Return the prompt of an event; None if it has no text.
 
     The text of the event's message (or the message, if it is a text) comes first, then the annotations of kind `prompt`
-    by time and id (those without a time last); an annotation that says the same as the message is left out.
+    by time and id (those without a time last), except annotations with the same text as the message.
 
     Raises:
         InvalidInput: a field has a value of the wrong kind; the sentence names the field.
@@ -94,7 +94,7 @@ def _read[M: BaseModel](kind: type[M], value: object, name: str) -> M:
     try:
         return kind.model_validate(value)
     except ValidationError as error:
-        # Only the place and pydantic's own words: the value is what people said.
+        # Only the location and pydantic's sentence: the value is private.
         first = error.errors(include_input=False, include_url=False, include_context=False)[0]
         place = ".".join([name, *map(str, first["loc"])])
         raise InvalidInput(f"{place} cannot be used: {first['msg']}. Correct the event.") from None
@@ -109,9 +109,9 @@ _OPTIONAL = ("system", "summary", "context")
 
 
 def flatten_messages(messages: Sequence[BaseMessage]) -> str:
-    """The messages as one text: `(role) content`, joined by blank lines.
+    """Return the messages as one text: `(role) content`, joined by blank lines.
 
-    The role is `system`, `user`, `assistant`, `tool`, or what a chat message calls it; of the content only text stays.
+    The role is `system`, `user`, `assistant`, `tool`, or that of a chat message; only text of the content stays.
     """
     return "\n\n".join(f"({_label(message)}) {text_of(message)}" for message in messages)
 
@@ -123,17 +123,17 @@ class PromptTemplate:
     It may have `{{system}}`, `{{summary}}` and `{{context}}` too.
 
     Raises:
-        InvalidInput: a place is missing, or one is named that there is nothing for.
+        InvalidInput: a required placeholder is missing, or a placeholder is unknown.
     """
 
     text: str
 
     def __post_init__(self) -> None:
-        """Refuse a template that would leave something out."""
+        """Check the placeholders."""
         named = self._named()
         for name in sorted(named - {*_NEEDED, *_OPTIONAL}):
             raise InvalidInput(
-                f"The prompt template has {{{{{name}}}}}, and there is nothing for it: the places are "
+                f"The prompt template has {{{{{name}}}}}, and there is no such value: placeholders are "
                 f"{_listed((*_NEEDED, *_OPTIONAL))}."
             )
         for name, harm in _NEEDED.items():
@@ -141,19 +141,19 @@ class PromptTemplate:
                 raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, so {harm}: add it where it belongs.")
 
     def render(self, messages: Sequence[BaseMessage], *, summary: str = "", context: str = "") -> str:
-        """The text for these messages, exactly as the template stands, whatever the messages say.
+        """Return the text for these messages. Braces in messages are not placeholders.
 
-        The input is the newest user message (and what came after it); the system messages stand at `{{system}}`, or in
-        the history if the template has no such place; the rest is the history, as `flatten_messages` gives it.
+        The input is the newest user message and all later messages; the system messages are at `{{system}}`, or in the
+        history if the template has no such placeholder; the rest is the history, as `flatten_messages` returns it.
 
         Raises:
-            InvalidInput: there is a summary or context, and no place for it.
+            InvalidInput: a summary or context is given, and the template has no placeholder for it.
         """
         named = self._named()
         given = {"summary": summary, "context": context}
         for name, text in given.items():
             if text and name not in named:
-                raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, and there is one: add the place.")
+                raise InvalidInput(f"The prompt template has no {{{{{name}}}}}, and one is given: add the placeholder.")
         system = [one for one in messages if role_of(one) == "system"] if "system" in named else []
         said = [one for one in messages if not system or role_of(one) != "system"]
         start = max((place for place, one in enumerate(said) if role_of(one) == "user"), default=len(said))
@@ -163,7 +163,7 @@ class PromptTemplate:
             "input": "\n\n".join([*map(text_of, said[start : start + 1]), *_flat(said[start + 1 :])]),
             **given,
         }
-        # One pass over the template: what looks like a place in somebody's words stays what they wrote.
+        # One pass over the template: inserted text is not rendered again.
         return _PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
     def _named(self) -> set[str]:

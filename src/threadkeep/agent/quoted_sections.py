@@ -18,16 +18,16 @@ from threadkeep.errors import InvalidInput
 from threadkeep.observe import ExtraSection
 
 SECTION_KEY = "threadkeep_section"
-"""In a message's `additional_kwargs`: which section of the context it is. Providers are not sent it."""
+"""The key in `additional_kwargs` of the section that a message is. It is not sent to providers."""
 
 
 def turns_message(turns: Sequence[QuotedTurn], *, home: str) -> HumanMessage:
-    """The block of these turns, in their order, in a prompt of the session `home`."""
+    """Return a message that quotes turns in their order, for a prompt of the session `home`."""
     return section_message("selected", turns_text(turns, home=home))
 
 
 def section_message(section: Section, text: str) -> HumanMessage:
-    """A message that nobody said: a section of the context."""
+    """Return a message with a section of the context."""
     return HumanMessage(text, additional_kwargs={SECTION_KEY: section})
 
 
@@ -35,13 +35,14 @@ _RECENT_CHARACTERS = 1_000
 
 
 class RetrievedSnippets:
-    """Asks a retriever for each input; the query has the last turns too, so that "it" and "that" mean something.
+    """A source of passages from any LangChain retriever.
 
-    A retriever that fails, or takes longer than `timeout_seconds`, is told of, and the model call goes on without.
+    The query has the last turns before the input, to resolve words such as "it" and "that". If the retriever fails or
+    takes longer than `timeout_seconds`, an event reports it and the model is called without passages.
     """
 
     def __init__(self, retriever: BaseRetriever, *, timeout_seconds: float = 5.0) -> None:
-        """Raises `InvalidInput` when the retriever would have no time to answer."""
+        """Raise `InvalidInput` if `timeout_seconds` is not above 0."""
         if not timeout_seconds > 0:
             raise InvalidInput("timeout_seconds of retrieved snippets is a number above 0.")
         self._retriever = retriever
@@ -53,7 +54,7 @@ class RetrievedSnippets:
         return "snippets"
 
     async def find(self, request: ExtraRequest, room: int) -> Extra | None:
-        """The passages that fit, best first; the last one is cut with a mark if it must be."""
+        """Return the passages that fit, best first; the last one may be cut with a mark."""
         async with asyncio.timeout(self._timeout_seconds):
             documents = await self._retriever.ainvoke(query_of(request))
         return snippets_block(documents, request, room)
@@ -65,13 +66,13 @@ def query_of(request: ExtraRequest) -> str:
 
 
 def query_with(recent: Sequence[str], text: str) -> str:
-    """A question behind the messages before it, of which the end counts."""
+    """Return a question after the end of the messages before it."""
     before = "\n".join(recent)[-_RECENT_CHARACTERS:]
     return f"{before}\n{text}".strip()
 
 
 def snippets_block(documents: Sequence[Document], request: ExtraRequest, room: int) -> Extra | None:
-    """The passages that fit, as one block of a prompt; None if there are none."""
+    """Return the passages that fit as one block of a prompt; None if there are none."""
     quotes = [
         Quote(f"passage {number}", document.page_content)
         for number, document in enumerate(documents, start=1)

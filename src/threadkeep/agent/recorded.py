@@ -23,10 +23,9 @@ def recorded(
     """Return a graph that begins and ends the turn of its session, such as one of `create_supervisor`.
 
     The question is stored before the graph runs, the final answer when it ends, under the name of its message. Agents
-    with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns in front of
-    its input; they are left out of the result. A message that comes again after its turn has ended gets the stored
-    answers, and the graph does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`,
-    `astream` and `abatch`.
+    with `SessionMemory` inside take part in the turn. A graph without a checkpointer gets the earlier turns before its
+    input; the result does not have them. A repeated message of a finished turn gets the stored answers, and the graph
+    does not run. It is called like the graph: `invoke`, `stream` and `batch`, or `ainvoke`, `astream` and `abatch`.
     """
     return RecordedGraph(graph, memory, options or TurnOptions())
 
@@ -129,7 +128,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return (await self._graph.aget_state(turn.config)).values if self._has_saver else None
 
     def _state_of(self, turn: GraphTurn, saved: State | None) -> State:
-        """Return the final state of a turn that has ended before; `saved` is what a checkpointer has."""
+        """Return the final state of a turn that has ended before; `saved` is the state of a checkpointer."""
         return turn.final_state(saved, getattr(self._graph, "output_channels", ()), self._classes)
 
     def _parts(self, ended: GraphEnd, state: State, options: Mapping[str, Any]) -> Iterator[Any]:
@@ -137,7 +136,7 @@ class RecordedGraph(Runnable[Any, Any]):
         return parts_of(state, ended.messages, {**options, "stream_mode": modes})
 
     def _final(self, turn: GraphTurn) -> object:
-        """Return the output of the graph, and note the classes of its values: repeats get objects of them."""
+        """Return the output of the graph; store the classes of its values, to restore them for repeats."""
         state = turn.ending.output
         if isinstance(state, Mapping):
             self._classes |= {name: type(value) for name, value in state.items() if isinstance(value, BaseModel)}
@@ -153,7 +152,7 @@ class RecordedGraph(Runnable[Any, Any]):
 
 
 def parts_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the stream of a turn that has ended, in the modes and the shape that the caller asks for."""
+    """Yield the stream of a turn that has ended, in the requested modes and shape."""
     asked = options.get("stream_mode")
     for mode in [asked] if isinstance(asked, str) else list(asked or ()):
         for data in _data_of(mode, state, answers):
@@ -165,7 +164,7 @@ def parts_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, A
 
 
 def output_of(state: State, answers: Sequence[AIMessage], options: Mapping[str, Any]) -> Any:
-    """Return what a call gives back for a turn that has ended."""
+    """Return the result of a call for a turn that has ended."""
     if options.get("stream_mode", "values") != "values":
         return list(parts_of(state, answers, options))
     return GraphOutput(dict(state)) if options.get("version") == "v2" else dict(state)

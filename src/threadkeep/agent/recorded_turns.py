@@ -41,7 +41,7 @@ type GraphInput = Any
 
 
 class GraphTurns:
-    """The turns of a graph on the event loop of one memory."""
+    """The turns of a graph, on the event loop of one memory."""
 
     def __init__(self, memory: Memory, options: TurnOptions, *, has_saver: bool, name: str) -> None:
         self._memory = memory
@@ -50,7 +50,7 @@ class GraphTurns:
         self._name = name
 
     async def begin(self, given: GraphInput, config: RunnableConfig) -> GraphTurn:
-        """Store the question, after the turns of the session that came before."""
+        """Store the question, after the earlier turns of the session."""
         memory, options = self._memory, self._options
         session, control = session_for(memory, options, config), RunControl()
         root = root_run(memory, control, session.session_id)
@@ -105,7 +105,7 @@ class GraphTurn:
         self._history: set[str | None] = set()
 
     async def add_history(self) -> None:
-        """Put the earlier turns in front of the input."""
+        """Put the earlier turns before the input."""
         options, turn = self.part.options, self.part.turn
         if turn is None or options.no_history:
             return
@@ -119,7 +119,7 @@ class GraphTurn:
         found = (await self.part.session.recall(past)).without_failures()
         given = await turn.contexts.as_stored(self.given["messages"])
         asked = {id_of(message) for message in given}
-        earlier = _as_talk([row for row in found.messages if row.id not in asked])
+        earlier = _as_conversation([row for row in found.messages if row.id not in asked])
         if found.summaries:
             earlier = [section_message("summary", summary_message_text(found.summaries)), *earlier]
         identify(earlier)
@@ -127,7 +127,7 @@ class GraphTurn:
         self.given = {**self.given, "messages": [*earlier, *given]}
 
     async def find_end(self) -> None:
-        """Look whether the message is a repeat, and its turn has ended."""
+        """Read the end of the turn if the message is a repeat of a finished turn."""
         if self.part.turn is not None:
             self.ended = await self._ends.of(self.part.turn)
 
@@ -135,20 +135,20 @@ class GraphTurn:
         """Return the state with which the turn has ended before.
 
         Args:
-            saved: the state that a checkpointer has, which may have newer turns.
+            saved: the state of a checkpointer, which may have newer turns.
             names: the names of the graph's outputs.
-            classes: the classes that values of the state have had.
+            classes: the classes of values of earlier states, by name.
         """
         end = self.ended or GraphEnd(())
         values = dict(saved or {})
         messages = upto(values.get("messages", []), end.answers[-1].id) if end.answers else None
         if saved is None and isinstance(self.given, Mapping):
             values = {name: value for name, value in self.given.items() if name in names}
-        told = [*self._messages, *end.messages] if messages is None else messages
-        return {**values, "messages": told, **restored_values(end.values, classes)}
+        whole = [*self._messages, *end.messages] if messages is None else messages
+        return {**values, "messages": whole, **restored_values(end.values, classes)}
 
     async def end(self, state: object) -> AIMessage | None:
-        """Store the final answer, unless an agent of the graph has; return the answer that was stored before it."""
+        """Store the final answer unless an agent has; return the answer of another process that was first."""
         if not isinstance(state, Mapping) or not state.get("messages"):
             return None
         answer = final_answer(cast("Any", state), ())
@@ -179,8 +179,8 @@ class GraphTurn:
         return {**result, "messages": messages}
 
 
-def _as_talk(rows: Sequence[Message]) -> list[BaseMessage]:
-    """Return earlier turns as providers take them: a user message first, a mark after a question without an answer."""
+def _as_conversation(rows: Sequence[Message]) -> list[BaseMessage]:
+    """Return earlier turns as messages for a provider: a user message first, a mark after each unanswered question."""
     spoken = {row.run_id for row in rows if row.role == "assistant"}
     found: list[BaseMessage] = [HumanMessage(OPENING)] if rows and rows[0].role == "assistant" else []
     for row, following in zip_longest(rows, rows[1:]):
@@ -205,12 +205,12 @@ type State = Mapping[str, Any]
 
 _MOST_TURNS: Final = 1_000
 _MOST_CHARACTERS: Final = 16_000
-"""The most that is kept of one value of a state, as JSON."""
+"""Characters of JSON that are stored of one value of a state at most."""
 
 
 @dataclass(frozen=True)
 class GraphEnd:
-    """The answers of a turn up to the final one, and what else the final state had."""
+    """The answers of a turn up to the final one, and the other values of the final state."""
 
     answers: tuple[Message, ...]
     values: Mapping[str, Json] = field(default_factory=dict)
@@ -230,7 +230,7 @@ class GraphEnds:
         self._author = f"threadkeep:graph:{graph_name}"
 
     async def keep(self, turn: OpenTurn, answer_id: str, values: Mapping[str, Json]) -> None:
-        """Keep the end of a turn; a database that does not answer changes nothing."""
+        """Store the end of a turn; an error of the database is only reported."""
         seq = turn.contexts.question_seq
         if turn.question_id is None or seq is None:
             return
@@ -250,7 +250,7 @@ class GraphEnds:
             self._session.tell_write_failed(error)
 
     async def of(self, turn: OpenTurn) -> GraphEnd | None:
-        """Return the end of a turn whose question is a repeat; None if it had none."""
+        """Return the stored end of a repeated turn; None if there is none."""
         seq = turn.contexts.question_seq
         if not turn.earlier or seq is None:
             return None
@@ -271,7 +271,7 @@ class GraphEnds:
 
 
 def kept_values(state: State) -> dict[str, Json]:
-    """Return the values of a final state, but its messages, that can be kept as JSON."""
+    """Return the values of a final state that can be stored as JSON, without its messages."""
     found: dict[str, Json] = {}
     for name, value in state.items():
         if name == "messages" or name.startswith("__"):
@@ -286,12 +286,12 @@ def kept_values(state: State) -> dict[str, Json]:
 
 
 def restored_values(values: Mapping[str, Json], classes: Mapping[str, type]) -> dict[str, Any]:
-    """Return kept values as objects of the classes that the values of a state have had; others as JSON."""
+    """Return stored values as objects of the given classes; others as JSON."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         try:
             found[name] = TypeAdapter(classes[name]).validate_python(value) if name in classes else value
-        except ValidationError:  # kept by another version of the class
+        except ValidationError:  # stored by another version of the class
             found[name] = value
     return found
 

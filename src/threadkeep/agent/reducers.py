@@ -16,9 +16,9 @@ type Messages = Sequence[MessageLikeRepresentation] | MessageLikeRepresentation
 
 
 class BoundedMessages:
-    """Appends and updates as LangGraph's `add_messages` does, then bounds what stays.
+    """A reducer that appends and updates as LangGraph's `add_messages` does, then bounds the result.
 
-    The same messages give the same result; like `add_messages` it gives an id to messages that have none.
+    It is deterministic; like `add_messages` it gives an id to messages that have none.
     """
 
     def __init__(self, max_messages: int, max_chars: int) -> None:
@@ -28,7 +28,7 @@ class BoundedMessages:
         self._last = TrimReport(0, 0, 0, 0)
 
     def __call__(self, left: Messages, right: Messages) -> list[BaseMessage]:
-        """The messages of the state after an update, bounded."""
+        """Return the bounded messages of the state after an update."""
         messages = _added(left, right)
         chosen = self._bound(messages)
         self._last = chosen.report
@@ -38,7 +38,7 @@ class BoundedMessages:
         ]
 
     def trim_report(self, left: Messages | None = None, right: Messages | None = None) -> TrimReport:
-        """Return what the reduction of these two does; without them, what the last one in this process did."""
+        """Return the report of a reduction; without arguments, that of the last one in this process."""
         if left is None and right is None:
             return self._last
         return self._bound(_added(left or [], right or [])).report
@@ -49,20 +49,20 @@ class BoundedMessages:
 
 
 def bounded_messages(max_messages: int = 8, max_chars: int = 8000) -> BoundedMessages:
-    """A reducer for `messages: Annotated[list[AnyMessage], bounded_messages(...)]`.
+    """Return a reducer for `messages: Annotated[list[AnyMessage], bounded_messages(...)]`.
 
-    First by characters, then by number: the oldest goes first; system messages are pinned, the newest user message is
-    never dropped but cut with a mark, tool calls stay with their results.
+    It drops the oldest messages, first by characters, then by number. System messages stay, the newest user message is
+    cut with a mark instead, and tool calls stay with their results.
 
     Args:
-        max_messages: how many messages stay, system messages counted; less than 1 is 1.
-        max_chars: how many characters their texts may have together; 0 is unlimited.
+        max_messages: messages that stay at most, including system messages; less than 1 is 1.
+        max_chars: characters of their texts at most; 0 means no limit.
     """
     return BoundedMessages(max_messages, max_chars)
 
 
 def _added(left: Messages, right: Messages) -> list[BaseMessage]:
-    # Imported here: LangGraph takes two seconds to import, and whoever only reads history does not need it.
+    # Imported here because LangGraph takes long to import, and reading history does not need it.
     from langgraph.graph.message import add_messages
 
     return cast("list[BaseMessage]", add_messages(_listed(left), _listed(right)))

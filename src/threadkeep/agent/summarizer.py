@@ -15,7 +15,7 @@ from threadkeep.errors import InvalidInput
 from threadkeep.history.compression import CompressionFailed, SummaryTask
 
 PROMPT_VERSION = "1"
-"""Goes up whenever a word of the prompt changes."""
+"""The version of the prompt; increase it with each change."""
 
 INSTRUCTIONS = """\
 You keep the memory of a conversation between a user and an assistant. You are given a record of a part of it, and \
@@ -52,10 +52,9 @@ _CUT_OFF = frozenset({"length", "max_tokens", "max_output_tokens", "content_filt
 
 
 class ModelSummarizer:
-    """Writes summaries with any LangChain chat model.
+    """A summarizer over any LangChain chat model.
 
-    A small model is good enough, and a context window of 8,000 tokens too: what it cannot read at once it is given in
-    parts.
+    A small model with a context window of 8,000 tokens is enough: longer records are given in parts.
     """
 
     def __init__(
@@ -67,15 +66,15 @@ class ModelSummarizer:
         timeout_seconds: float = 60.0,
         instructions: str = INSTRUCTIONS,
     ) -> None:
-        """A summarizer over a model.
+        """Make a summarizer.
 
         Args:
             model: any chat model.
-            input_tokens: how many tokens of record it is given at once; by default a third of its context window, at
-                most 24,000, since models read long records with less care.
-            context_window: how many tokens the model takes; by default what its profile or its name says.
-            timeout_seconds: how long a summary may take.
-            instructions: the system message, in place of `INSTRUCTIONS`.
+            input_tokens: tokens of record in one call; by default a third of the context window, at most 24,000,
+                because models read long records with less care.
+            context_window: tokens of the model's context window; by default that of its profile or its name.
+            timeout_seconds: seconds that a summary may take.
+            instructions: the system message instead of `INSTRUCTIONS`.
 
         Raises:
             InvalidInput: a number is not above zero.
@@ -88,14 +87,14 @@ class ModelSummarizer:
         self._model = model
         self._timeout_seconds = timeout_seconds
         self._instructions = instructions
-        self.name = facts.name or model._llm_type  # noqa: SLF001 - the name of its kind, where it has no other
+        self.name = facts.name or model._llm_type  # noqa: SLF001 - the name of its kind, if it has no other
         self.input_tokens = input_tokens
         self.prompt_version = PROMPT_VERSION
         if instructions != INSTRUCTIONS:
             self.prompt_version += f"+{sha256(instructions.encode()).hexdigest()[:8]}"
 
     async def summarize(self, record: str, *, earlier: str | None, task: SummaryTask, max_tokens: int) -> str:
-        """The text that stands for a record; see `threadkeep.history.compression.Summarizer`.
+        """Return the summary of a record; see `threadkeep.history.compression.Summarizer`.
 
         Raises:
             CompressionFailed: the model stopped before its answer was complete.
@@ -104,8 +103,8 @@ class ModelSummarizer:
         messages = [SystemMessage(self._instructions), HumanMessage(_request(record, earlier, task, max_tokens))]
         async with asyncio.timeout(self._timeout_seconds):
             answer = await self._model.ainvoke(messages, {"run_name": "threadkeep-summary", "tags": ["threadkeep"]})
-        told = answer.response_metadata
-        reason = told.get("finish_reason") or told.get("stop_reason") or told.get("done_reason")
+        metadata = answer.response_metadata
+        reason = metadata.get("finish_reason") or metadata.get("stop_reason") or metadata.get("done_reason")
         if isinstance(reason, str) and reason.lower() in _CUT_OFF:
             raise CompressionFailed("too_long")
         return text_of(answer)

@@ -36,14 +36,14 @@ AUTO_TOKENS: Final = 4_000
 """The budget for a model whose context window is unknown."""
 
 AUTO_SHARED_TOKENS: Final = 16_000
-"""The most tokens that shares are parts of when the budget is the model's own: what is found fills no huge window."""
+"""The budget of which shares are parts if a model has a larger window: sections do not fill a huge window."""
 
 
 class TurnLearning(Protocol):
-    """Work that begins when a turn is over; see `FactLearning`."""
+    """Work after the end of a turn; see `FactLearning`."""
 
     def consider(self, session: Session, model: BaseChatModel | None) -> None:
-        """Take note of a session whose turn is over, and return at once; `model` is the one that was asked."""
+        """Queue a session after the end of a turn and return at once; `model` is the model of the turn."""
         ...
 
 
@@ -51,25 +51,24 @@ class TurnLearning(Protocol):
 class TurnOptions:
     """Options of how a turn reads and writes its session.
 
-    `max_messages` limits what comes from earlier turns; `max_tokens` bounds everything that a model call is sent, the
-    system message and this turn's tool calls included, by `counter`; 0 for either leaves earlier turns out, None is no
-    such limit. The model's own context window bounds it as well, less the reply (`max_output_tokens`) and the tools;
-    `context_window` is that window, by default what the model's profile or its name says. Without a `counter` it is the
-    best one for the model.
+    `max_messages` limits the messages of earlier turns; `max_tokens` limits the whole model call, including the system
+    message and this turn's tool calls, counted by `counter`. If either is 0, earlier turns are left out; None means no
+    such limit. The model's context window minus the reply (`max_output_tokens`) and the tools is a limit, too;
+    `context_window` overrides the window of the model's profile or name. The default counter is the best one for the
+    model.
 
     By default (`auto`), `max_tokens` is what the model's window allows, or 4,000 if the window is unknown, and
     `max_messages` is 20, or no limit if `max_tokens` is given.
 
-    `plan` lays the sections out. `sources` find what else bears on an input: older turns, passages of a knowledge base.
-    With `compression` older messages become summaries. `tool_memory` is the number of turns before this one whose tool
-    calls and results are shown to an agent with tools, within their share of the plan; 0 shows none. With `learning`
-    facts are proposed from what people said, after the turn and beside it.
+    `plan` is the layout of the sections. `sources` find more for an input: older turns, passages of a knowledge base.
+    With `compression` older messages become summaries. `tool_memory` is the number of earlier turns of which an agent
+    with tools sees the tool calls and results, within their share of the plan; 0 means none. With `learning`, facts are
+    proposed from human messages in the background after a turn.
 
     `session_id` and `user_id` are functions of a run's config, or of the config and LangGraph's runtime. By default the
     session is `configurable["thread_id"]` and the user `configurable["user_id"]`; without them, the run's context names
-    them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain
-    message beside its text. Without `answers` the question is stored and what the model says is not: it is a step on
-    the way to the answer.
+    them: its `session_id` or `thread_id`, and its `user_id`. `keep_originals` stores the full LangChain message beside
+    its text. Without `answers` the question is stored and the reply of the model is not: it is an intermediate step.
 
     `scope` is the conversation of the agent: the session's turn, one of its `own` below the session, or `none`.
     `question_text` is what is stored of a question: the text after other middleware (`"sent"`, so that redaction holds)
@@ -96,7 +95,7 @@ class TurnOptions:
     learning: TurnLearning | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no turn could be read with, before anybody has said anything.
+        """Check the options.
 
         Raises:
             InvalidInput: a limit is below zero, or an option is not of its kind.
@@ -124,14 +123,14 @@ class TurnOptions:
 
     @property
     def message_limit(self) -> int | None:
-        """The number of earlier messages that a call sees at most; None is no such limit."""
+        """The number of earlier messages in a call at most; None means no such limit."""
         if self.max_messages != "auto":
             return self.max_messages
         return AUTO_MESSAGES if self.max_tokens == "auto" else None
 
     @property
     def profile(self) -> str | None:
-        """The name under which agents with these limits share an anchor in a session; None if the window slides."""
+        """The name of the anchor that agents with these limits share in a session; None if the window slides."""
         return None if self.plan.window == "sliding" else f"{self.message_limit}/{self.max_tokens}"
 
     @property
@@ -140,14 +139,14 @@ class TurnOptions:
         return self.max_messages == 0 or self.max_tokens == 0
 
     def budget_in(self, room: int, *, known: bool) -> int:
-        """Return the budget of a call for which the model has so much room; `known` says that it really has."""
+        """Return the budget of a call, given the tokens that the model takes; `known` says that its window is known."""
         if self.max_tokens == "auto":
             return room if known else min(AUTO_TOKENS, room)
         return min(self.max_tokens or room, room)
 
 
 def call_id_function(function: IdOf, config: RunnableConfig, runtime: Runtime[Any]) -> str | None:
-    """Call a function that finds an id; it gets the runtime if it takes a second argument."""
+    """Call a function that returns an id; it gets the runtime if it takes a second argument."""
     if _takes_two(function):
         return cast("Callable[[RunnableConfig, Runtime[Any]], str | None]", function)(config, runtime)
     return cast("Callable[[RunnableConfig], str | None]", function)(config)
@@ -157,7 +156,7 @@ def _takes_two(function: IdOf) -> bool:
     """Return whether a function takes a second argument; one with a default counts only if it is called `runtime`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # some functions in C tell no signature
+    except (TypeError, ValueError):  # some functions in C have no signature
         return False
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return True
@@ -172,11 +171,11 @@ def _check_turns(turns: object) -> None:
 
 @dataclass(frozen=True)
 class CallPlace:
-    """Return the owner of the model calls of a workflow's node.
+    """The owner of the model calls of a workflow's node.
 
-    The records of them are kept under `run_id`, with the session `session_id`, or with the run if that is None. Earlier
-    turns are the session's, or those of a `conversation` elsewhere; without a `transcript` there are none, and nothing
-    that is said in the turn is kept in one.
+    Their records are stored under `run_id`, with the session `session_id`, or with the run if it is None. Earlier turns
+    are those of the session, or of a `conversation` elsewhere. Without a `transcript` there are none, and the turn is
+    not stored.
     """
 
     run_id: str
@@ -188,25 +187,25 @@ class CallPlace:
 
 @dataclass(frozen=True)
 class NodeTurnOptions(TurnOptions):
-    """The options of a workflow's node; `place` finds whose the calls of a run are."""
+    """The options of a workflow's node; `place` returns the owner of the model calls of a run."""
 
     place: Callable[[RunnableConfig], CallPlace | None] | None = None
 
     @classmethod
     def of(cls, options: TurnOptions, place: Callable[[RunnableConfig], CallPlace | None]) -> Self:
-        """Options with a place."""
+        """Return the options with a function that returns the owner of the model calls."""
         return cls(**{field.name: getattr(options, field.name) for field in fields(TurnOptions)}, place=place)
 
 
 def place_in(options: TurnOptions, config: RunnableConfig) -> CallPlace | None:
-    """Return the owner of the model calls of a run; None if that is just its session."""
+    """Return the owner of the model calls of a run; None if it is the session."""
     return options.place(config) if isinstance(options, NodeTurnOptions) and options.place is not None else None
 
 
 type Recall = Literal["off", "session", "user"]
 
 LEAST_QUESTION_TOKENS = 32
-"""What a system prompt must leave of the budget: less, and questions are cut to a few words."""
+"""Tokens that a system prompt must leave for the question; with fewer, questions are cut to a few words."""
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ class ChatOptions:
         )
 
     def check_room(self, model: BaseChatModel | None = None) -> None:
-        """Refuse what leaves no room for a question: no message at all could be answered.
+        """Check that the system prompt leaves tokens for a question.
 
         Raises:
             InvalidSettings: names the variables that do not go together.

@@ -1,8 +1,8 @@
 """A turn of a session inside a run: its question, and the answer of one speaker.
 
-The middleware and the node helper both stand on `OpenTurn`. It keeps no state that another process would need: what the
-model sees is read from the transcript before the question's place, so an interrupted run can go on elsewhere. The
-database decides which answer counts: the first complete one of a speaker, whoever else tried.
+The middleware and the node helper both use `OpenTurn`. It has no state that another process would need: the context of
+a model call is read from the transcript before the question, so another process can continue an interrupted run. The
+database decides which answer counts: the first complete answer of a speaker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from threadkeep.store.driver import Joined
 
 @dataclass(frozen=True)
 class Speaker:
-    """The author of an answer, and the place of the answer among those of the same author in the run, from 1."""
+    """The author of an answer, and its number among the answers of the same author in the run, from 1."""
 
     author: str | None = None
     ordinal: int = 1
@@ -55,8 +55,8 @@ class Speaker:
 class OpenTurn:
     """A turn that has begun.
 
-    `answered` is the speaker's complete answer that is stored already: the question is a repeat, or another process
-    was first. `earlier` are the complete answers of all speakers, as far as they were read.
+    `answered` is the stored complete answer of the speaker: the question is a repeat, or another process was first.
+    `earlier` are the complete answers of all speakers that were read.
     """
 
     def __init__(
@@ -97,10 +97,10 @@ class OpenTurn:
         received: Sequence[BaseMessage] = (),
         changed: Sequence[BaseMessage] = (),
     ) -> None:
-        """Store the question, with the caller's metadata, and look whether it was answered before.
+        """Store the question with the caller's metadata, and read its answer if it is a repeat.
 
         `received` is the question as the caller sent it, before other middleware changed it. `changed` are earlier
-        messages of the person that the transcript lacks: they are stored in front of it.
+        human messages that the transcript does not have: they are stored before the question.
 
         Raises:
             InvalidMessage, WrongUser: the question can never be stored in this session.
@@ -115,11 +115,11 @@ class OpenTurn:
         if self.earlier or any(message.id == self.question_id for message in waiting):
             self._repeated = True
             if question[:-1]:
-                # The newest message waits to be written; the others may be known to nobody.
+                # The newest message is pending; the others may not be stored yet.
                 await self._memory.finish(self._record, question[:-1])
         else:
             await self._edit(question[-1])
-            # No run has answered what was said before.
+            # Earlier messages belong to no run.
             earlier = [self._stored(message, "complete").with_fields(run_id=None) for message in changed]
             await self._store_question(question, earlier)
         if self._repeated and not self.earlier:
@@ -127,7 +127,7 @@ class OpenTurn:
         self._find_answer()
 
     async def _question_rows(self, metadata: Mapping[str, Json], received: Sequence[BaseMessage]) -> list[Message]:
-        """Return the question as it is stored; where its text was changed, with the digest of what was received."""
+        """Return the rows of the question; a changed text has the digest of the received text in its metadata."""
         rows = [self._stored(message, "complete").with_fields(metadata=metadata) for message in self.question]
         texts = dict(enumerate(map(transcript_text, received)))
         changed = [place for place, row in enumerate(rows) if texts.get(place, row.content) != row.content]
@@ -137,7 +137,7 @@ class OpenTurn:
         return rows
 
     async def _edit(self, question: Message) -> None:
-        """Supersede the message that the caller says the question is a new version of, and all after it."""
+        """Supersede the message of which the question is a new version, and all later ones, if the caller says so."""
         edited = self.question[-1].response_metadata.get(EDITS)
         if not isinstance(edited, str) or question.id is None or not question.content:
             return
@@ -170,14 +170,14 @@ class OpenTurn:
     async def _record(
         self, messages: Sequence[Message], *, answers: str | None = None, told: bool = False
     ) -> Receipt | None:
-        """Record messages; the agent goes on with a turn that is in memory only, which events have reported."""
+        """Record messages; return None if the turn is in memory only, which events have reported."""
         try:
             return await self.session.record(messages, answers=answers, told=told)
         except TurnInMemoryOnly:
             return None
 
     def join(self, first: OpenTurn) -> None:
-        """Take part in a turn whose question another agent of the run has stored."""
+        """Take part in a turn with a question that another agent of the run has stored."""
         self.run_id, self.earlier, self._repeated = first.run_id, first.earlier, first._repeated
         self._known_question_id, self._forgotten = first._known_question_id, first._forgotten
         self.contexts.question_seq, self.contexts.questions = first.contexts.question_seq, first.contexts.questions
@@ -189,7 +189,7 @@ class OpenTurn:
         self._find_answer()
 
     def speak_as(self, speaker: Speaker) -> None:
-        """Take another place among the answers of the run."""
+        """Set the author and the number of the answer."""
         self.speaker = speaker
         self._find_answer()
 
@@ -200,18 +200,18 @@ class OpenTurn:
             WrongUser: the session is another user's.
         """
         self._take_run_id(run_id)
-        await self._patiently(self.session.check_owner())
+        await self._read(self.session.check_owner())
         self._repeated = True
         self.contexts.question_as_stored = False
         await self._read_stored()
-        if self._known_question_id is None and await self._patiently(self.session.count()) == 0:
-            # Nothing is left of the session: its question was stored, and deleted with it.
+        if self._known_question_id is None and await self._read(self.session.count()) == 0:
+            # The session is empty: the question was stored, and deleted with the session.
             self._known_question_id = self.question_id
 
     async def context(
         self, messages: Sequence[BaseMessage], system: SystemMessage | None = None, use: ModelUse | None = None
     ) -> Assembled:
-        """Return what a model call is sent: the system message, earlier turns, then the run's own messages.
+        """Return the context of a model call: the system message, earlier turns, then the messages of the run.
 
         Raises:
             BudgetTooSmall: the system message, the question and the newest step do not fit.
@@ -230,8 +230,7 @@ class OpenTurn:
         return await self._memory.finish(self._close, message, status)
 
     async def _close(self, message: BaseMessage, status: Status) -> AIMessage | None:
-        # What was deleted comes back neither as a question nor as the answer to one that is not there; and where
-        # another process has the run, half an answer of this one is nobody's.
+        # A deleted question gets no answer. If another process has the run, a partial answer of this one is dropped.
         given_up = self._forgotten or (status != "complete" and self._hold is not None and self._hold.lost)
         winner = None
         if self._options.answers and transcript_text(message).strip() and not given_up:
@@ -260,14 +259,14 @@ class OpenTurn:
         return await self._store_answer(answer, told=told)
 
     def _may_wait(self) -> bool:
-        """Return whether the answer may wait for the end of the run."""
+        """Return whether the transaction that ends the run may store the answer."""
         hold = self._hold
         return hold is not None and hold.takes(self.session) and not self.contexts.has_steps
 
     async def _record_anchored(self, answer: Message, *, told: bool) -> Receipt | None:
         """Store the answer with the new anchor of the window, in one transaction.
 
-        Return None if the anchor stays, or that cannot be done now.
+        Return None if the anchor stays, or if pending turns come first.
         """
         anchor = self.contexts.anchor_statement()
         if anchor is None:
@@ -284,7 +283,7 @@ class OpenTurn:
             if receipt is None:
                 receipt = await self._record([answer], answers=self._known_question_id, told=told)
         except QuestionGone:
-            # The session was deleted meanwhile: the answer goes nowhere.
+            # The session was deleted meanwhile: the answer is dropped.
             self._forgotten = True
             self.contexts.forget()
             return None
@@ -294,11 +293,11 @@ class OpenTurn:
             return None
         if self._hold is not None:
             self._hold.replaced = True
-        first = await self._patiently(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))
+        first = await self._read(self.session.tell(receipt.adopted) if told else self._find(receipt.adopted))
         return None if first is None else AIMessage(content=first.content, id=first.id)
 
     def _take_run_id(self, run_id: str | None) -> None:
-        """Speak in the caller's run; one that the caller does not name goes on with the run of the stored question."""
+        """Set the run of the turn; if the caller names none, it is the run of the stored question."""
         self._run_is_known = run_id is not None
         self.run_id = run_id or self.run_id
 
@@ -317,7 +316,7 @@ class OpenTurn:
             self.run_id = question.run_id or self.run_id
         self.contexts.question_seq = question.seq
         self.contexts.question_as_stored = len(self.question) == 1 and is_stored_as(question, self.question[0])
-        self.earlier = tuple(await self._patiently(self.session.answers_to(question)) or ())
+        self.earlier = tuple(await self._read(self.session.answers_to(question)) or ())
         self._find_answer()
 
     def _find_answer(self) -> None:
@@ -325,10 +324,10 @@ class OpenTurn:
         self.answered = None if found is None else AIMessage(content=found.content, id=found.id)
 
     async def _find(self, message_id: str | None) -> Message | None:
-        return await self._patiently(self.session.find(message_id)) if message_id else None
+        return await self._read(self.session.find(message_id)) if message_id else None
 
-    async def _patiently[T](self, reading: Awaitable[T | None]) -> T | None:
-        """Return what a read finds, or None if the database does not answer in time: the turn goes on without it."""
+    async def _read[T](self, reading: Awaitable[T | None]) -> T | None:
+        """Return the result of a read; None if the database does not answer in time."""
         try:
             async with self.session.patience():
                 return await reading
