@@ -19,7 +19,7 @@ from threadkeep.records import Json, Turn
 from threadkeep.records.runs import ROLLED_BACK, NewRun
 from threadkeep.runs.requests import RunRequest
 from threadkeep.testing import Gate, ScriptedModel, SettableClock
-from threadkeep.workflows.nodes.places import order_of
+from threadkeep.workflows.nodes.conversations import order_of
 from threadkeep.workflows.resources import RunOptions
 
 DEAD = NewRun(run_id="r1", workflow="desk", input={}, session_id="room", message_id="m1")

@@ -227,7 +227,7 @@ async def test_a_parent_that_is_cancelled_takes_its_child_along(desk: Desk) -> N
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    assert not [task for task in asyncio.all_tasks() if "_carry_out" in repr(task.get_coro())]
+    assert not [task for task in asyncio.all_tasks() if "InProcessChildren._execute" in repr(task.get_coro())]
 
 
 async def test_a_child_with_a_session_has_one_of_its_own(desk: Desk) -> None:

@@ -25,7 +25,7 @@ from threadkeep.workflows.definition import Workflow
 from threadkeep.workflows.loading import restore_workflow
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode
 from threadkeep.workflows.nodes.base import references_in
-from threadkeep.workflows.nodes.places import ConversationFields, key_scope, order_of
+from threadkeep.workflows.nodes.conversations import ConversationFields, key_scope, order_of
 from threadkeep.workflows.registry import Workflows
 from threadkeep.workflows.resources import BY_HAND
 from threadkeep.workflows.state import WorkflowState, initial_state, nodes_named

@@ -32,15 +32,15 @@ def targets_of(entry: Entry) -> Iterator[tuple[Path, str]]:
         if isinstance(entry.next, str):
             yield ("next",), entry.next
         else:
-            for place, name in enumerate(entry.next):
-                yield ("next", place), name
+            for position, name in enumerate(entry.next):
+                yield ("next", position), name
     elif isinstance(entry, CategorizerNode):
-        for place, category in enumerate(entry.categories):
-            yield ("categories", place, "next"), category.next
+        for position, category in enumerate(entry.categories):
+            yield ("categories", position, "next"), category.next
         yield ("default",), entry.default
     elif isinstance(entry, RouterNode):
-        for place, rule in enumerate(entry.rules):
-            yield ("rules", place, "next"), rule.next
+        for position, rule in enumerate(entry.rules):
+            yield ("rules", position, "next"), rule.next
         yield ("otherwise",), entry.otherwise
     elif isinstance(entry, IngestPromptNode):
         yield ("next",), entry.next
@@ -103,8 +103,8 @@ class Paths:
         """Return the nodes that may run in parallel to each node: nodes on other branches, and not on its own."""
         found: dict[str, frozenset[str]] = {}
         for ways in self._ways():
-            for place, way in enumerate(ways):
-                others = frozenset[str]().union(*(other for number, other in enumerate(ways) if number != place))
+            for way in ways:
+                others = frozenset[str]().union(*(other for other in ways if other is not way))
                 for name in way - others:
                     found[name] = found.get(name, frozenset()) | (others - way)
         return found
@@ -133,8 +133,8 @@ class Paths:
         waited = self.meetings()
         found: set[str] = set()
         for branch, ways in zip(self.branches, self._ways(), strict=True):
-            for place, way in enumerate(ways):
-                for other in ways[place + 1 :]:
+            for number, way in enumerate(ways):
+                for other in ways[number + 1 :]:
                     common = way & other
                     apart = (way | other) - common
                     led_to = {*branch, *(target for name in apart for target in self.following[name])}

@@ -25,8 +25,8 @@ from threadkeep.workflows.building import add_node
 from threadkeep.workflows.definition import Workflow, digest_of
 from threadkeep.workflows.nodes import AgentNode
 from threadkeep.workflows.nodes.base import Step
-from threadkeep.workflows.nodes.places import place_of_session
-from threadkeep.workflows.nodes.speaking import tell_model_failure
+from threadkeep.workflows.nodes.conversations import session_conversation
+from threadkeep.workflows.nodes.speaking import notify_model_failure
 from threadkeep.workflows.resources import Resources, RunContext, RunOptions
 from threadkeep.workflows.state import WorkflowState
 from threadkeep.workflows.turn_ends import Graph, only_wraps_tools
@@ -59,11 +59,11 @@ class ChatNode(AgentNode):
 
         The config of the run is that of the current context.
         """
-        place, messages = place_of_session(step), self.asked(state, step)
-        session = place.memory.session(place.session_id, user_id=place.user_id)
-        options = self._options_for(place.kind, self.turn_options(step))
+        conversation, messages = session_conversation(step), self.asked(state, step)
+        session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
+        options = self._options_for(conversation.kind, self.turn_options(step))
         question, speaker = question_before(messages), Speaker(step.name)
-        turn = OpenTurn(place.memory, session, options, question, place.call, speaker=speaker)
+        turn = OpenTurn(conversation.memory, session, options, question, conversation.call, speaker=speaker)
         await turn.begin(step.context.run_id, metadata)
         if turn.answered is not None:
             return turn.answered
@@ -86,7 +86,7 @@ class ChatNode(AgentNode):
                 reply = await ask(model, messages)
         except BaseException as error:
             if isinstance(error, Exception):
-                tell_model_failure(step, error)
+                notify_model_failure(step, error)
             await turn.close(partial.text, "failed" if isinstance(error, Exception) else "interrupted")
             raise
         finally:

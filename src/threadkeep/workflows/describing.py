@@ -188,10 +188,10 @@ def _drawn(workflow: Workflow) -> Any:
 def _label(workflow: Workflow, name: str, kinds: Mapping[str, NodeKind]) -> str:
     kind = kinds.get(name)
     if kind is None or kind in ("record_question", "record_answer"):
-        return name.replace("_", " ") if kind is not None else _harmless(name)
+        return name.replace("_", " ") if kind is not None else _escaped(name)
     node = workflow.nodes[name]
-    told = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
-    return f"{_harmless(name)}<br/><small>{_harmless(told)}</small>"
+    detail = f"{kind} → {node.workflow}" if isinstance(node, SubworkflowNode) else kind
+    return f"{_escaped(name)}<br/><small>{_escaped(detail)}</small>"
 
 
 def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
@@ -200,7 +200,7 @@ def _labelled(node: DrawableNode, node_id: str, label: str) -> DrawableNode:
 
 
 def _drawn_edge(edge: DrawableEdge, ids: Mapping[str, str]) -> DrawableEdge:
-    label = _harmless(str(edge.data)) if edge.data is not None else None
+    label = _escaped(str(edge.data)) if edge.data is not None else None
     return edge._replace(source=ids[edge.source], target=ids[edge.target], data=label)
 
 
@@ -210,7 +210,7 @@ def _id_of(name: str, number: int) -> str:
     return name if plain else f"_node{number}"
 
 
-def _harmless(text: str) -> str:
+def _escaped(text: str) -> str:
     """Return a text as a label on one line, with Mermaid's special characters as numeric entities."""
     line = " ".join(text.split())
     shown = line if len(line) <= _MOST_LABEL_CHARACTERS else f"{line[:_MOST_LABEL_CHARACTERS]}…"

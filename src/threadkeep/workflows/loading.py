@@ -15,7 +15,7 @@ from threadkeep.workflows.document import NAME, NAME_CURE, RESERVED_NAMES, Entry
 from threadkeep.workflows.nodes import AgentNode, AppendMessageNode, RetrieveNode, RouterNode, SubworkflowNode
 from threadkeep.workflows.nodes.agent import check_tools
 from threadkeep.workflows.nodes.base import END_NAME, import_named, made_by
-from threadkeep.workflows.reading import document_of, in_order, meant
+from threadkeep.workflows.reading import document_of, in_order, suggestion
 from threadkeep.workflows.state import check_template, nodes_named
 from threadkeep.workflows.yaml_source import MOST_CHARACTERS, YamlSource, read_yaml
 from threadkeep.workflows.yaml_source import Path as ValuePath
@@ -60,10 +60,10 @@ class _Checks:
         if self.document.start is not None and self.document.start not in self.document.nodes:
             yield self.source.problem(self._nothing("start", self.document.start), ("start",))
         for name, entry in self.document.nodes.items():
-            for place, target in targets_of(entry):
+            for path, target in targets_of(entry):
                 if target != END_NAME and target not in self.document.nodes:
-                    option = next(str(step) for step in reversed(place) if isinstance(step, str))
-                    yield self.source.problem(self._nothing(option, target), ("nodes", name, *place))
+                    option = next(str(step) for step in reversed(path) if isinstance(step, str))
+                    yield self.source.problem(self._nothing(option, target), ("nodes", name, *path))
 
     def ways(self) -> Iterator[WorkflowProblem]:
         reached = self.paths.beginning_at(self.paths.start)
@@ -89,9 +89,9 @@ class _Checks:
             if isinstance(entry, AppendMessageNode) and entry.session is not None:
                 yield from self._named_before(name, nodes_named(entry.session), ("nodes", name, "session"))
             if isinstance(entry, RouterNode):
-                for place, rule in enumerate(entry.rules):
+                for position, rule in enumerate(entry.rules):
                     named = nodes_named(f"{{{{{rule.path}}}}}")
-                    yield from self._named_before(name, named, ("nodes", name, "rules", place, "path"))
+                    yield from self._named_before(name, named, ("nodes", name, "rules", position, "path"))
 
     def children(self) -> Iterator[WorkflowProblem]:
         for name, entry in self.document.nodes.items():
@@ -135,15 +135,15 @@ class _Checks:
         )
 
     def _near(self, name: str) -> str:
-        return meant(name, [*self.document.nodes, END_NAME])
+        return suggestion(name, [*self.document.nodes, END_NAME])
 
 
 def _import_errors(entry: Entry) -> Iterator[tuple[ValuePath, InvalidInput]]:
-    for place, reference in enumerate(entry.tools if isinstance(entry, AgentNode) else ()):
+    for position, reference in enumerate(entry.tools if isinstance(entry, AgentNode) else ()):
         try:
             check_tools(reference)
         except InvalidInput as error:
-            yield ("tools", place), error
+            yield ("tools", position), error
     if isinstance(entry, RetrieveNode):
         try:
             _ = entry.made_retriever

@@ -66,8 +66,8 @@ def document_of(source: YamlSource) -> WorkflowDocument:
                 problems.setdefault(path, problem)
         # Parts around an invalid part are invalid only because of it.
         around = {path[:length] for path in problems for length in range(len(path))}
-        told = [problem for path, problem in problems.items() if path not in around]
-        raise InvalidWorkflow(in_order(told)) from None
+        outer = [problem for path, problem in problems.items() if path not in around]
+        raise InvalidWorkflow(in_order(outer)) from None
 
 
 def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
@@ -75,7 +75,7 @@ def in_order(problems: Iterable[WorkflowProblem]) -> list[WorkflowProblem]:
     return sorted(problems, key=lambda one: (one.line or 0, one.column or 0))
 
 
-def meant(name: str, known: Iterable[str]) -> str:
+def suggestion(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown name: the most similar known name, if any."""
     near = difflib.get_close_matches(name, list(known), n=1)
     return f" (did you mean {near[0]!r}?)" if near else ""
@@ -143,7 +143,7 @@ def _unknown(value: Json, path: Path) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     if near:
         return f"There is no {name} here; did you mean {near[0]}?"
-    return f"There is no {name} here; there may be {', '.join(known)}." if known else f"{name} has no place here."
+    return f"There is no {name} here; there may be {', '.join(known)}." if known else f"{name} is not allowed here."
 
 
 def _known_names(value: Json, path: Path) -> list[str]:
@@ -171,8 +171,8 @@ def _cure(kind: str, path: Path, error: Mapping[str, Any]) -> str:
         return _CURES_OF[str(path[-1])]
     if kind in _CURES:
         return _CURES[kind].format_map(error.get("ctx", {}))
-    told = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
-    return f"{told[:1].lower()}{told[1:]}"
+    sentence = str(error["msg"]).removeprefix("Value error, ").rstrip(".")
+    return f"{sentence[:1].lower()}{sentence[1:]}"
 
 
 def _pattern_cure(path: Path) -> str:

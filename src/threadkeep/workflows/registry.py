@@ -22,7 +22,7 @@ from threadkeep.workflows.definition import Compiler, Workflow
 from threadkeep.workflows.loading import SUFFIXES, load_python, load_yaml
 from threadkeep.workflows.nodes import SubworkflowNode
 from threadkeep.workflows.nodes.speaking import SpeakingNode
-from threadkeep.workflows.reading import meant
+from threadkeep.workflows.reading import suggestion
 from threadkeep.workflows.resources import ChildRequest, ChildResult, ChildStatus, Resources, RunContext
 from threadkeep.workflows.state import answer_of, initial_state
 from threadkeep.workflows.yaml_source import Path as ValuePath
@@ -90,11 +90,11 @@ class Workflows:
             other = self._workflows.setdefault(workflow.name, workflow)
             if workflow.name in OWN_NAMES:
                 sentence = f"{workflow.name!r} is a name of Threadkeep's own; call the workflow otherwise."
-                problems.append(_told(workflow, sentence, ("name",)))
+                problems.append(_problem(workflow, sentence, ("name",)))
             elif other is not workflow:
                 places = ", ".join(one.origin or one.source for one in (other, workflow))
                 sentence = f"Two workflows are called {workflow.name!r} ({places}); rename one."
-                problems.append(_told(workflow, sentence, ("name",)))
+                problems.append(_problem(workflow, sentence, ("name",)))
         if problems:
             raise InvalidWorkflow(problems)
         self._check_nesting()
@@ -157,9 +157,9 @@ class Workflows:
                 if child not in self._workflows:
                     sentence = (
                         f"{workflow.name!r} runs {child!r}, and there is no such workflow: correct the name"
-                        f"{meant(child, self._workflows)}, or name its file, too."
+                        f"{suggestion(child, self._workflows)}, or name its file, too."
                     )
-                    problems.append(_told(workflow, sentence, _call_of(workflow, child)))
+                    problems.append(_problem(workflow, sentence, _call_of(workflow, child)))
         return problems
 
     def check_room(self, model_name: str | None, window: int) -> None:
@@ -176,7 +176,7 @@ class Workflows:
                         input_budget(model_name, node.max_output_tokens, node.context_window or window)
                     except BudgetTooSmall as error:
                         sentence = f"Node {name!r} cannot be used: {error}"
-                        problems.append(_told(workflow, sentence, ("nodes", name, "max_output_tokens")))
+                        problems.append(_problem(workflow, sentence, ("nodes", name, "max_output_tokens")))
         if problems:
             raise InvalidWorkflow(problems)
 
@@ -190,14 +190,14 @@ class Workflows:
                     f"{drawn(way)} is {len(way) - 1} levels deep, and {workflow.options.max_depth} are allowed: "
                     f"nest less deeply, or raise max_depth of {workflow.name!r}."
                 )
-                problems.append(_told(workflow, sentence, _call_of(workflow, way[1])))
+                problems.append(_problem(workflow, sentence, _call_of(workflow, way[1])))
         if problems:
             raise InvalidWorkflow(problems)
 
     def _in_circle(self, circle: Way) -> WorkflowProblem:
         sentence = f"Workflows run each other in a circle ({drawn(circle)}); take one of these calls away."
         workflow = self._workflows[circle[0]]
-        return _told(workflow, sentence, _call_of(workflow, circle[1]))
+        return _problem(workflow, sentence, _call_of(workflow, circle[1]))
 
 
 def yaml_files(path: Path) -> list[Path]:
@@ -229,7 +229,7 @@ def _call_of(workflow: Workflow, child: str) -> ValuePath:
     return ("nodes", calling[0], "workflow")
 
 
-def _told(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
+def _problem(workflow: Workflow, sentence: str, path: ValuePath) -> WorkflowProblem:
     return workflow.places.problem(sentence, path) if workflow.places else WorkflowProblem(sentence)
 
 
@@ -258,7 +258,7 @@ class InProcessChildren:
         workflow = self._workflows.get(request.workflow)
         run_id = str(uuid7())
         # A separate context: LangGraph passes the parent's callbacks and streams in context variables.
-        work = asyncio.create_task(self._carry_out(workflow, run_id, request), context=Context())
+        work = asyncio.create_task(self._execute(workflow, run_id, request), context=Context())
         try:
             async with asyncio.timeout(request.deadline_seconds):
                 return await work
@@ -268,10 +268,10 @@ class InProcessChildren:
             work.cancel()
             await asyncio.wait([work])
             raise
-        except Exception:  # noqa: BLE001 - whatever a child raises, its parent is told by the status
+        except Exception:  # noqa: BLE001 - the status reports each error of a child to its parent
             return ChildResult(run_id, None, "", "failed")
 
-    async def _carry_out(self, workflow: Workflow, run_id: str, request: ChildRequest) -> ChildResult:
+    async def _execute(self, workflow: Workflow, run_id: str, request: ChildRequest) -> ChildResult:
         context = RunContext(
             run_id=run_id,
             workflow=workflow.name,

@@ -136,7 +136,7 @@ def check_template(template: str, *, for_key: bool = False, whole: bool | None =
             "A template has a {{ that is not closed, or braces inside of braces; write {{path.to.value}}."
         )
     roots = KEY_ROOTS if for_key else ROOTS
-    if any(place[1].strip().startswith(WHOLE) for place in PLACEHOLDER.finditer(template)) and (
+    if any(found[1].strip().startswith(WHOLE) for found in PLACEHOLDER.finditer(template)) and (
         not (for_key if whole is None else whole) or whole_path(template) is None
     ):
         raise InvalidInput(

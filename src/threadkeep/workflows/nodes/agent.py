@@ -24,16 +24,16 @@ from threadkeep.agent.middleware import SessionMemory
 from threadkeep.agent.turn_options import CallPlace, NodeTurnOptions, TurnOptions
 from threadkeep.errors import InvalidInput
 from threadkeep.workflows.nodes.base import Again, NodeKind, Reference, Step, import_named
-from threadkeep.workflows.nodes.places import (
+from threadkeep.workflows.nodes.conversations import (
+    Conversation,
+    ConversationKind,
     HistoryFields,
-    Place,
-    PlaceKind,
     StepContext,
     is_reset,
-    place_in_store,
-    place_of_run,
-    place_of_session,
+    run_conversation,
+    session_conversation,
     step_context,
+    store_conversation,
 )
 from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
 from threadkeep.workflows.nodes.speaking import SpeakingNode, said
@@ -89,10 +89,10 @@ class AgentNode(SpeakingNode, HistoryFields):
         if not self.tools:
             return "model calls" if self.history_tools or self.memory_tools else "a model call"
         try:
-            harmless = all(map(is_idempotent, self.tool_objects()))
+            repeatable = all(map(is_idempotent, self.tool_objects()))
         except InvalidInput:
             return "unknown"
-        return "model calls" if harmless else "marked tools"
+        return "model calls" if repeatable else "marked tools"
 
     async def __call__(
         self, state: WorkflowState, config: RunnableConfig, runtime: Runtime[RunContext]
@@ -100,16 +100,16 @@ class AgentNode(SpeakingNode, HistoryFields):
         """Answer the run's question."""
         step = Step.of(config, runtime)
         messages = self.asked(state, step)
-        place = await self.place(step, state, config)
+        conversation = await self.conversation(step, state, config)
         question = [message for message in messages if message.type == "human"]
         if is_reset(self.reset_command, [text_of(message) for message in question[-1:]]):
-            await place.memory.session(place.session_id, user_id=place.user_id).reset()
+            await conversation.memory.session(conversation.session_id, user_id=conversation.user_id).reset()
             return said(step, AIMessage(RESET_ANSWER, id=step.message_id))
         system = self.system_message(state)
         given = [*([system] if system else []), *messages]
-        context = _of_step(step.context, place, passages_in(state) if self.snippets else ())
+        context = _of_step(step.context, conversation, passages_in(state) if self.snippets else ())
         limit: RunnableConfig = {"recursion_limit": self.max_steps * _STEPS_A_CALL + 2}
-        result = await self._agent(step, place).ainvoke({"messages": given}, limit, context=context)
+        result = await self._agent(step, conversation).ainvoke({"messages": given}, limit, context=context)
         loop = result["messages"][len(given) :]
         runtime.stream_writer(
             {"kind": "agent_messages", "node": step.name, "data": {"messages": messages_to_dict(loop)}}
@@ -130,41 +130,43 @@ class AgentNode(SpeakingNode, HistoryFields):
         options = super().turn_options(step)
         return options if self.tool_memory is None else replace(options, tool_memory=self.tool_memory)
 
-    async def place(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Place:
+    async def conversation(self, step: Step, state: WorkflowState, config: RunnableConfig) -> Conversation:
         """Resolve the memory and the session of this turn, for this run only."""
         if self.input is not None:
-            return place_of_run(step)
+            return run_conversation(step)
         if not self.use_graph_chat_history:
-            return place_of_session(step)
+            return session_conversation(step)
         resolution = self.resolve_in(state, step.context, config)
         if resolution.key is None:
-            return place_of_run(step)
-        return await place_in_store(step, self.layout, resolution.key)
+            return run_conversation(step)
+        return await store_conversation(step, self.layout, resolution.key)
 
-    def _agent(self, step: Step, place: Place) -> Any:
+    def _agent(self, step: Step, conversation: Conversation) -> Any:
         """Return the compiled agent for a memory and a model, cached because it holds no data of a run."""
         resources = step.context.resources
         model = self.chat_model(step)
         # The key includes the node, because copies of a node share its private attributes.
-        parts = (self, place.memory, resources.memory, model, resources.turn_options, *resources.middleware)
+        parts = (self, conversation.memory, resources.memory, model, resources.turn_options, *resources.middleware)
         # Ids are unique while the parts are stored with the agent.
-        key = (place.kind, *map(id, parts))
+        key = (conversation.kind, *map(id, parts))
         if key not in self._agents:
             if len(self._agents) >= _MOST_AGENTS:
                 del self._agents[next(iter(self._agents))]
-            options = self._options_for(place.kind, self.turn_options(step))
-            self._agents[key] = (parts, self._make(model, place, options, resources))
+            options = self._options_for(conversation.kind, self.turn_options(step))
+            self._agents[key] = (parts, self._make(model, conversation, options, resources))
         return self._agents[key][1]
 
     def _make(
         self,
         model: BaseChatModel,
-        place: Place,
+        conversation: Conversation,
         options: TurnOptions,
         resources: Resources,
     ) -> Any:
-        memory = SessionMemory.of(place.memory, options)
-        lookups = history_tools(place.memory, session_id=_session_of, user_id=_user_of) if self.history_tools else []
+        memory = SessionMemory.of(conversation.memory, options)
+        lookups = (
+            history_tools(conversation.memory, session_id=_session_of, user_id=_user_of) if self.history_tools else []
+        )
         return create_agent(
             model,
             [*self.tool_objects(), *lookups, *self._memory_tools(resources)],
@@ -183,7 +185,7 @@ class AgentNode(SpeakingNode, HistoryFields):
             user_id=_user_of,
         )
 
-    def _options_for(self, kind: PlaceKind, options: TurnOptions) -> TurnOptions:
+    def _options_for(self, kind: ConversationKind, options: TurnOptions) -> TurnOptions:
         found_before = (FoundPassages(),) if self.snippets else ()
         sources = (*(options.sources if kind == "session" else ()), *found_before)
         placed = NodeTurnOptions.of(options, _call_of)
@@ -219,24 +221,26 @@ def check_tools(reference: str | BaseTool) -> None:
         pass
 
 
-def _of_step(context: RunContext, place: Place, passages: tuple[tuple[str | None, str], ...]) -> StepContext:
+def _of_step(
+    context: RunContext, conversation: Conversation, passages: tuple[tuple[str | None, str], ...]
+) -> StepContext:
     run = {one.name: getattr(context, one.name) for one in fields(RunContext)}
-    return StepContext(**run, place=place, passages=passages)
+    return StepContext(**run, conversation=conversation, passages=passages)
 
 
 def _session_of(_: RunnableConfig) -> str | None:
     context = step_context()
-    return context.place.session_id if context is not None else None
+    return context.conversation.session_id if context is not None else None
 
 
 def _user_of(_: RunnableConfig) -> str | None:
     context = step_context()
-    return context.place.user_id if context is not None else None
+    return context.conversation.user_id if context is not None else None
 
 
 def _call_of(_: RunnableConfig) -> CallPlace | None:
     context = step_context()
-    return context.place.call if context is not None else None
+    return context.conversation.call if context is not None else None
 
 
 def _tools_of(reference: str | BaseTool) -> Iterator[Tool]:

@@ -47,9 +47,9 @@ class IngestPromptNode(Node):
         if update.get("outcome") == "SKIP":
             return sent_to(self.skip, found(step, None, {"outcome": "SKIP", "combinedPrompt": None}))
         prompt = update.get("combinedPrompt")
-        told = found(step, prompt, {"outcome": None, "combinedPrompt": prompt})
+        update_of_prompt = found(step, prompt, {"outcome": None, "combinedPrompt": prompt})
         messages = cast("list[AnyMessage]", update.get("messages") or [])
-        return sent_to(self.next, {**told, "messages": messages, "text": prompt or ""})
+        return sent_to(self.next, {**update_of_prompt, "messages": messages, "text": prompt or ""})
 
 
 class BuildCandidateNode(Node):

@@ -21,7 +21,7 @@ from threadkeep.agent.nodes import session_turn
 from threadkeep.agent.turn_options import NodeTurnOptions
 from threadkeep.history.keys import is_path, look_up
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered, sent_to
-from threadkeep.workflows.nodes.places import place_of_run
+from threadkeep.workflows.nodes.conversations import run_conversation
 from threadkeep.workflows.nodes.speaking import AskingNode
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import ROOTS, WorkflowState, last_text, scope_of
@@ -104,21 +104,21 @@ class CategorizerNode(AskingNode):
 
     async def _ask(self, step: Step, state: WorkflowState, config: RunnableConfig) -> str:
         given = step.context.resources.turn_options
-        place = place_of_run(step)
+        conversation = run_conversation(step)
         options = replace(
-            NodeTurnOptions.of(given, lambda _: place.call),
+            NodeTurnOptions.of(given, lambda _: conversation.call),
             max_messages=0,
             max_tokens=given.max_tokens if self.max_tokens is None else self.max_tokens,
             sources=(),
             compression=None,
             context_window=self.window_in(given),
-            session_id=lambda _: place.session_id,
-            user_id=lambda _: place.user_id,
+            session_id=lambda _: conversation.session_id,
+            user_id=lambda _: conversation.user_id,
         )
         text = last_text(state) or state.get("text") or ""
         model = self.chat_model(step)
         question = HumanMessage(text, id=f"{step.message_id}:input")
-        async with session_turn(place.memory, [question], config, options) as turn:
+        async with session_turn(conversation.memory, [question], config, options) as turn:
             sent = await turn.messages(SystemMessage(self._prompt(state)), model=model)
             async with asyncio.timeout(self.timeout_seconds):
                 reply: AIMessage = await model.ainvoke(sent)
@@ -130,8 +130,8 @@ class CategorizerNode(AskingNode):
             f"- {category.name}: {category.description}" if category.description else f"- {category.name}"
             for category in self.categories
         ]
-        told = "Say to which of these categories the message belongs. Answer with the category's name and nothing else."
-        return "\n".join([*filter(None, [rendered(self.system_prompt, state).strip()]), told, *lines])
+        task = "Say to which of these categories the message belongs. Answer with the category's name and nothing else."
+        return "\n".join([*filter(None, [rendered(self.system_prompt, state).strip()]), task, *lines])
 
 
 _MOST_CHARACTERS = 2_000
@@ -214,7 +214,7 @@ class RouterNode(Node):
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> re2.Pattern:
-    """Return a pattern of RE2, whose search takes linear time: visitors choose the text, and the event loop waits."""
+    """Return a pattern of RE2: its search takes linear time in a text from outside, and blocks the event loop."""
     options = re2.Options()
     options.case_sensitive = False
     options.log_errors = False

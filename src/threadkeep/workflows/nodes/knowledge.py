@@ -46,7 +46,7 @@ class KnowledgeNode(Node):
 class IdentifyUserNode(KnowledgeNode):
     """Resolves the run's user to a person, and puts what is known of the person into `user_context`.
 
-    A run without a user has no person: nobody shares a default.
+    A run without a user has no person: there is no shared default.
     """
 
     node_kind: ClassVar[NodeKind] = "identify_user"
@@ -68,7 +68,7 @@ class IdentifyUserNode(KnowledgeNode):
             except StoreClosed:
                 raise
             except (StoreError, TimeoutError, InvalidInput) as error:
-                _tell_unread(step, error)
+                _notify_unread(step, error)
         update = found(step, known, known)
         update["user_context"] = {**(state.get("user_context") or {}), **known}
         return update
@@ -135,7 +135,7 @@ class RememberNode(KnowledgeNode):
                 reason = "invalid"
             except (StoreError, TimeoutError) as error:
                 reason = "unavailable"
-                _tell_unwritten(step, error)
+                _notify_unwritten(step, error)
         known: dict[str, Json] = {"remembered": remembered is not None, "reason": reason}
         if remembered is not None:
             known |= {"fact_id": remembered.id, "key": remembered.key, "confirmed": remembered.confirmed}
@@ -160,7 +160,7 @@ class RecallNode(KnowledgeNode):
 
     node_kind: ClassVar[NodeKind] = "recall"
 
-    query: str | None = Field(None, description="What to look for in the place of the question; a template.")
+    query: str | None = Field(None, description="What to look for instead of the question; a template.")
     memory: tuple[MemoryKind, ...] = Field(
         ("facts",), min_length=1, max_length=3, description="What is looked for: facts, episodes, procedures."
     )
@@ -196,7 +196,7 @@ class RecallNode(KnowledgeNode):
         except StoreClosed:
             raise
         except (StoreError, TimeoutError) as error:
-            _tell_unread(step, error)
+            _notify_unread(step, error)
         lines = [*map(quoted_fact, facts), *map(quoted_episode, episodes), *map(quoted_procedure, procedures)]
         text = "\n".join(lines)
         known: dict[str, Json] = {
@@ -210,7 +210,7 @@ class RecallNode(KnowledgeNode):
 
 
 def _scopes_of(step: Step, config: RunnableConfig) -> dict[ScopeKind, Scope]:
-    """Return the scopes of a run, as far as it has them; nobody shares a default."""
+    """Return the scopes that a run has; there is no shared default."""
     context = step.context
     owners: dict[ScopeKind, str | None] = {
         "session": context.session_id,
@@ -246,13 +246,13 @@ def _procedure(procedure: Procedure) -> dict[str, Json]:
     return {"name": procedure.name, "type": procedure.content_type, "content": procedure.content}
 
 
-def _tell_unread(step: Step, error: Exception) -> None:
+def _notify_unread(step: Step, error: Exception) -> None:
     step.context.resources.observer.notify(
         ExtraNotFound(section="facts", error=type(error).__name__, session_id=step.context.session_id)
     )
 
 
-def _tell_unwritten(step: Step, error: Exception) -> None:
+def _notify_unwritten(step: Step, error: Exception) -> None:
     session_id = step.context.session_id
     step.context.resources.observer.notify(
         WriteFailed(

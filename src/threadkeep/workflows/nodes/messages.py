@@ -21,7 +21,12 @@ from threadkeep.history.session import Session
 from threadkeep.observe import KeyResolutionFailed
 from threadkeep.records import Json, Message
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
-from threadkeep.workflows.nodes.places import ConversationFields, is_reset, place_in_store, place_of_session
+from threadkeep.workflows.nodes.conversations import (
+    ConversationFields,
+    is_reset,
+    session_conversation,
+    store_conversation,
+)
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState, answer_of, check_template, paths_of, scope_of
 
@@ -38,15 +43,15 @@ class RecordingNode(Node):
 
     def turn(self, step: Step, question: Sequence[BaseMessage], session: Session | None = None) -> OpenTurn | None:
         """Return the turn of the run's session, or of another; None if there is nothing to store."""
-        place = place_of_session(step)
+        conversation = session_conversation(step)
         texts = [text_of(message) for message in question]
-        if session is None and place.kind == "session":
-            session = place.memory.session(place.session_id, user_id=place.user_id)
+        if session is None and conversation.kind == "session":
+            session = conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
         if session is None or not question or any(is_reset(one, texts) for one in self.reset_commands):
             return None
         given = step.context.resources.turn_options
         options = TurnOptions(keep_originals=given.keep_originals)
-        return OpenTurn(place.memory, session, options, question)
+        return OpenTurn(conversation.memory, session, options, question)
 
 
 class RecordQuestionNode(RecordingNode):
@@ -193,10 +198,10 @@ class AppendMessageNode(Node, ConversationFields):
         resolution = self.resolve_in(state, context, config)
         if resolution.key is None:
             raise _no_key(step, resolution.reason or "empty")
-        place = await place_in_store(step, self.layout, resolution.key)
-        if place.kind == "run":
+        conversation = await store_conversation(step, self.layout, resolution.key)
+        if conversation.kind == "run":
             raise InvalidInput(f"Node {step.name!r} has no store to write to; compile the graph with one.")
-        return place.memory.session(place.session_id, user_id=place.user_id)
+        return conversation.memory.session(conversation.session_id, user_id=conversation.user_id)
 
     def _session_id(self, step: Step, state: WorkflowState) -> str:
         context = step.context

@@ -33,7 +33,7 @@ from threadkeep.workflows.nodes.base import (
     made_by,
     rendered,
 )
-from threadkeep.workflows.nodes.places import step_context
+from threadkeep.workflows.nodes.conversations import step_context
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
 
@@ -95,7 +95,7 @@ class RetrieveNode(Node):
     retriever: Reference | SkipJsonSchema[InstanceOf[BaseRetriever]] = Field(
         description="Import string of a LangChain retriever, or of a function that makes one."
     )
-    query: str | None = Field(None, description="What to ask in the place of the question; a template.")
+    query: str | None = Field(None, description="What to ask instead of the question; a template.")
     recent_messages: int = Field(4, ge=0, le=50, description="How many messages before the question are asked with it.")
     max_passages: int = Field(8, ge=1, le=100, description="Passages that are kept at most.")
     timeout_seconds: float = Field(5.0, gt=0, description="Seconds that the retriever may take.")
@@ -119,7 +119,7 @@ class RetrieveNode(Node):
         try:
             async with asyncio.timeout(self.timeout_seconds):
                 documents = await self.made_retriever.ainvoke(query) if query else []
-        except Exception as error:  # noqa: BLE001 - whatever a retriever does, the run goes on
+        except Exception as error:  # noqa: BLE001 - the run continues after each error of a retriever
             step.context.resources.observer.notify(
                 ExtraNotFound(section="snippets", error=type(error).__name__, session_id=step.context.session_id)
             )

@@ -27,7 +27,7 @@ from threadkeep.history.compression import Compression, Summarizer, read_size
 from threadkeep.history.keys import channel_of
 from threadkeep.observe import ModelFailed
 from threadkeep.workflows.nodes.base import Again, Node, NodeKind, Step, found, rendered
-from threadkeep.workflows.nodes.places import Place, place_of_run, place_of_session
+from threadkeep.workflows.nodes.conversations import Conversation, run_conversation, session_conversation
 from threadkeep.workflows.nodes.retrieve import FoundPassages, passages_in
 from threadkeep.workflows.resources import RunContext
 from threadkeep.workflows.state import WorkflowState
@@ -141,7 +141,7 @@ class SpeakingNode(ContextNode):
     speaks: ClassVar[bool] = True
 
     system_prompt: str = Field("", description="Instructions for the model; a template.")
-    input: str | None = Field(None, description="What to ask in the place of the run's question; a template.")
+    input: str | None = Field(None, description="What to ask instead of the run's question; a template.")
     max_messages: int = Field(30, ge=0, description="Earlier messages in a call at most; 0 means none.")
     max_tokens: int | None = Field(None, ge=0, description="Tokens of a call at most; the service's limit if not set.")
     snippets: bool = Field(True, description="Whether it sees the passages that retrieve nodes found before.")
@@ -221,24 +221,29 @@ class ModelNode(SpeakingNode):
         """Answer the run's question."""
         step = Step.of(config, runtime)
         messages = self.asked(state, step)
-        place = place_of_run(step) if self.input is not None else place_of_session(step)
+        conversation = run_conversation(step) if self.input is not None else session_conversation(step)
         try:
-            reply = await self._ask(step, place, state, messages, config)
+            reply = await self._ask(step, conversation, state, messages, config)
         except GraphBubbleUp:
             raise
         except Exception as error:
-            tell_model_failure(step, error)
+            notify_model_failure(step, error)
             if self.on_error == "raise":
                 raise
             return found(step, "", {"text": "", "error": type(error).__name__})
         return said(step, reply)
 
     async def _ask(
-        self, step: Step, place: Place, state: WorkflowState, messages: list[BaseMessage], config: RunnableConfig
+        self,
+        step: Step,
+        conversation: Conversation,
+        state: WorkflowState,
+        messages: list[BaseMessage],
+        config: RunnableConfig,
     ) -> AIMessage:
         model = self.chat_model(step)
-        options = self._options_for(step, place, state)
-        async with session_turn(place.memory, messages, config, options) as turn:
+        options = self._options_for(step, conversation, state)
+        async with session_turn(conversation.memory, messages, config, options) as turn:
             if turn.answered is not None:
                 return turn.answered
             sent = await turn.messages(self.system_message(state), model=model)
@@ -247,20 +252,20 @@ class ModelNode(SpeakingNode):
             turn.answer(reply)
         return turn.reply if isinstance(turn.reply, AIMessage) else reply
 
-    def _options_for(self, step: Step, place: Place, state: WorkflowState) -> TurnOptions:
+    def _options_for(self, step: Step, conversation: Conversation, state: WorkflowState) -> TurnOptions:
         options = self.turn_options(step)
         found_before = (FoundPassages(passages_in(state)),) if self.snippets else ()
-        kept = options.sources if place.kind == "session" else ()
+        sources = options.sources if conversation.kind == "session" else ()
         return replace(
-            NodeTurnOptions.of(options, lambda _: place.call),
-            sources=(*kept, *found_before),
-            session_id=lambda _: place.session_id,
-            user_id=lambda _: place.user_id,
-            compression=options.compression if place.kind == "session" else None,
+            NodeTurnOptions.of(options, lambda _: conversation.call),
+            sources=(*sources, *found_before),
+            session_id=lambda _: conversation.session_id,
+            user_id=lambda _: conversation.user_id,
+            compression=options.compression if conversation.kind == "session" else None,
         )
 
 
-def tell_model_failure(step: Step, error: Exception) -> None:
+def notify_model_failure(step: Step, error: Exception) -> None:
     """Report that the model of a node failed."""
     context = step.context
     context.resources.observer.notify(

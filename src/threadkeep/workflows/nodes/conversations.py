@@ -134,20 +134,20 @@ def is_reset(command: str | None, texts: Iterable[str]) -> bool:
     return command is not None and "\n".join(texts).strip() == command.strip()
 
 
-type PlaceKind = Literal["session", "store", "run"]
+type ConversationKind = Literal["session", "store", "run"]
 
 _FIRST_LOOK_SECONDS: Final = 0.05
 _LONGEST_LOOK_SECONDS: Final = 0.5
 
 
 @dataclass(frozen=True)
-class Place:
+class Conversation:
     """A memory with a session in it, and the owner of the model calls made there.
 
-    In a place of kind `run`, nothing is stored after the node has finished.
+    In a conversation of kind `run`, nothing is stored after the node has finished.
     """
 
-    kind: PlaceKind
+    kind: ConversationKind
     memory: Memory
     session_id: str
     user_id: str | None
@@ -158,7 +158,7 @@ class Place:
 class StepContext(RunContext):
     """The runtime context of an agent inside a node: that of the run, plus values of this step."""
 
-    place: Place
+    conversation: Conversation
     passages: tuple[tuple[str | None, str], ...] = ()
 
 
@@ -168,21 +168,21 @@ def step_context() -> StepContext | None:
     return context if isinstance(context, StepContext) else None
 
 
-def place_of_run(step: Step) -> Place:
-    """Return the run itself as the place: earlier turns are not read, and none is stored."""
+def run_conversation(step: Step) -> Conversation:
+    """Return the run itself as the conversation: no earlier turns are read, and none are stored."""
     context = step.context
     call = CallPlace(context.run_id, step.name, context.session_id, transcript=False)
     memory = context.resources.memory.forgetting()
-    return Place("run", memory, f"run:{escape_key(context.run_id)}", context.user_id, call)
+    return Conversation("run", memory, f"run:{escape_key(context.run_id)}", context.user_id, call)
 
 
-def place_of_session(step: Step) -> Place:
-    """Return the run's session as the place; the run itself if it has no session."""
+def session_conversation(step: Step) -> Conversation:
+    """Return the run's session as the conversation; the run itself if it has no session."""
     context = step.context
     if context.session_id is None:
-        return place_of_run(step)
+        return run_conversation(step)
     call = CallPlace(context.run_id, step.name, context.session_id)
-    return Place("session", context.resources.memory, context.session_id, context.user_id, call)
+    return Conversation("session", context.resources.memory, context.session_id, context.user_id, call)
 
 
 def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) -> str:
@@ -193,32 +193,32 @@ def order_of(memory: Memory, store: BaseStore, layout: GraphLayout, key: str) ->
     return key if memory.keeps(store, layout) else order_name(layout, key)
 
 
-async def wait_for_turn(step: Step, place: str) -> None:
-    """Wait until no earlier turn is open in a conversation whose key became known only now.
+async def wait_for_turn(step: Step, name: str) -> None:
+    """Wait for the earlier turns of a conversation.
 
-    If the key was known when the run was requested, the run already waited before its start. A run that would wait
-    for itself gives up its position and continues, and so does a run whose order cannot be read.
+    If its key was known when the run was requested, the run waited before its start. A run that would wait for itself
+    gives up its position and continues. If the order cannot be read, the run continues, too.
     """
     memory, run_id, seconds = step.context.resources.memory, step.context.run_id, _FIRST_LOOK_SECONDS
     with contextlib.suppress(StoreError):
-        while not await _is_turn(memory, run_id, place):
+        while not await _is_turn(memory, run_id, name):
             if seconds >= _LONGEST_LOOK_SECONDS and await memory.runs.places.waits_for_itself(run_id):
-                await memory.runs.places.leave(run_id, place)
+                await memory.runs.places.leave(run_id, name)
                 return
             await memory.runs.places.freed(seconds)
             seconds = min(2 * seconds, _LONGEST_LOOK_SECONDS)
 
 
-async def _is_turn(memory: Memory, run_id: str, place: str) -> bool:
+async def _is_turn(memory: Memory, run_id: str, name: str) -> bool:
     places = memory.runs.places
     with waiting_until(time.monotonic() + memory.pending.wait_seconds):
-        if not await places.has(run_id, place):
-            await places.take(run_id, place)
-        return await places.is_first(run_id, place)
+        if not await places.has(run_id, name):
+            await places.take(run_id, name)
+        return await places.is_first(run_id, name)
 
 
-async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
-    """Return a conversation in the graph's store as the place, or the run itself if there is no store.
+async def store_conversation(step: Step, layout: GraphLayout, key: str) -> Conversation:
+    """Return a conversation in the graph's store, or the run itself if there is no store.
 
     On return it is this run's turn there.
     """
@@ -228,7 +228,7 @@ async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
         context.resources.observer.notify(
             ReadFailed(backend="other", channel=channel_of(key), outcome="fallback", error="NoGraphStore")
         )
-        return place_of_run(step)
+        return run_conversation(step)
     memory = context.resources.memory
     await wait_for_turn(step, order_of(memory, store, layout, key))
     keeps = memory.keeps(store, layout)
@@ -237,6 +237,6 @@ async def place_in_store(step: Step, layout: GraphLayout, key: str) -> Place:
         hold.sessions.append(other.session(key, user_id=context.user_id))
     if keeps:
         call = CallPlace(context.run_id, step.name, key)
-        return Place("session", memory, key, context.user_id, call)
+        return Conversation("session", memory, key, context.user_id, call)
     call = CallPlace(context.run_id, step.name, context.session_id, place_in(layout, key))
-    return Place("store", other, key, context.user_id, call)
+    return Conversation("store", other, key, context.user_id, call)
