@@ -27,6 +27,7 @@ _PARTS = {
     "runs": ("bench.runs", True),
     "knowledge": ("bench.knowledge", True),
     "chaos": ("bench.chaos", False),
+    "channels": ("bench.channels", False),
     "turn-cost": ("bench.turn_cost", False),
     "capacity": ("bench.capacity", False),
 }

@@ -39,9 +39,11 @@ class BotDesk:
         return self.app.memory
 
     async def send(self, update: Values, *, secret: str = TELEGRAM_SECRET) -> int:
-        """Call the webhook of the bot; the status."""
+        """Call the webhook of the bot, again while it takes too long, as Telegram does; the status."""
         headers = {"X-Telegram-Bot-Api-Secret-Token": secret}
-        return (await self.client.post("/channels/one", json=update, headers=headers)).status_code
+        while (response := await self.client.post("/channels/one", json=update, headers=headers)).status_code == 503:
+            pass
+        return response.status_code
 
     async def say(self, text: str, number: int = 1, **changes: Any) -> None:
         """Send a message that must be taken."""

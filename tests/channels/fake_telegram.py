@@ -127,7 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
         if method == "getMe":
             return 200, {"ok": True, "result": {"id": 1, "is_bot": True, "username": "FakeBot"}}
         if method == "getWebhookInfo":
-            return 200, {"ok": True, "result": {"url": "", "pending_update_count": len(self.known.updates)}}
+            changes = [call for call in self.known.calls if call["method"] in ("setWebhook", "deleteWebhook")]
+            url = changes[-1]["values"].get("url", "") if changes else ""
+            return 200, {"ok": True, "result": {"url": url, "pending_update_count": len(self.known.updates)}}
         return 200, {"ok": True, "result": {"message_id": len(self.known.calls)}}
 
     def _updates(self, values: Values) -> list[Values]:

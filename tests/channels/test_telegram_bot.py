@@ -220,6 +220,44 @@ async def test_a_person_has_their_conversation_deleted(shared_url: str, tmp_path
         assert "group" in (await desk.answered(4))[3]
 
 
+async def test_a_deletion_that_comes_three_times_is_confirmed_once(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """It is stored before Telegram is answered; the conversation can go on."""
+    async with opened_bot(shared_url, tmp_path, telegram, ScriptedModel(repeat("ok"))) as desk:
+        await desk.say("My cat is Miso.", 1)
+        await desk.answered(1)
+        assert await asyncio.gather(*(desk.send(update("/forget yes", 2)) for _ in range(3))) == [200] * 3
+        await desk.answered(2)
+        assert await desk.memory.channels.outbox.recipient(SESSION) is None
+        await desk.say("Hello again.", 3)
+        assert await desk.answered(3) == ["ok", "Our conversation is deleted.", "ok"]
+        assert await desk.transcript() == [("user", "Hello again."), ("assistant", "ok")]
+
+
+async def test_a_pressed_button_is_acknowledged(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Telegram shows that a button waits until the bot answers the press, also where it is a command."""
+    message = {"message_id": 9, "date": SENT_AT, "chat": {"id": 7, "type": "private"}}
+    press = {"from": {"id": 7, "is_bot": False, "first_name": "Anna"}, "message": message}
+    kinds = {"allowed_updates": ["message", "callback_query"]}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["ok"]), **kinds) as desk:
+        for number, data in ((1, "yes"), (2, "/help")):
+            await desk.send({"update_id": number, "callback_query": {**press, "id": f"press-{number}", "data": data}})
+        await desk.answered(2)
+    acknowledged = {call["callback_query_id"] for call in telegram.calls("answerCallbackQuery")}
+    assert acknowledged == {"press-1", "press-2"}
+
+
+async def test_an_album_without_words_is_answered_with_one_sentence(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Its pictures come as messages of their own."""
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(["nice"])) as desk:
+        for number in (1, 2, 3):
+            await desk.say("", number, photo=[{"file_id": "f"}], media_group_id="album")
+        assert await desk.answered() == ["I can only read text."]
+        await desk.say("", 4, photo=[{"file_id": "f"}], media_group_id="other", caption="Look!")
+        assert await desk.answered(2) == ["I can only read text.", "nice"]
+
+
 async def test_texts_are_of_the_language_and_of_the_operator(tmp_path: Path, telegram: FakeTelegram) -> None:
     """A picture is answered politely, or not at all where the text is empty."""
     photo = update("", 1, photo=[{"file_id": "f"}])
@@ -320,6 +358,43 @@ async def test_polling_takes_updates_in_order_and_goes_on_where_it_was(
         assert await desk.answered(4) == ["answer 1", "answer 2", "answer 3", "answer 4"]
         said = [content for role, content in await desk.transcript() if role == "user"]
     assert said == ["message 1", "message 2", "message 3", "message 4"]
+
+
+async def test_history_in_the_graphs_store_is_switched_off_and_on_again(
+    shared_url: str, tmp_path: Path, telegram: FakeTelegram
+) -> None:
+    """The transcript of the bot has every turn; the conversation in the store goes on where it was."""
+    file = tmp_path / "bot.yaml"
+    model = ScriptedModel(f"a{number}" for number in range(1, 9))
+    seen: list[list[str]] = []
+    said: list[str] = []
+    for number, switch in enumerate(("true", "false", "true"), 1):
+        node = f"{{kind: agent, use_graph_chat_history: {switch}, next: end}}"
+        file.write_text(f"{{schema: 1, name: bot, nodes: {{answer: {node}}}}}")
+        settings = {"workflow": "bot", "environment": {"workflows": [str(file)]}}
+        async with opened_bot(shared_url, tmp_path, telegram, model, **settings) as desk:
+            await desk.say(f"q{number}", number)
+            await desk.answered(number)
+            seen.append([str(message.content) for message in model.calls[-1]])
+            said = [content for _, content in await desk.transcript()]
+    assert seen == [["q1"], ["q1", "a1", "q2"], ["q1", "a1", "q3"]]
+    assert said == ["q1", "a1", "q2", "a2", "q3", "a3"]
+
+
+async def test_a_bot_learns_its_name(tmp_path: Path, telegram: FakeTelegram) -> None:
+    """Without a configured name: a command that names it is its own, and people may talk to each other."""
+    group = {"chat": {"id": -5, "type": "group"}}
+    named = {"entities": [{"type": "bot_command", "offset": 0, "length": 13}]}
+    telegram.push(update("How are you?", 1, **group), update("/help@FakeBot", 2, **group, **named))
+    settings = {"receive": "polling", "secret": "", "username": ""}
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(repeat("ok")), **settings) as desk:
+        [answer] = await desk.answered()
+        assert "/whoami" in answer
+    async with opened_bot("sqlite://", tmp_path, telegram, ScriptedModel(repeat("ok")), username="") as desk:
+        await until(lambda: len(telegram.calls("getMe")) == 2)
+        await desk.say("How are you?", 3, **group)
+        await desk.say("/help@FakeBot", 4, **group, **named)
+        assert await desk.answered(2) == [answer, answer]
 
 
 async def _tried(desk: BotDesk) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -23,7 +24,8 @@ from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.records.runs import RunQuery
 
 CHATS = (7, 8)
-MESSAGES = 40
+MESSAGES = int(os.environ.get("CHANNEL_MESSAGES", "100"))
+"""Messages of each chat; `python -m bench channels` sends more."""
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 
@@ -121,15 +123,15 @@ async def _all_over(memory: Memory) -> bool:
 
 
 async def _check(memory: Memory, telegram: FakeTelegram) -> None:
-    runs, _ = await memory.runs.records.runs(RunQuery(limit=1000))
+    runs, _ = await memory.runs.records.runs(RunQuery(limit=2 * MESSAGES))
     assert Counter((run.status, run.error) for run in runs) == {("done", None): MESSAGES * len(CHATS)}
-    entries = await memory.channels.outbox.entries(limit=1000)
+    entries = await memory.channels.outbox.entries(limit=2 * MESSAGES)
     assert Counter(entry.status for entry in entries) == {"delivered": MESSAGES * len(CHATS)}
     uncertain = {entry.session_id for entry in entries if entry.uncertain}
     repeats = sum(entry.uncertain for entry in entries)
     for chat in CHATS:
         session_id = f"telegram:4242:{chat}"
-        messages = await memory.session(session_id).tail(1000)
+        messages = await memory.session(session_id).tail(3 * MESSAGES)
         assert [message.seq for message in messages] == list(range(1, len(messages) + 1))
         asked = [f"message {number} of {chat}" for number in range(MESSAGES)]
         assert [message.content for message in messages if message.role == "user"] == asked

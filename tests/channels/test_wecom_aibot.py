@@ -38,6 +38,15 @@ def test_the_key_is_that_of_the_group_or_of_the_person() -> None:
     assert message().user_id == "wecom_aibot:B1:U1"
 
 
+def test_members_of_two_corporations_with_one_id_have_two_conversations() -> None:
+    """A bot of a third party serves several corporations."""
+    members: list[dict[str, Any]] = [{"from": {"userid": "U1", "corpid": corp}} for corp in ("ww1", "ww2")]
+    ours, theirs = (message(**member) for member in members)
+    assert ours.session_id == "wecom_aibot:B1:single:ww1_3aU1"
+    assert ours.session_id != theirs.session_id
+    assert (ours.user_id, theirs.user_id) == ("wecom_aibot:B1:ww1:U1", "wecom_aibot:B1:ww2:U1")
+
+
 def test_the_id_of_a_message_is_kept_as_it_is() -> None:
     """With its slashes and its equals signs."""
     assert message().message_id == "CAIQ/1="

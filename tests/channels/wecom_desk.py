@@ -46,9 +46,12 @@ class WeComDesk:
         return self.app.memory
 
     async def post(self, body: str) -> httpx2.Response:
-        """Call the callback address with a body, encrypted."""
+        """Call the callback address with a body, encrypted; again while it takes too long, as WeCom does."""
         callback = self.platform.callback(body, at=int(time.time()))
-        return await self.client.post(f"/channels/one?{callback.query}", content=callback.body)
+        url = f"/channels/one?{callback.query}"
+        while (response := await self.client.post(url, content=callback.body)).status_code == 503:
+            pass
+        return response
 
     async def say(self, text: str, number: int = 1, **changes: Any) -> httpx2.Response:
         """Send a message that must be taken."""

@@ -67,12 +67,14 @@ def test_a_bot_is_tried_at_its_platform(cli: CommandLine, telegram: FakeTelegram
 
 
 def test_a_webhook_is_set_and_taken_away(cli: CommandLine, telegram: FakeTelegram) -> None:
-    """With the secret of the file."""
+    """With the secret of the file. A bot that polls although it has a webhook is told so."""
     url = "https://bots.example.com/channels/support"
     assert cli("channels", "webhook", "support", url).exit_code == 0
     [call] = telegram.calls("setWebhook")
     assert call == {"url": url, "secret_token": "shh", "allowed_updates": ["message"]}
+    assert "channels webhook support --delete" in cli("channels", "test", "support").err
     assert cli("channels", "webhook", "support", "--delete").exit_code == 0
+    assert "--delete" not in cli("channels", "test", "support").err
     assert len(telegram.calls("deleteWebhook")) == 1
     assert cli("channels", "webhook", "support").exit_code == 2
 
@@ -85,7 +87,7 @@ def test_without_a_file_there_are_no_bots(cli: CommandLine) -> None:
 
 def test_the_outbox_is_listed_without_its_words(cli: CommandLine) -> None:
     """What is over only if it is asked for."""
-    assert cli("channels", "outbox").err == "No answer waits.\n"
+    assert cli("channels", "outbox").err == "There are no undelivered answers.\n"
     fill(cli)
     waiting, failed = cli("channels", "outbox", "--json").json["entries"]
     assert (waiting["status"], failed["status"], failed["error"]) == ("waiting", "failed", "Forbidden")

@@ -49,10 +49,10 @@ def test_messages_of_channels_are_counted_from_delivery_to_answer() -> None:
     """By the platform and what became of them, from zero; what untyped code passes is no new label."""
     observer = PrometheusObserver()
     assert sample(observer, "threadkeep_channel_updates_total", channel="telegram", result="taken") == 0
-    observer.notify(UpdateReceived(channel="telegram", outcome="taken"))
-    observer.notify(UpdateReceived(channel="telegram", outcome="refused", reason="signature_wrong"))
-    observer.notify(AnswerSent(channel="telegram", outcome="postponed", milliseconds=5))
-    observer.notify(AnswerSent(channel="telegram", outcome="delivered", milliseconds=1500))
+    observer.notify(UpdateReceived(channel="telegram", bot="one", outcome="taken"))
+    observer.notify(UpdateReceived(channel="telegram", bot="one", outcome="refused", reason="signature_wrong"))
+    observer.notify(AnswerSent(channel="telegram", bot="one", outcome="postponed", milliseconds=5))
+    observer.notify(AnswerSent(channel="telegram", bot="one", outcome="delivered", milliseconds=1500))
     observer.notify(ChannelTrouble(channel="a person", work="polling", error="Timeout"))  # type: ignore[arg-type]
     labels = {"channel": "telegram"}
     assert sample(observer, "threadkeep_channel_updates_total", **labels, result="taken") == 1

@@ -245,27 +245,23 @@ async def test_a_message_that_no_run_was_begun_for_is_not_waited_for(memory: Mem
     assert await statuses(outbox) == {"m1": "nothing", "m2": "waiting"}
 
 
-async def test_the_place_of_a_person_is_where_they_were_heard_last(memory: Memory, clock: SettableClock) -> None:
-    """With what they were sent since; a text can be sent there that nobody asked for."""
+async def test_a_person_is_sent_texts_where_they_wrote_last(memory: Memory) -> None:
+    """A text that nobody asked for goes there once; an answer may leave the address as it is."""
     outbox = memory.channels.outbox
-    assert await outbox.place(SESSION) is None
+    assert await outbox.recipient(SESSION) is None
     assert not await outbox.send(SESSION, "news-1", "Good morning!")
-    heard_at = clock()
-    await add(outbox, "m1", content="two parts")
-    message = await taken(outbox)
-    for part in (1, 2):
-        assert await outbox.note_part(message, "a", part, seconds=60)
-    place = await outbox.place(SESSION)
-    assert place is not None
-    assert (place.channel, place.address, place.heard_at, place.sent) == ("support", ADDRESS, heard_at, 2)
-    await outbox.end(message.number, "a", "delivered")
+    await add(outbox, "m1", content="hello")
+    await outbox.end((await taken(outbox)).number, "a", "delivered")
+    recipient = await outbox.recipient(SESSION)
+    assert recipient is not None
+    assert (recipient.channel, recipient.address) == ("support", ADDRESS)
     assert [await outbox.send(SESSION, "news-1", "Good morning!") for _ in range(2)] == [True, False]
     assert (await taken(outbox)).content == "Good morning!"
-    clock.advance(60)
-    await outbox.add("support", SESSION, "m2", address={"chat_id": "-100"})
-    place = await outbox.place(SESSION)
-    assert place is not None
-    assert (place.address, place.heard_at, place.sent) == ({"chat_id": "-100"}, clock(), 0)
+    for message_id, chat, remember in (("m2", "-100", True), ("m3", "-200", False)):
+        await outbox.add("support", SESSION, message_id, address={"chat_id": chat}, remember=remember)
+    recipient = await outbox.recipient(SESSION)
+    assert recipient is not None
+    assert recipient.address == {"chat_id": "-100"}
 
 
 async def test_all_of_it_goes_with_the_session(memory: Memory) -> None:
@@ -278,7 +274,7 @@ async def test_all_of_it_goes_with_the_session(memory: Memory) -> None:
     await add(outbox, "m3", session="telegram:1:8")
     assert await session.delete()
     assert await statuses(outbox) == {"m3": "waiting"}
-    assert await outbox.place(SESSION) is None
+    assert await outbox.recipient(SESSION) is None
 
 
 async def test_the_address_and_the_words_of_a_message_are_not_shown(memory: Memory) -> None:

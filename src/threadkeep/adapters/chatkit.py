@@ -48,7 +48,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     """A `Store` of ChatKit over a memory: a thread is a session, an item is a message.
 
     Messages of user and assistant are in the transcript like those of other channels. Other items (widgets, tasks,
-    hidden context) are notes in it, which no model is sent. With a user, another user's threads and attachments are not
+    hidden context) are notes in it, which are not sent to a model. The threads and attachments of another user are not
     found.
     """
 
@@ -79,7 +79,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _thread(await self._info(self.session(thread_id, context)))
 
     async def save_thread(self, thread: ThreadMetadata, context: TContext) -> None:
-        """Store what is known of a thread; a new one becomes a session."""
+        """Store the metadata of a thread; a new thread becomes a session."""
         session = self.session(thread.id, context)
         try:
             info = await session.info()
@@ -94,7 +94,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
     async def load_threads(self, limit: int, after: str | None, order: str, context: TContext) -> Page[ThreadMetadata]:
         """Return a page of threads by their last activity; `desc` begins with the newest.
 
-        A thread that becomes active between two pages may come twice; none is left out of descending pages.
+        A thread that becomes active between two pages may be returned twice; descending pages leave out no thread.
         """
         user_id = self._user_id(context)
         if order == "asc":
@@ -129,44 +129,44 @@ class ThreadkeepStore[TContext](Store[TContext]):
         raise NotFoundError(f"Item {item_id} not found in thread {thread_id}")
 
     async def add_thread_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Store an item at the end of its thread; one that is stored already is left as it is."""
+        """Store an item at the end of its thread, unless it is stored already."""
         session = self.session(thread_id, context)
         await self._info(session)
         await _append(session, _message(item, item.id))
 
     async def save_item(self, thread_id: str, item: ThreadItem, context: TContext) -> None:
-        """Replace an item at its place, or store a new one at the end."""
+        """Replace an item in its position, or store a new item at the end."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
-        place = _place(messages, item.id)
-        if place is None:
+        position = _position(messages, item.id)
+        if position is None:
             await _append(session, _message(item, item.id))
-        elif messages[place].role == "system" or _message(item, item.id).content == messages[place].content:
-            await _append(session, item_message(_NAME, _kept(item), role=None, text=f"[{item.type}]"))
+        elif messages[position].role == "system" or _message(item, item.id).content == messages[position].content:
+            await _append(session, item_message(_NAME, _wrapped(item), role=None, text=f"[{item.type}]"))
         else:
-            await self._rewrite(session, messages[place:], item)
+            await self._rewrite(session, messages[position:], item)
 
     async def delete_thread_item(self, thread_id: str, item_id: str, context: TContext) -> None:
-        """Take an item back: it stays in the history of the session, and no model is sent it."""
+        """Remove an item from the thread; the history of the session keeps it, but no model is sent it."""
         session = self.session(thread_id, context)
         messages = await self._messages(session)
-        place = _place(messages, item_id)
-        if place is None:
+        position = _position(messages, item_id)
+        if position is None:
             return
-        if messages[place].role == "system" and place + 1 < len(messages):
+        if messages[position].role == "system" and position + 1 < len(messages):
             await _append(session, item_message(_NAME, {"deleted": item_id}, role=None, text="[deleted]"))
         else:
-            await self._rewrite(session, messages[place:], None)
+            await self._rewrite(session, messages[position:], None)
 
     async def add_feedback(self, thread_id: str, item_ids: list[str], feedback: str, context: TContext) -> None:
-        """Store what a person thinks of items, as a note."""
+        """Store a person's feedback on items as a note."""
         session = self.session(thread_id, context)
         await self._info(session)
         note: Json = {"feedback": feedback, "items": list(item_ids)}
         await _append(session, item_message(_NAME, note, role=None, text="[feedback]"))
 
     async def save_attachment(self, attachment: Attachment, context: TContext) -> None:
-        """Store what is known of an attachment, for its user."""
+        """Store the description of an attachment, for its user."""
         value = json.dumps(_ATTACHMENT.dump_python(attachment, mode="json"))
         await self.memory.channels.state.keep(self._scope(context), attachment.id, value)
 
@@ -178,7 +178,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return _ATTACHMENT.validate_json(value)
 
     async def delete_attachment(self, attachment_id: str, context: TContext) -> None:
-        """Delete what is known of an attachment of the user."""
+        """Delete the description of an attachment of the user."""
         scope, state = self._scope(context), self.memory.channels.state
         value = await state.value(scope, attachment_id)
         if value is None:
@@ -199,13 +199,13 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return await messages_after(session, 0)
 
     async def _items(self, thread_id: str, context: TContext) -> dict[str, ThreadItem]:
-        """Return the items by id, in order; a later version of one has the place of the first."""
+        """Return the items by id, in order; a later version of an item has the position of the first."""
         items: dict[str, ThreadItem] = {}
         for message in await self._messages(self.session(thread_id, context)):
             stored = stored_item(_NAME, message)
             if not isinstance(stored, Mapping):
-                if (said := _said(message, thread_id)) is not None:
-                    items[said.id] = said
+                if (item := _utterance(message, thread_id)) is not None:
+                    items[item.id] = item
             elif isinstance(deleted := stored.get("deleted"), str):
                 items.pop(deleted, None)
             elif "item" in stored:
@@ -214,7 +214,7 @@ class ThreadkeepStore[TContext](Store[TContext]):
         return items
 
     async def _rewrite(self, session: Session, messages: Sequence[Message], item: ThreadItem | None) -> None:
-        """Take messages back, and store a new version of the first one and the others again.
+        """Supersede messages, and store a new version of the first one and the others again.
 
         If it is interrupted, the messages stay superseded, in the history of the session.
         """
@@ -248,10 +248,10 @@ def _page[T: (ThreadItem, ThreadMetadata)](rows: list[T], after: str | None, lim
     """Return the `limit` rows that follow the one with the id `after`."""
     start = 0
     if after:
-        places = [place for place, row in enumerate(rows) if row.id == after]
-        if not places:
+        positions = [position for position, row in enumerate(rows) if row.id == after]
+        if not positions:
             raise NotFoundError(f"{after} not found")
-        start = places[0] + 1
+        start = positions[0] + 1
     found = rows[start : start + limit]
     more = start + limit < len(rows)
     return Page(data=found, has_more=more, after=found[-1].id if more and found else None)
@@ -269,21 +269,21 @@ def _thread(info: SessionInfo) -> ThreadMetadata:
     return thread.model_copy(update={"id": info.session_id, "title": thread.title or info.title})
 
 
-def _kept(item: ThreadItem) -> Json:
+def _wrapped(item: ThreadItem) -> Json:
     return {"item": cast("Json", _ITEM.dump_python(item, mode="json"))}
 
 
 def _message(item: ThreadItem, message_id: str | None) -> Message:
     if isinstance(item, UserMessageItem):
         text = "\n".join(part.text for part in item.content)
-        return item_message(_NAME, _kept(item), role="user", text=text, message_id=message_id)
+        return item_message(_NAME, _wrapped(item), role="user", text=text, message_id=message_id)
     if isinstance(item, AssistantMessageItem):
         text = "\n".join(part.text for part in item.content)
-        return item_message(_NAME, _kept(item), role="assistant", text=text, message_id=message_id)
-    return item_message(_NAME, _kept(item), role=None, text=f"[{item.type}]", message_id=message_id)
+        return item_message(_NAME, _wrapped(item), role="assistant", text=text, message_id=message_id)
+    return item_message(_NAME, _wrapped(item), role=None, text=f"[{item.type}]", message_id=message_id)
 
 
-def _said(message: Message, thread_id: str) -> ThreadItem | None:
+def _utterance(message: Message, thread_id: str) -> ThreadItem | None:
     """Return the item of a message that another channel or a run has stored; None for a note."""
     created_at = message.created_at or datetime.min.replace(tzinfo=UTC)
     if message.role == "assistant":
@@ -304,11 +304,11 @@ def _said(message: Message, thread_id: str) -> ThreadItem | None:
     return None
 
 
-def _place(messages: Sequence[Message], item_id: str) -> int | None:
-    """Return the place of the message that holds an item; None if there is none."""
-    for place, message in enumerate(messages):
+def _position(messages: Sequence[Message], item_id: str) -> int | None:
+    """Return the position of the message that holds an item; None if there is none."""
+    for position, message in enumerate(messages):
         stored = stored_item(_NAME, message)
         item = stored.get("item") if isinstance(stored, Mapping) else None
         if (item["id"] if isinstance(item, Mapping) else message.id) == item_id:
-            return place
+            return position
     return None

@@ -169,6 +169,7 @@ class Delivery:
         waited = self._memory.clock() - message.created_at
         event = AnswerSent(
             channel=bot.channel.kind,
+            bot=bot.name,
             outcome=outcome,
             parts=parts,
             error=error,
@@ -179,8 +180,13 @@ class Delivery:
         self._memory.observers.notify(event)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
-        kind = "other" if bot is None else bot.channel.kind
-        self._memory.observers.notify(ChannelTrouble(channel=kind, work="delivery", error=type(error).__name__))
+        trouble = ChannelTrouble(
+            channel="other" if bot is None else bot.channel.kind,
+            bot=None if bot is None else bot.name,
+            work="delivery",
+            error=type(error).__name__,
+        )
+        self._memory.observers.notify(trouble)
 
 
 async def answer_text(memory: Memory, bot: Bot, message: Outgoing) -> str:

@@ -53,6 +53,8 @@ async def open_channels(memory: Memory, runs: RunsOnDemand, file: ChannelsFile) 
             match channel, client:
                 case TelegramChannel(), TelegramClient() if each.receive == "polling":
                     fetching.append(TelegramPolling(memory, service, bot, channel, client).keep_polling())
+                case TelegramChannel(), TelegramClient():
+                    fetching.append(client.keep_learning(channel))
                 case WeComServiceChannel(), WeComServiceClient():
                     desks = DeskFetching(memory, service, bot, channel, client)
                     service.fetch_with(bot, desks.notice)

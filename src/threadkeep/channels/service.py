@@ -71,6 +71,11 @@ class ChannelService:
         # One lock per session: its messages become runs in the order of their arrival in this process.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
+    @property
+    def names(self) -> list[str]:
+        """The names of the bots."""
+        return list(self._bots)
+
     def fetch_with(self, bot: Bot, notice: Callable[[DeskNotified], Awaitable[None]]) -> None:
         """Call `notice` with each notice of a bot's desks."""
         self._desks[bot.name] = notice
@@ -240,8 +245,7 @@ class ChannelService:
                 )
                 return await self._start(bot, message, request, content=command.text)
             case "forget":
-                await self._forget(bot, message, command.text)
-        return True
+                return await self._forget(bot, message, command.text)
 
     async def _start(
         self,
@@ -281,6 +285,8 @@ class ChannelService:
         if not text:
             return True
         added = await self._owe(bot, message, text, waits=False)
+        if "callback_query_id" in message.reply_to:
+            self._in_background(bot.client.show_working(message.reply_to))  # it acknowledges the button
         self._wake()
         return added
 
@@ -339,15 +345,21 @@ class ChannelService:
         await self._outbox.make_ready(message.session_id)
         self._wake()
 
-    async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> None:
-        """Order the deletion of a person's conversations with this bot, and confirm it in the background.
+    async def _forget(self, bot: Bot, message: IncomingMessage, text: str) -> bool:
+        """Order the deletion of a person's conversations with this bot; return False if that was already done.
 
-        Each conversation is deleted after its earlier turns have ended.
+        Each conversation is deleted after its earlier turns have ended, with messages that arrived in the meantime.
+        Then the deletion is confirmed.
         """
-        runs = await self._runs.service()
         own_prefix = f"{message.session_id}:"
+        # Of no session, because the outbox of a session is deleted with it.
+        key = (bot.name, f"{own_prefix}forgotten", message.message_id)
+        added = await self._outbox.add(*key, address=message.reply_to, remember=False)
+        if not added and not await self._outbox.waits(*key):
+            return False
+        runs = await self._runs.service()
         deletions = [
-            await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id))
+            await runs.submit(RunRequest(workflow=DELETE, session_id=info.session_id, message_id=message.message_id))
             async for info in self._memory.sessions(user_id=message.user_id)
             if f"{info.session_id}:".startswith(own_prefix)
         ]
@@ -356,9 +368,11 @@ class ChannelService:
             for deletion in deletions:
                 with contextlib.suppress(RunNotFound):  # it was deleted with its session
                     await runs.result(deletion.run_id)
-            await self._say(bot, message, text)
+            await self._outbox.answer(*key, text)
+            self._wake()
 
         self._in_background(confirm())
+        return added
 
     def _in_background(self, work: Awaitable[object]) -> None:
         async def guarded() -> None:
@@ -374,7 +388,9 @@ class ChannelService:
     def _notify(
         self, bot: Bot, outcome: UpdateOutcome, reason: UpdateReason | None = None, session_id: str | None = None
     ) -> None:
-        event = UpdateReceived(channel=bot.channel.kind, outcome=outcome, reason=reason, session_id=session_id)
+        event = UpdateReceived(
+            channel=bot.channel.kind, bot=bot.name, outcome=outcome, reason=reason, session_id=session_id
+        )
         self._memory.observers.notify(event)
 
     def _notify_trouble(self, error: Exception, bot: Bot | None = None) -> None:
@@ -382,7 +398,8 @@ class ChannelService:
         if bot is None:
             self._memory.observers.notify(ChannelTrouble(channel="other", work="following", error=name))
         else:
-            self._memory.observers.notify(ChannelTrouble(channel=bot.channel.kind, work="taking", error=name))
+            trouble = ChannelTrouble(channel=bot.channel.kind, bot=bot.name, work="taking", error=name)
+            self._memory.observers.notify(trouble)
 
 
 async def _show_working(bot: Bot, message: IncomingMessage) -> None:

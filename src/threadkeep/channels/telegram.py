@@ -64,8 +64,8 @@ class TelegramOptions:
 
     `secret` belongs to the webhook; without one every callback is rejected. An update whose kind or chat type is not
     in `allowed_updates` or `chat_types` is ignored; with `edited_message` an edit is a new message. In a group the
-    bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Without a
-    `username`, mentions cannot be recognized, and it accepts everything that Telegram delivers.
+    bot accepts commands, replies to itself and messages that mention `username`, or `all` messages. Until the
+    `username` is known, it accepts everything that Telegram delivers.
     """
 
     name: str
@@ -97,13 +97,14 @@ class TelegramOptions:
 
 
 class TelegramChannel:
-    """A Telegram bot, by webhook or by long polling."""
+    """A Telegram bot, by webhook or by long polling. Its client sets an `username` that is not configured."""
 
     kind: Literal["telegram"] = "telegram"
 
     def __init__(self, options: TelegramOptions) -> None:
         self.name = options.name
         self.options = options
+        self.username = options.username
 
     @property
     def scope(self) -> str:
@@ -160,6 +161,8 @@ class TelegramChannel:
         sender = _sender(object_in(event, "from"))
         fields = self._fields(kind, event, message, text)
         address = {name: fields[name] for name in _ADDRESS if name in fields}
+        # Each picture of an album is a message; those without words are answered once.
+        album = "" if text else id_in(message, "media_group_id")
         metadata: dict[str, Json] = {"channel": self.name, "platform_message_id": fields["message_id"]}
         if sender is not None:
             metadata |= {"sender_id": sender.id, "sender_name": sender.name}
@@ -172,7 +175,7 @@ class TelegramChannel:
             metadata["edited"] = True
         return complete(
             IncomingMessage(
-                message_id=f"telegram:{self.options.bot_id}:{update_id}",
+                message_id=f"telegram:{self.options.bot_id}:{f'album:{album}' if album else update_id}",
                 text=text,
                 results={PARSER: fields},
                 reply_to=address,
@@ -219,14 +222,14 @@ class TelegramChannel:
         if not in_group:
             return text
         command = text.startswith("/")
-        if command and self.options.username and "@" in text.split(maxsplit=1)[0]:
+        if command and self.username and "@" in text.split(maxsplit=1)[0]:
             return None  # a command for another bot
-        takes_all = self.options.group_messages == "all" or not self.options.username
+        takes_all = self.options.group_messages == "all" or not self.username
         return text if takes_all or asked_by_name or command or self._answers_bot(message) else None
 
     def _own_names(self, entities: Sequence[Json], units: bytes, *, in_group: bool) -> Iterator[tuple[int, int]]:
         """Yield the ranges of the bot's name in UTF-16 bytes: mentions with the following blank, and /command@bot."""
-        own_name = f"@{self.options.username}".lower() if self.options.username else None
+        own_name = f"@{self.username}".lower() if self.username else None
         for entity in entities:
             fields = object_in(entity)
             offset, length = number_in(fields, "offset"), number_in(fields, "length")

@@ -31,6 +31,7 @@ _LOOK_SECONDS = 5.0
 _FIRST_PAUSE_SECONDS = 1.0
 _LONGEST_PAUSE_SECONDS = 30.0
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+_PROBLEMS = {400: "BadRequest", 401: "Unauthorized", 403: "Forbidden", 404: "Unauthorized", 409: "Conflict"}
 _NUMBERS = ("chat_id", "message_id", "message_thread_id")
 
 
@@ -44,7 +45,6 @@ class TelegramAnswer:
     status: int
     result: Json = field(default=None, repr=False)
     parameters: Mapping[str, Json] = field(default_factory=dict)
-    description: str = field(default="", repr=False)
     error: str = ""
     uncertain: bool = False
 
@@ -52,6 +52,11 @@ class TelegramAnswer:
     def ok(self) -> bool:
         """True if the call succeeded."""
         return self.status == 200
+
+    @property
+    def problem(self) -> str:
+        """The kind of a failure. `Conflict`: a webhook is set, or another program polls this bot."""
+        return self.error or _PROBLEMS.get(self.status, f"Status{self.status}")
 
 
 class TelegramClient:
@@ -77,22 +82,19 @@ class TelegramClient:
         fields = object_in(read_json(response.content))
         if response.status_code == 200 and fields.get("ok") is not True:
             return TelegramAnswer(0, error="UnreadableAnswer", uncertain=True)
-        return TelegramAnswer(
-            response.status_code,
-            fields.get("result"),
-            object_in(fields, "parameters"),
-            text_in(fields, "description"),
-        )
+        return TelegramAnswer(response.status_code, fields.get("result"), object_in(fields, "parameters"))
 
     async def send(self, address: Address, part: Part) -> Outcome:
-        """Send a formatted part; send plain text if Telegram rejects the format."""
+        """Send a formatted part; send plain text if Telegram rejects it, which is mostly because of its format."""
         answer = await self._send_message(address, part, formatted=True)
-        if answer.status == 400 and "parse entities" in answer.description:
+        if answer.status == 400 and "migrate_to_chat_id" not in answer.parameters:
             answer = await self._send_message(address, part, formatted=False)
         return _outcome(answer, address)
 
     async def show_working(self, address: Address) -> None:
-        """Show that the bot is typing, for about five seconds."""
+        """Acknowledge a pressed button, and show that the bot is typing, for about five seconds."""
+        if query := text_in(address, "callback_query_id"):
+            await self.call("answerCallbackQuery", {"callback_query_id": query})
         await self.call("sendChatAction", {"action": "typing", **_place(address)})
 
     async def account(self) -> Account | str:
@@ -101,12 +103,27 @@ class TelegramClient:
         for method in ("getMe", "getWebhookInfo"):
             answer = await self.call(method)
             if not answer.ok:
-                return answer.error or {401: "Unauthorized", 404: "Unauthorized"}.get(answer.status, str(answer.status))
+                return answer.problem
             fields = object_in(answer.result)
             found |= {key: text_in(fields, key) for key in ("username", "url", "last_error_message") if key in fields}
             if (waiting := number_in(fields, "pending_update_count")) is not None:
                 found["pending_update_count"] = waiting
         return found
+
+    async def learn_username(self, channel: TelegramChannel) -> str | None:
+        """Ask for the bot's username unless it is known; return the kind of an error, or None."""
+        if channel.username:
+            return None
+        answer = await self.call("getMe")
+        channel.username = text_in(object_in(answer.result), "username")
+        return None if channel.username else answer.problem
+
+    async def keep_learning(self, channel: TelegramChannel) -> None:
+        """Ask for the bot's username until it is known."""
+        pause = _FIRST_PAUSE_SECONDS
+        while await self.learn_username(channel) is not None:
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
 
     async def updates(self, offset: int | None, kinds: Sequence[str], *, seconds: int) -> TelegramAnswer:
         """Wait for updates, starting at an offset."""
@@ -155,7 +172,8 @@ class TelegramPolling:
                 if error is None:
                     pause = _FIRST_PAUSE_SECONDS
                     continue
-                self._memory.observers.notify(ChannelTrouble(channel="telegram", work="polling", error=error))
+                trouble = ChannelTrouble(channel="telegram", bot=self._bot.name, work="polling", error=error)
+                self._memory.observers.notify(trouble)
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE_SECONDS)
         finally:
@@ -166,12 +184,13 @@ class TelegramPolling:
         if not await self._duties.claim(self._duty, self._owner, seconds=_CLAIM_SECONDS, every_seconds=0.0):
             await asyncio.sleep(_LOOK_SECONDS)
             return None
+        if problem := await self._client.learn_username(self._channel):
+            return problem
         stored = await self._state.value(self._channel.scope, "offset")
         offset = int(stored) if stored else None
         answer = await self._client.updates(offset, self._channel.options.allowed_updates, seconds=_WAIT_SECONDS)
         if not answer.ok:
-            # 409: a webhook is set, or another program polls this bot.
-            return answer.error or {409: "Conflict", 401: "Unauthorized"}.get(answer.status, f"Status{answer.status}")
+            return answer.problem
         for update in updates_in(answer):
             await self._service.take(self._bot, self._channel.read_update(update))
             offset = max(offset or 0, (number_in(update, "update_id") or 0) + 1)
@@ -201,10 +220,9 @@ def _outcome(answer: TelegramAnswer, address: Address) -> Outcome:
     if answer.status == 429:
         return Later("TooManyRequests", float(after or 1))
     if answer.status in (400, 403):
-        return Refused({400: "BadRequest", 403: "Forbidden"}[answer.status])
+        return Refused(answer.problem)
     # 401 and 404 mean a wrong token; the operator must correct it.
-    error = answer.error or f"Status{answer.status}"
-    return Later(error, None if after is None else float(after), uncertain=answer.uncertain)
+    return Later(answer.problem, None if after is None else float(after), uncertain=answer.uncertain)
 
 
 def _place(address: Address) -> dict[str, Json]:

@@ -45,7 +45,7 @@ PARSER = "wecom_ai_bot_events_parser"
 STREAM_TIME = timedelta(seconds=330)
 """WeCom fetches an answer for six minutes; after this time it is sent to the address of its message."""
 
-_HOSTS = (".weixin.qq.com", ".work.weixin.qq.com")
+_HOST = ".weixin.qq.com"
 _WRITE_SECONDS = 0.5
 _NOTHING = "…"
 _MENTION = re.compile(r"@\S+(?:\s+|$)")
@@ -134,9 +134,13 @@ class WeComAIBotChannel:
         chat_type = text_in(fields, "chattype")
         if chat_type not in ("single", "group"):
             return Ignored("chat_type" if fields else "malformed")
-        user, chat = id_in(object_in(fields, "from"), "userid"), id_in(fields, "chatid")
+        person = object_in(fields, "from")
+        user, chat = id_in(person, "userid"), id_in(fields, "chatid")
         if not user or (chat_type == "group" and not chat):
             return Ignored("incomplete")  # a group without its id would get the key of the person
+        if corporation := id_in(person, "corpid"):
+            # The bot serves several corporations, which may have members of the same id.
+            user = f"{corporation}:{user}"
         found: dict[str, Json] = {"bot_id": bot, "chat_type": chat_type, "user": user, "msg_type": kind}
         if chat_type == "group":
             found["chat_id"] = chat
@@ -270,6 +274,7 @@ class AnswerStreams:
         waited = self._memory.clock() - outgoing.created_at
         event = AnswerSent(
             channel=bot.channel.kind,
+            bot=bot.name,
             outcome="delivered",
             parts=parts,
             milliseconds=waited.total_seconds() * 1000,
@@ -291,7 +296,7 @@ def is_response_url(url: str, own_api: str = "") -> bool:
             parts.scheme == "https"
             and parts.port in (None, 443)
             and parts.username is None
-            and (parts.hostname or "").endswith(_HOSTS)
+            and (parts.hostname or "").endswith(_HOST)
         )
     except ValueError:
         return False

@@ -218,7 +218,8 @@ class DeskFetching:
             if error is None:
                 pause, seconds = _FIRST_PAUSE_SECONDS, _LOOK_SECONDS
             else:
-                self._memory.observers.notify(ChannelTrouble(channel="wecom_cs", work="polling", error=error))
+                trouble = ChannelTrouble(channel="wecom_cs", bot=self._bot.name, work="polling", error=error)
+                self._memory.observers.notify(trouble)
                 seconds, pause = pause, min(pause * 2, _LONGEST_PAUSE_SECONDS)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(seconds):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -28,13 +28,11 @@ _NUMBERS = ("max_characters", "messages_per_minute")
 
 commands = typer.Typer(help="Bots and their answers to people.", no_args_is_help=True, rich_markup_mode=None)
 
-type Name = Annotated[str, typer.Argument(metavar="NAME", help="The bot, as the file of the channels names it.")]
-outbox_commands = typer.Typer(
-    help="Answers on their way to people.", invoke_without_command=True, rich_markup_mode=None
-)
+type Name = Annotated[str, typer.Argument(metavar="NAME", help="The name of the bot.")]
+outbox_commands = typer.Typer(help="Undelivered answers.", invoke_without_command=True, rich_markup_mode=None)
 commands.add_typer(outbox_commands, name="outbox")
 
-type Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The answer, as the outbox numbers it.")]
+type Number = Annotated[int, typer.Argument(metavar="NUMBER", help="The number of the answer in the outbox.")]
 
 
 @commands.command("list")
@@ -81,13 +79,13 @@ def show_status() -> None:
 @commands.command("add")
 def add_channel(
     kind: Annotated[str, typer.Argument(metavar="KIND", help="telegram, wecom_dm, wecom_cs or wecom_aibot.")],
-    name: Annotated[str, typer.Option("--name", help="The name of the bot, a part of its callback's address.")],
+    name: Annotated[str, typer.Option("--name", help="The name of the bot, part of its callback's address.")],
     token: Annotated[str, typer.Option("--token", help="The bot's token, or ${NAME} for a variable.")] = "",
     fields: Annotated[
         list[str] | None, typer.Option("--set", metavar="FIELD=VALUE", help="Another field of the bot; repeatable.")
     ] = None,
 ) -> None:
-    """Add a bot to the file of the channels; a service that starts with this file runs it."""
+    """Add a bot to the channels file. Start the service again to run it."""
     from threadkeep.channels.configuration import add_bot
     from threadkeep.settings import default_channels
 
@@ -97,24 +95,27 @@ def add_channel(
     if terminal.as_json:
         terminal.json({"channel": name, "file": str(path)})
     else:
-        terminal.say(f"{name} is in {path}; start the service: threadkeep serve")
+        terminal.say(f"{name} is in {path}; start the service with: threadkeep serve")
 
 
 @commands.command("test")
 def check_channel(name: Name) -> None:
     """Show the bot's account and webhook as the platform reports them."""
-    answer = run(_asked(_bot(name)))
+    bot = _bot(name)
+    answer = run(_asked(bot))
     if terminal.as_json:
         terminal.json(answer)
     else:
         terminal.say("\n".join(f"{key}: {value}" for key, value in answer.items() if value not in (None, "")))
+        if hint := _hint(bot, answer):
+            terminal.note(hint)
 
 
 @commands.command("webhook")
 def set_webhook(
     name: Name,
     url: Annotated[str, typer.Argument(metavar="URL", help="The public address of /channels/NAME.")] = "",
-    delete: Annotated[bool, typer.Option("--delete", help="Take the webhook away; updates stay.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the webhook; Telegram keeps its updates.")] = False,
 ) -> None:
     """Set the webhook URL of a Telegram bot, or remove it so that the bot can be polled."""
     if bool(url) == delete:
@@ -124,22 +125,22 @@ def set_webhook(
     if terminal.as_json:
         terminal.json({"channel": name, "url": url})
     else:
-        terminal.say(f"{name} has no webhook any more." if delete else f"{name} gets its messages at {url}.")
+        terminal.say(f"The webhook of {name} is removed." if delete else f"{name} receives its messages at {url}.")
 
 
 @commands.command("send")
 def send_text(
     name: Name,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="The conversation of the person.")],
-    text: Annotated[str, typer.Argument(metavar="TEXT", help="What the person is sent.")],
-    message_id: Annotated[str, typer.Option("--id", help="The id of the message: the same again is sent once.")] = "",
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The text to send.")],
+    message_id: Annotated[str, typer.Option("--id", help="The id of the message; a repeated id is sent once.")] = "",
 ) -> None:
-    """Send a person a message that is not a reply; it becomes part of the transcript."""
+    """Send a person a message that is not a reply, and store it in the transcript."""
     sent_id = run(_send(name, session, text, message_id))
     if terminal.as_json:
         terminal.json({"session_id": session, "message_id": sent_id})
     else:
-        terminal.say("The message is in the outbox; a service that has the bot sends it.")
+        terminal.say("The message is in the outbox; a running service sends it.")
 
 
 @outbox_commands.callback()
@@ -147,7 +148,7 @@ def list_outbox(
     context: typer.Context,
     status: Annotated[str, typer.Option("--status", help=f"Only those that are {', '.join(OUTBOX_STATUSES)}.")] = "",
 ) -> None:
-    """List answers on their way to people; finished ones only if requested."""
+    """List undelivered answers; finished ones only if requested."""
     if context.invoked_subcommand is not None:
         return
     if status and status not in OUTBOX_STATUSES:
@@ -156,7 +157,7 @@ def list_outbox(
     if terminal.as_json:
         terminal.json({"entries": [_values(entry) for entry in entries]})
     elif not entries:
-        terminal.note("No answer waits.")
+        terminal.note("There are no undelivered answers.")
     else:
         rows = [
             (
@@ -177,20 +178,20 @@ def list_outbox(
 def retry_answer(number: Number) -> None:
     """Retry an answer that has failed."""
     if not run(_retry(number)):
-        raise NotDone("No such answer has failed; see which have with: threadkeep channels outbox --status failed")
+        raise NotDone("No failed answer has this number; list them with: threadkeep channels outbox --status failed")
     if terminal.as_json:
         terminal.json({"retried": number})
     else:
-        terminal.say(f"Answer {number} is tried again.")
+        terminal.say(f"Answer {number} is sent again.")
 
 
 @outbox_commands.command("drop")
 def drop_answer(number: Number, confirmed: Confirmed = False) -> None:
     """Drop an undelivered answer; it stays in the transcript."""
-    refusal = "The person never gets a dropped answer: say --yes to drop it without being asked."
+    refusal = "The person never gets a dropped answer; add --yes to drop it without confirmation."
     terminal.confirm(f"Drop answer {number}?", refusal, confirmed=confirmed)
     if not run(_drop(number)):
-        raise NotDone("No such answer is on its way; see what is with: threadkeep channels outbox")
+        raise NotDone("No undelivered answer has this number; list them with: threadkeep channels outbox")
     if terminal.as_json:
         terminal.json({"dropped": number})
     else:
@@ -202,7 +203,7 @@ def _file() -> ChannelsFile:
 
     settings = command_settings()
     if settings.channels is None:
-        raise NotDone("There is no file of channels; name one in THREADKEEP_CHANNELS.")
+        raise NotDone("There are no bots; add one with: threadkeep channels add, or set THREADKEEP_CHANNELS to a file.")
     return read_channels(settings.channels, os.environ)
 
 
@@ -231,14 +232,21 @@ async def _asked(bot: AnyBot) -> dict[str, object]:
     return {"channel": bot.name, "kind": bot.kind, **account}
 
 
+def _hint(bot: AnyBot, account: Mapping[str, object]) -> str | None:
+    """Return the cure for a bot that polls although it has a webhook."""
+    if bot.kind != "telegram" or bot.receive != "polling" or not account.get("url"):
+        return None
+    return f"It polls, but has a webhook; remove the webhook with: threadkeep channels webhook {bot.name} --delete"
+
+
 async def _set_webhook(bot: AnyBot, url: str) -> None:
     from threadkeep.channels.configuration import TelegramSettings
     from threadkeep.channels.telegram_client import TelegramClient
 
     if not isinstance(bot, TelegramSettings):
-        raise NotDone("Only Telegram is told by a command; WeCom's callback address is set on the page of the bot.")
+        raise NotDone("Only Telegram has this command; set the address of a WeCom bot on WeCom's page.")
     if url and not bot.secret.get_secret_value():
-        raise NotDone("The bot has no secret in the file of the channels; choose one there first.")
+        raise NotDone("The bot has no secret; add a field secret to it in the channels file first.")
     async with _client(bot) as client:
         assert isinstance(client, TelegramClient)  # noqa: S101 - by the kind of the bot
         if url:
@@ -254,10 +262,10 @@ async def _set_webhook(bot: AnyBot, url: str) -> None:
 
 def _refusal(error: str) -> str:
     if error == "Unauthorized":
-        return "Telegram does not know the token; copy it from @BotFather into the file of the channels."
+        return "Telegram does not know the token; copy it from @BotFather into the channels file."
     if error in ("Code40001", "Code40013"):
-        return "WeCom does not know the corporation or its secret; copy both into the file of the channels."
-    return f"The platform does not do that ({error}); try again, or check the address."
+        return "WeCom does not know the corporation or its secret; copy both into the channels file."
+    return f"The platform refused the call ({error}); try again, or check the address."
 
 
 def _fields(given: Sequence[str] | None) -> dict[str, Json]:
@@ -329,14 +337,14 @@ async def _send(name: str, session_id: str, text: str, message_id: str) -> str:
 
     async with opened_memory() as memory:
         outbox = memory.channels.outbox
-        place = await outbox.place(session_id)
-        if place is None:
-            raise NotDone("No channel has heard of this conversation; the person writes to the bot first.")
-        if place.channel != name:
-            raise NotDone(f"The person of this conversation writes to {place.channel!r}; send it through that bot.")
+        recipient = await outbox.recipient(session_id)
+        if recipient is None:
+            raise NotDone("No bot has a message of this conversation; the person must write to the bot first.")
+        if recipient.channel != name:
+            raise NotDone(f"The person of this conversation writes to {recipient.channel!r}; send it through that bot.")
         sent_id = message_id or str(uuid7())
         session = memory.session(session_id)
-        # Store the message first: if it were only sent, the agent would not know of it.
+        # Store the message first, so that the agent knows it.
         await session.append([Message(role="assistant", content=text, id=sent_id)])
         await outbox.send(session_id, sent_id, text)
         return sent_id

@@ -452,9 +452,10 @@ CHANNEL_WORKS: tuple[ChannelWork, ...] = get_args(ChannelWork.__value__)
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateReceived(Event):
-    """A platform delivered an update: it was `taken`, or it was `ignored` or `refused` for a reason."""
+    """A platform delivered an update to a bot: it was `taken`, or it was `ignored` or `refused` for a reason."""
 
     channel: Channel
+    bot: str
     outcome: UpdateOutcome
     reason: UpdateReason | None = None
     session_id: str | None = None
@@ -462,12 +463,13 @@ class UpdateReceived(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerSent(Event):
-    """An attempt to deliver an answer ended. `milliseconds` is the time since its message was taken.
+    """An attempt of a bot to deliver an answer ended. `milliseconds` is the time since its message was taken.
 
     `uncertain` means that a part may have arrived twice, because a process died while sending one.
     """
 
     channel: Channel
+    bot: str
     outcome: DeliveryOutcome
     parts: int = 0
     error: str | None = None
@@ -478,9 +480,10 @@ class AnswerSent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelTrouble(Event):
-    """Work of a channel failed and will be retried."""
+    """Work of a bot, or of all bots if `bot` is None, failed and will be retried."""
 
     channel: Channel
+    bot: str | None = None
     work: ChannelWork
     error: str
 

@@ -43,13 +43,11 @@ class Outgoing:
 
 
 @dataclass(frozen=True)
-class ChatPlace:
-    """The address of a session's person, the time of their last message, and the number of messages sent since."""
+class Recipient:
+    """The person of a session: the channel and the address of their last message."""
 
     channel: str
     address: Address = field(repr=False)
-    heard_at: datetime
-    sent: int
 
 
 class Outbox:
@@ -79,11 +77,13 @@ class Outbox:
         content: str | None = None,
         waits: bool = True,
         after: timedelta = timedelta(),
+        remember: bool = True,
     ) -> bool:
-        """Add the answer to a message, and the address of its person; return False if it exists already.
+        """Add the answer to a message; return False if it exists already.
 
         Without a `content` it is the answer of the run. If it `waits`, it is ready when the run is over, else at once.
-        It is not sent before the time `after`, within which the platform may fetch it.
+        It is not sent before the time `after`, within which the platform may fetch it. With `remember` its address
+        becomes the one of the session's person.
         """
         now = self._now()
         heard = {"session_id": session_id, "channel": channel, "address": json_text(address), "now": now}
@@ -94,35 +94,33 @@ class Outbox:
         async with self._driver.writing() as connection:
             if not await connection.fetch(self._sql["add"], row):
                 return False
-            await connection.execute(self._sql["hear"], heard)
+            if remember:
+                await connection.execute(self._sql["hear"], heard)
         return True
 
     async def send(self, session_id: str, message_id: str, content: str) -> bool:
         """Add an unsolicited text; return False if it exists already, or the session has no known address."""
-        place = await self.place(session_id)
-        if place is None:
+        recipient = await self.recipient(session_id)
+        if recipient is None:
             return False
         row = {
-            "channel": place.channel,
+            "channel": recipient.channel,
             "session_id": session_id,
             "message_id": message_id,
             "status": "ready",
             "content": clean_text(content),
-            "address": json_text(place.address),
+            "address": json_text(recipient.address),
             "now": self._now(),
             "first_try_at": self._now(),
         }
         async with self._driver.writing() as connection:
             return bool(await connection.fetch(self._sql["add"], row))
 
-    async def place(self, session_id: str) -> ChatPlace | None:
-        """Return the address of a session's person; None if no channel has a message of it."""
+    async def recipient(self, session_id: str) -> Recipient | None:
+        """Return the person of a session; None if no channel has a message of it."""
         async with self._driver.reading() as connection:
-            rows = await connection.fetch(self._sql["place"], {"session_id": session_id})
-        if not rows:
-            return None
-        channel, address, heard_at, sent = rows[0]
-        return ChatPlace(channel, _address(address), time_of(heard_at), sent)
+            rows = await connection.fetch(self._sql["recipient"], {"session_id": session_id})
+        return Recipient(rows[0][0], _address(rows[0][1])) if rows else None
 
     async def answer(self, channel: str, session_id: str, message_id: str, content: str) -> bool:
         """Answer a message without a run with a text; return False if its answer is not waiting."""
@@ -193,11 +191,7 @@ class Outbox:
     async def note_part(self, message: Outgoing, owner: str, parts: int, *, seconds: float) -> bool:
         """Record the number of parts that have arrived, and extend the claim; return False if the claim was lost."""
         parameters = {"number": message.number, "owner": owner, "parts": parts, "until": self._later(seconds)}
-        async with self._driver.writing() as connection:
-            if not await connection.execute(self._sql["note_part"], parameters):
-                return False
-            await connection.execute(self._sql["count_part"], {"session_id": message.session_id})
-        return True
+        return await self._execute("note_part", parameters) > 0
 
     async def move(self, number: int, owner: str, address: Address) -> bool:
         """Send the rest of a message to another address; return False if the claim was lost."""

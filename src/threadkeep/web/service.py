@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+from collections.abc import Sequence
 from typing import Any, TextIO
 
 from fastapi import FastAPI
@@ -163,7 +164,8 @@ async def serve(settings: Settings, *, output: TextIO = sys.stdout) -> None:
         host, port = listening.getsockname()[:2]
 
         def announce() -> None:
-            output.write(announcement(settings, host, port))
+            bots = app.channels.names if app.channels is not None else ()
+            output.write(announcement(settings, host, port, bots))
             output.flush()
 
         async with open_app(settings, observers=[LogObserver()], bots=True) as app:
@@ -193,8 +195,8 @@ async def _work(app: App) -> None:
         _logger.error("queued runs are not carried out by this process: %s", error)
 
 
-def announcement(settings: Settings, host: str, port: int) -> str:
-    """Return the startup message: all addresses, and the settings for a real model."""
+def announcement(settings: Settings, host: str, port: int, bots: Sequence[str] = ()) -> str:
+    """Return the startup message: all addresses, the bots, and the settings for a real model."""
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     model = f"  model     {settings.model}"
     if settings.model == "demo":
@@ -209,5 +211,6 @@ def announcement(settings: Settings, host: str, port: int) -> str:
         f"  metrics   {address}/metrics",
         f"  database  {settings.database}",
         model,
+        *([f"  bots      {', '.join(bots)}"] if bots else []),
     ]
     return "\n".join(lines) + "\n"

@@ -11,7 +11,7 @@ RETURNING number
 INSERT INTO chat_channel_sessions AS s (session_id, channel, address, heard_at)
 VALUES (:session_id, :channel, :address, :now)
 ON CONFLICT (session_id) DO UPDATE SET
-    channel = excluded.channel, address = excluded.address, heard_at = excluded.heard_at, sent = 0
+    channel = excluded.channel, address = excluded.address, heard_at = excluded.heard_at
 
 -- name: answer
 UPDATE chat_outbox SET
@@ -31,8 +31,8 @@ UNION ALL
 SELECT run_id FROM chat_answered_messages WHERE session_id = :session_id AND message_id = :message_id
 LIMIT 1
 
--- name: place
-SELECT channel, address, heard_at, sent FROM chat_channel_sessions WHERE session_id = :session_id
+-- name: recipient
+SELECT channel, address FROM chat_channel_sessions WHERE session_id = :session_id
 
 -- name: make_ready
 -- Answers of runs that are over or wait for a person; of one session, or of all.
@@ -117,9 +117,6 @@ WHERE number = :number AND status = 'ready' AND owner IS NULL AND parts_sent = 0
 -- name: note_part
 UPDATE chat_outbox SET parts_sent = :parts, owned_until = :until
 WHERE number = :number AND owner = :owner AND status = 'ready'
-
--- name: count_part
-UPDATE chat_channel_sessions SET sent = sent + 1 WHERE session_id = :session_id
 
 -- name: move
 UPDATE chat_outbox SET address = :address WHERE number = :number AND owner = :owner AND status = 'ready'

@@ -177,7 +177,7 @@ class AppendMessageNode(Node, ConversationFields):
             # Stored first: a message that was only sent would be unknown to the agent.
             outbox = step.context.resources.memory.channels.outbox
             await outbox.send(session.session_id, step.message_id, text)
-            is_known = await outbox.place(session.session_id) is not None
+            is_known = await outbox.recipient(session.session_id) is not None
             update = found(step, text, {**result, "delivery": "queued" if is_known else "none"})
         said: AnyMessage = (
             AIMessage(text, id=step.message_id) if self.role == "assistant" else SystemMessage(text, id=step.message_id)
