@@ -23,6 +23,7 @@ from tests.memory_folder import memory_folder
 from tests.recorded_events import RecordedEvents
 from threadkeep import Memory, MemoryOptions, open_memory
 from threadkeep.history.pending import PendingOptions
+from threadkeep.store.driver import StoreOptions
 from threadkeep.testing import SettableClock
 
 if TYPE_CHECKING:
@@ -40,6 +41,10 @@ if "TMPDIR" not in os.environ and (_MEMORY := memory_folder()) is not None:
 _FOLDER = Path(tempfile.mkdtemp(prefix="threadkeep-tests-"))
 os.environ |= {"XDG_DATA_HOME": str(_FOLDER / "data"), "XDG_STATE_HOME": str(_FOLDER / "state")}
 os.environ.setdefault("XDG_RUNTIME_DIR", str(_FOLDER))
+# Every SQLite file of the tests is encrypted then; see tests/store/test_sqlcipher.py.
+if _KEY := os.environ.pop("THREADKEEP_TEST_DATABASE_KEY", None):
+    *_OTHER_DEFAULTS, _ = StoreOptions.__init__.__defaults__ or ()
+    StoreOptions.__init__.__defaults__ = (*_OTHER_DEFAULTS, _KEY)
 # As the command line has it.
 os.environ["LANGGRAPH_STRICT_MSGPACK"] = "true"
 

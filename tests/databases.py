@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from datetime import UTC, datetime
@@ -11,6 +10,7 @@ import psycopg
 
 from threadkeep.store.address import parse_address
 from threadkeep.store.driver import Driver, StoreOptions
+from threadkeep.store.encryption import connect
 from threadkeep.store.migrations import migrate
 from threadkeep.store.postgres import PostgresDriver
 from threadkeep.store.sqlite import SqliteDriver
@@ -46,7 +46,7 @@ def query(url: str, sql: str) -> list[tuple[object, ...]]:
         with psycopg.connect(address.dsn) as connection:
             return connection.execute(sql.encode()).fetchall()
     assert address.path is not None
-    with closing(sqlite3.connect(address.path)) as database:
+    with closing(connect(address.path, StoreOptions().key)) as database:
         return database.execute(sql).fetchall()
 
 
@@ -58,5 +58,5 @@ def execute(url: str, sql: str) -> None:
             connection.execute(sql.encode())
         return
     assert address.path is not None
-    with closing(sqlite3.connect(address.path)) as database, database:
+    with closing(connect(address.path, StoreOptions().key)) as database, database:
         database.execute(sql)

@@ -11,7 +11,7 @@ PREFIX = "THREADKEEP_"
 
 _URL = f"{PREFIX}DATABASE_URL"
 # Settings that change how or where sessions are read.
-_OTHERS = ("SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
+_OTHERS = ("DATABASE_KEY", "SQLITE_", "LOCK_TIMEOUT", "POSTGRES_", "GRAPH_STORE_", "TRANSCRIPTS")
 
 
 def default_database() -> Path:

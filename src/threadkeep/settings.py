@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from difflib import get_close_matches
+from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Self
@@ -57,6 +58,9 @@ class Settings(RunSettings, GraphitiSettings):
     postgres_pool_timeout: float = Field(30.0, gt=0, description="Seconds to wait for a connection.")
     postgres_pool_max_idle: float = Field(300.0, gt=0, description="Seconds after which an idle connection is closed.")
 
+    database_key: SecretStr | None = Field(
+        None, description="64 hexadecimal digits that encrypt SQLite files (extra sqlcipher); keep it somewhere else."
+    )
     graph_store_backend: Backend | None = Field(None, description="Where the graph store is; else with DATABASE_URL.")
     graph_store_sqlite_path: Path | None = Field(None, description="Absolute path of the graph store's SQLite file.")
     postgres_dsn: SecretStr | None = Field(None, description="The graph store's PostgreSQL, for its backend postgres.")
@@ -217,6 +221,17 @@ class Settings(RunSettings, GraphitiSettings):
             raise ValueError("write an absolute path, without ~")
         return value
 
+    @field_validator("database_key")
+    @classmethod
+    def _check_database_key(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or not value.get_secret_value():
+            return None
+        if not re.fullmatch("[0-9a-fA-F]{64}", value.get_secret_value()):
+            raise ValueError("it is 64 hexadecimal digits; make one with: openssl rand -hex 32")
+        if find_spec("sqlcipher3") is None:
+            raise ValueError("it needs the extra sqlcipher; install it with: pip install 'threadkeep[sqlcipher]'")
+        return value
+
     @field_validator("jwt_key")
     @classmethod
     def _check_jwt_key(cls, value: SecretStr | None) -> SecretStr | None:
@@ -365,6 +380,7 @@ class Settings(RunSettings, GraphitiSettings):
             pool_max_size=self.postgres_pool_max_size,
             pool_timeout_seconds=self.postgres_pool_timeout,
             pool_max_idle_seconds=self.postgres_pool_max_idle,
+            key=None if self.database_key is None else self.database_key.get_secret_value(),
         )
 
     def memory_options(self, *, background: bool = True) -> MemoryOptions:

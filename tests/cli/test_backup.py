@@ -20,6 +20,8 @@ from threadkeep.memory import Memory, open_memory
 from threadkeep.records import Message
 
 BEFORE = 50
+KEY, OTHER = "ab" * 32, "cd" * 32
+CANARY = "zanzibarquokka"
 _READER = """
 import sqlite3, sys
 database = sqlite3.connect(sys.argv[1])
@@ -125,3 +127,25 @@ def test_a_missing_tool_is_named(any_cli: CommandLine, monkeypatch: pytest.Monke
     else:
         assert (outcome.exit_code, "no pg_dump on this machine" in outcome.err) == (1, True)
         assert list(any_cli.folder.glob("copy*")) == []
+
+
+def test_backups_are_encrypted_and_a_plain_one_is_encrypted_by_a_restore(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So an installation moves to an encrypted file: back up, set the key, restore."""
+    pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
+    cli.store("room", f"about the {CANARY}", "noted")
+    plain, encrypted = cli.folder / "plain.copy", cli.folder / "encrypted.copy"
+    assert cli("backup", str(plain)).exit_code == 0
+    monkeypatch.setenv("THREADKEEP_DATABASE_KEY", KEY)
+    assert cli("sessions", "list").exit_code == 1
+    assert cli("restore", str(plain), "--replace").exit_code == 0
+    assert [session["session_id"] for session in cli("sessions", "list", "--json").json["sessions"]] == ["room"]
+    assert cli("sessions", "search", CANARY, "--json").json["hits"]
+    assert cli("backup", str(encrypted)).exit_code == 0
+    assert CANARY.encode() not in encrypted.read_bytes()
+    assert cli("restore", str(encrypted), "--replace").exit_code == 0
+    assert (outcome := cli("doctor")).exit_code == 0, outcome.out
+    assert CANARY.encode() not in Path(cli.url.removeprefix("sqlite:///")).read_bytes()
+    monkeypatch.setenv("THREADKEEP_DATABASE_KEY", OTHER)
+    assert cli("restore", str(encrypted), "--replace").exit_code == 2

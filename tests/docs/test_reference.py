@@ -53,6 +53,7 @@ INTERNAL = {
     "settle_run",
     "keep_index",
     "has_graph_store",
+    "empty_messages",
     "turn",
     "patience",
     "recall",
@@ -69,6 +70,7 @@ INTERNAL = {
 IN_WORDS = {"database_url", "pending_dir", "graph_store_backend", "graph_store_sqlite_path", "postgres_dsn"}
 IN_WORDS |= {
     "channels",
+    "database_key",
     "jwt_key",
     "requests_per_key",
     "requests_per_user",

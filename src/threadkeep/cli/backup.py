@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,10 +42,8 @@ async def backup_database(
         raise NotDone(_IN_MEMORY if address.path is None else f"There is no database at {address.path} to copy.")
     else:
         with terminal.progress("Copying", None) as reach:
-            path = address.path
-            await asyncio.to_thread(
-                copy_sqlite, path, target, lambda done, total: reach(done, f"{done:,} of {total:,} pages")
-            )
+            copying = partial(copy_sqlite, address.path, target, key=settings.store_options().key)
+            await asyncio.to_thread(copying, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
     beside = _beside(settings)
     if terminal.as_json:
         terminal.json({"file": str(target), "bytes": target.stat().st_size, "not_in_it": beside})
@@ -75,14 +74,12 @@ async def restore_database(
     elif address.path is None:
         raise NotDone(_IN_MEMORY)
     else:
-        _check_version(source)
+        _check_version(source, key := settings.store_options().key)
         if address.path.exists() and not replace:
             raise WrongUse(f"{address.path} is there already; name another one with --database, or say --replace.")
-        path = address.path
+        restoring = partial(restore_sqlite, source, address.path, key=key)
         with terminal.progress("Restoring", None) as reach:
-            await asyncio.to_thread(
-                restore_sqlite, source, path, lambda done, total: reach(done, f"{done:,} of {total:,} pages")
-            )
+            await asyncio.to_thread(restoring, lambda done, total: reach(done, f"{done:,} of {total:,} pages"))
     if terminal.as_json:
         terminal.json({"database": str(address)})
         return
@@ -90,12 +87,12 @@ async def restore_database(
     terminal.note("Persons who were erased since then are in it again: erase them again.")
 
 
-def _check_version(source: Path) -> None:
-    from threadkeep.store.backup import backup_version
+def _check_version(source: Path, key: str | None) -> None:
+    from threadkeep.store.backup import backup_version, is_plain
     from threadkeep.store.migrations import known_migrations
 
     newest = known_migrations("sqlite")[-1][0]
-    if (found := backup_version(source)) > newest:
+    if (found := backup_version(source, None if is_plain(source) else key)) > newest:
         raise SchemaTooNew(found=found, known=newest)
 
 

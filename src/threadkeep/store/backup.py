@@ -12,7 +12,9 @@ from shutil import which
 
 from threadkeep.errors import InvalidInput, StoreUnavailable
 from threadkeep.store.condition import lock_holders
+from threadkeep.store.encryption import connect, export_plain
 from threadkeep.store.private_files import make_private_database
+from threadkeep.store.sqlite_connection import sqlite_errors
 
 type Report = Callable[[int, int], object]
 """A callback after each part: the number of copied pages, and of all pages."""
@@ -24,10 +26,12 @@ _TABLES = "SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = 't
 _VERSION = "SELECT coalesce(max(version), 0) FROM threadkeep_migrations"
 
 
-def copy_sqlite(source: Path, target: Path, report: Report = lambda done, total: None) -> None:
+def copy_sqlite(
+    source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
+) -> None:
     """Copy a database as it is at this moment. Other processes may read and write it meanwhile.
 
-    The copy has its name when it is complete and on the disk.
+    The copy has its name when it is complete and on the disk. With the `key` of the database it is encrypted too.
 
     Raises:
         StoreUnavailable: the database cannot be read, or the copy not be written.
@@ -36,7 +40,7 @@ def copy_sqlite(source: Path, target: Path, report: Report = lambda done, total:
     partial.unlink(missing_ok=True)
     make_private_database(partial)
     try:
-        with _translated(), closing(_opened(source)) as database, closing(sqlite3.connect(partial)) as copy:
+        with _translated(), closing(_opened(source, key)) as database, closing(connect(partial, key)) as copy:
             # One read transaction over all parts: otherwise each write of another process would begin the copy anew.
             database.execute("BEGIN")
             database.execute("SELECT count(*) FROM sqlite_master").fetchall()
@@ -49,18 +53,18 @@ def copy_sqlite(source: Path, target: Path, report: Report = lambda done, total:
         partial.unlink(missing_ok=True)
 
 
-def backup_version(file: Path) -> int:
+def backup_version(file: Path, key: str | None = None) -> int:
     """Return the schema version of a backup.
 
     Raises:
         InvalidInput: the file is no sound copy of a Threadkeep database.
     """
     try:
-        with closing(_opened(file, immutable=True)) as copy:
+        with closing(_opened(file, key, immutable=True)) as copy:
             [(known,)] = copy.execute(_TABLES).fetchall()
             [(sound,)] = copy.execute("PRAGMA quick_check(1)").fetchall()
             version = int(copy.execute(_VERSION).fetchall()[0][0]) if known else 0
-    except sqlite3.Error:
+    except sqlite_errors():
         known, sound, version = 0, "", 0
     if not known or sound != "ok":
         raise InvalidInput(
@@ -69,8 +73,18 @@ def backup_version(file: Path) -> int:
     return version
 
 
-def restore_sqlite(source: Path, target: Path, report: Report = lambda done, total: None) -> None:
+def is_plain(file: Path) -> bool:
+    """Return whether a file is a SQLite database that is not encrypted."""
+    with file.open("rb") as opened:
+        return opened.read(16) == b"SQLite format 3\0"
+
+
+def restore_sqlite(
+    source: Path, target: Path, report: Report = lambda done, total: None, *, key: str | None = None
+) -> None:
     """Put a copy in the place of a database that no process has open. An interrupted call leaves the old one.
+
+    With a `key` the database is encrypted, whether the copy is or not.
 
     Raises:
         StoreUnavailable: another process has the database open, or a file cannot be written.
@@ -79,9 +93,12 @@ def restore_sqlite(source: Path, target: Path, report: Report = lambda done, tot
         raise StoreUnavailable("Other processes have the database open; stop them (`threadkeep doctor` names them).")
     partial = target.with_name(target.name + ".restored")
     try:
-        copy_sqlite(source, partial, report)
+        if key is not None and is_plain(source):
+            _encrypt(source, partial, key)
+        else:
+            copy_sqlite(source, partial, report, key=key)
         if target.exists():
-            _empty_log(target)
+            _empty_log(target, key)
         partial.replace(target)
         # The engine's notes of runs are about the old rows; it makes new ones from the table of runs.
         for ending in ("", *_LOGS):
@@ -140,15 +157,22 @@ def _environment(dsn: str) -> Mapping[str, str]:
     return {one.envvar.decode(): one.val.decode() for one in options if one.envvar and one.val is not None}
 
 
-def _opened(path: Path, *, immutable: bool = False) -> sqlite3.Connection:
+def _opened(path: Path, key: str | None, *, immutable: bool = False) -> sqlite3.Connection:
     mode = "immutable=1" if immutable else "mode=rw"
     uri = f"{path.absolute().as_uri()}?{mode}"
-    return sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
+    return connect(uri, key, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
-def _empty_log(path: Path) -> None:
+def _encrypt(source: Path, target: Path, key: str) -> None:
+    target.unlink(missing_ok=True)
+    make_private_database(target)
+    with _translated():
+        export_plain(source, target, key)
+
+
+def _empty_log(path: Path, key: str | None) -> None:
     """Move a database's WAL into its file: it would be taken for that of the file that comes in its place."""
-    with _translated(), closing(_opened(path)) as database:
+    with _translated(), closing(_opened(path, None if is_plain(path) else key)) as database:
         # A lock that another process has now, it has for as long as it lives.
         database.execute("PRAGMA busy_timeout = 500").fetchall()
         database.execute("PRAGMA journal_mode = DELETE").fetchall()
@@ -160,5 +184,5 @@ def _empty_log(path: Path) -> None:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (sqlite3.Error, OSError) as error:
+    except sqlite_errors(OSError) as error:
         raise StoreUnavailable(f"The database cannot be copied ({error}); check its file, and the disk.") from error

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
 
 from threadkeep.errors import StoreError, StoreUnavailable
@@ -156,7 +156,8 @@ class StoreOptions:
     """Options for opening a database. Times are in seconds.
 
     `synchronous` is SQLite's: with FULL every acknowledged turn survives a power cut; with NORMAL the last ones may be
-    lost (but never by a crash of the process).
+    lost (but never by a crash of the process). A `key` of 64 hexadecimal digits encrypts SQLite files with SQLCipher,
+    which needs the extra `sqlcipher`.
     """
 
     synchronous: Literal["FULL", "NORMAL"] = "FULL"
@@ -165,3 +166,4 @@ class StoreOptions:
     pool_max_size: int = 5
     pool_timeout_seconds: float = 30.0
     pool_max_idle_seconds: float = 300.0
+    key: str | None = field(default=None, repr=False)

@@ -14,6 +14,7 @@ import aiosqlite
 
 from threadkeep.errors import StoreClosed, StoreUnavailable
 from threadkeep.store.driver import Appended, Backend, Parameters, Row, Statement, StoreOptions, seconds_left
+from threadkeep.store.encryption import connect
 from threadkeep.store.private_files import is_read_only, make_private_database
 from threadkeep.store.search_terms import RELEVANCE, relevance
 from threadkeep.store.sqlite_connection import (
@@ -22,7 +23,7 @@ from threadkeep.store.sqlite_connection import (
     Group,
     OpenFile,
     SqliteConnection,
-    ThreadConnection,
+    sqlite_errors,
     translated,
 )
 from threadkeep.store.statements import load_statements
@@ -190,7 +191,7 @@ class SqliteDriver:
         """
         try:
             await asyncio.shield(connection.raw.rollback())
-        except (sqlite3.Error, ValueError):
+        except sqlite_errors(ValueError):
             self._writer = None
             await connection.raw.close()
 
@@ -260,13 +261,11 @@ async def _open(
     database, is_uri = _database(path, read_only=read_only, memory_name=memory_name)
     if path is not None and not read_only:
         await asyncio.to_thread(make_private_database, path)
+    key = None if path is None else options.key
     raw = await _open_file(
-        aiosqlite.connect(
-            database,
-            isolation_level=isolation,
-            timeout=options.lock_timeout_seconds,
-            factory=ThreadConnection,
-            uri=is_uri,
+        aiosqlite.Connection(
+            lambda: connect(database, key, isolation_level=isolation, timeout=options.lock_timeout_seconds, uri=is_uri),
+            iter_chunk_size=64,
         )
     )
     try:
@@ -278,8 +277,9 @@ async def _open(
         await raw.execute(f"PRAGMA synchronous = {options.synchronous}")
         [[mode]] = await raw.execute_fetchall("PRAGMA journal_mode")
         if path is not None and mode != "wal":
-            # The page size of an existing file does not change.
-            await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
+            # The page size of an existing file does not change. SQLCipher reads files with its own size only.
+            if key is None:
+                await raw.execute(f"PRAGMA page_size = {_PAGE_BYTES}")
             await _switch_to_wal(raw, options.lock_timeout_seconds)
     except BaseException:
         await raw.close()
@@ -306,7 +306,7 @@ async def _open_file(connection: aiosqlite.Connection) -> aiosqlite.Connection:
     except asyncio.CancelledError:
         await (await opening).close()
         raise
-    except sqlite3.Error:
+    except sqlite_errors():
         # Its thread still posts to this event loop, which may be closed a moment later.
         await asyncio.to_thread(connection._thread.join)  # noqa: SLF001 - there is no other way to wait for it
         raise
@@ -338,7 +338,7 @@ async def _stop(raw: aiosqlite.Connection) -> None:
     # Repeated, because the statement may still be in the queue of the connection's thread. This one runs after it.
     behind = asyncio.ensure_future(raw.execute_fetchall("SELECT 1"))
     while not behind.done():
-        with suppress(ValueError, sqlite3.Error):
+        with suppress(*sqlite_errors(ValueError)):
             await raw.interrupt()
         await asyncio.wait([behind], timeout=_STOP_SECONDS)
     behind.exception()  # it may have been interrupted itself
@@ -351,7 +351,7 @@ async def _switch_to_wal(raw: aiosqlite.Connection, seconds: float) -> None:
         try:
             await raw.execute_fetchall("PRAGMA journal_mode = WAL")
             return
-        except sqlite3.OperationalError as error:
+        except sqlite_errors() as error:
             if "locked" not in str(error) or asyncio.get_running_loop().time() > deadline:
                 raise
             await asyncio.sleep(0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sqlite3
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -92,7 +93,7 @@ def begin(connection: sqlite3.Connection, wait_seconds: float | None) -> sqlite3
     Raises:
         StoreUnavailable: the file was removed or replaced.
     """
-    if isinstance(connection, ThreadConnection) and connection.file is not None:
+    if isinstance(connection, BatchingConnection) and connection.file is not None:
         connection.file.check()
     if wait_seconds is None:
         return connection.execute("BEGIN IMMEDIATE")
@@ -193,23 +194,25 @@ class OpenFile(NamedTuple):
 
     def store(self, connection: sqlite3.Connection) -> sqlite3.Cursor:
         """Let a connection check the file before each of its transactions."""
-        if isinstance(connection, ThreadConnection):
+        if isinstance(connection, BatchingConnection):
             connection.file = self
         return connection.execute("SELECT 1 WHERE FALSE")
 
 
-class ThreadConnection(sqlite3.Connection):
+class BatchingConnection:
     """The connection in aiosqlite's thread; a group is one call, because every call costs a thread switch."""
 
     file: OpenFile | None = None
 
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
         """Execute a statement, or a group of them."""
-        return (
-            parameters.store(self)
-            if isinstance(parameters, Group | Batch | Begin | OpenFile)
-            else super().execute(sql, parameters)
-        )
+        if isinstance(parameters, Group | Batch | Begin | OpenFile):
+            return parameters.store(cast("sqlite3.Connection", self))
+        return cast("sqlite3.Cursor", super().execute(sql, parameters))  # type: ignore[misc]
+
+
+class ThreadConnection(BatchingConnection, sqlite3.Connection):
+    """A connection of Python's own SQLite."""
 
 
 _CURES = (
@@ -223,8 +226,17 @@ _CURES = (
     ),
     ("disk i/o", "The disk failed to read or write; check the disk and the free space."),
     ("malformed", "The file is damaged; restore it from a backup."),
-    ("not a database", "The file is not an SQLite database; check THREADKEEP_DATABASE_URL."),
+    (
+        "not a database",
+        "The file is not an SQLite database, or has another key; check THREADKEEP_DATABASE_URL and _KEY.",
+    ),
 )
+
+
+def sqlite_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the base classes of SQLite's errors, of SQLCipher's if it is in use, and others."""
+    cipher = sys.modules.get("sqlcipher3.dbapi2")
+    return (*others, sqlite3.Error) if cipher is None else (*others, sqlite3.Error, cipher.Error)
 
 
 class translated:  # noqa: N801 - used like a function, as those of contextlib
@@ -235,16 +247,16 @@ class translated:  # noqa: N801 - used like a function, as those of contextlib
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
         """Raise our error for SQLite's."""
-        if isinstance(error, sqlite3.Error):
+        if isinstance(error, sqlite_errors()):
             raise _translation(error) from error
         # aiosqlite's message for a connection whose thread has ended.
         if isinstance(error, ValueError) and ("closed" in str(error) or "no active connection" in str(error)):
             raise StoreClosed("The database was closed; use a memory inside its `async with` block.") from error
 
 
-def _translation(error: sqlite3.Error) -> StoreError:
+def _translation(error: BaseException) -> StoreError:
     text = str(error).lower()
-    if isinstance(error, sqlite3.IntegrityError) and "unique" in text:
+    if type(error).__name__ == sqlite3.IntegrityError.__name__ and "unique" in text:
         return DuplicateRow("A row with this key is there already.")
     for sign, cure in _CURES:
         if sign in text:

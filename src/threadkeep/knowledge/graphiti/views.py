@@ -261,7 +261,7 @@ class DeliveryChoice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"number": 12}, {}]})
 
-    number: int | None = None
+    number: Annotated[int, Field(ge=0, lt=2**53)] | None = None
     status: Literal["queued", "dead"] | None = Field(None, description="Of all only those; to drop them.")
 
 

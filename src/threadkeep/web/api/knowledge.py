@@ -102,7 +102,7 @@ async def list_deliveries(
     app: AppInUse,
     *,
     status: Annotated[DeliveryStatus | None, Query(description="Only those of this status.")] = None,
-    after: Annotated[int, Query(ge=0, description="Those with a higher number.")] = 0,
+    after: Annotated[int, Query(ge=0, lt=2**53, description="Those with a higher number.")] = 0,
     limit: Limit = DEFAULT_LIMIT,
 ) -> DeliveryList:
     """List messages on their way, delivered messages, and those that were given up, with the reason."""

@@ -1,0 +1,78 @@
+"""Encrypted SQLite files: nothing can be read without the key, and everything works with it, search included."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.limits import HANG_SECONDS
+from threadkeep import InvalidSettings, MemoryOptions, Message, StoreUnavailable, open_memory
+from threadkeep.graph_store.opening import open_graph_store
+from threadkeep.settings import load_settings
+from threadkeep.store.address import parse_address
+from threadkeep.store.driver import StoreOptions
+from threadkeep.store.opening import open_checkpointer
+
+pytest.importorskip("sqlcipher3", reason="there is no wheel of sqlcipher3 for this machine")
+
+KEY, OTHER = "ab" * 32, "cd" * 32
+CANARY = "zanzibarquokka"
+
+
+def contents(folder: Path) -> bytes:
+    """All bytes of a database: its file, and its WAL."""
+    return b"".join(path.read_bytes() for path in folder.glob("threadkeep.db*"))
+
+
+async def test_an_encrypted_file_has_no_word_and_is_searched(
+    tmp_path: Path, sqlite_url: str, memory_options: MemoryOptions
+) -> None:
+    """Transcripts, index, graph store and checkpoints; another key, or none, opens nothing."""
+    options = replace(memory_options, store=StoreOptions(key=KEY))
+    async with open_memory(sqlite_url, options=options) as memory:
+        await memory.session("room").append([Message(role="user", content=f"where is the {CANARY}?")])
+        await (await memory.graph_store()).aput(("notes",), "k", {"text": CANARY})
+        assert [hit.session_id for hit in await memory.search(CANARY)] == ["room"]
+        assert (tmp_path / "threadkeep.db-wal").stat().st_size > 0
+        assert CANARY.encode() not in contents(tmp_path)
+        assert b"CREATE TABLE" not in contents(tmp_path)
+        async with open_checkpointer(parse_address(sqlite_url), options.store) as saver:
+            assert await saver.aget_tuple({"configurable": {"thread_id": "room"}}) is None
+    async with open_graph_store(parse_address(sqlite_url), options.store) as store:
+        item = await store.aget(("notes",), "k")
+        assert item is not None
+        assert item.value == {"text": CANARY}
+    for key in (OTHER, None):
+        with pytest.raises(StoreUnavailable, match="has another key"):
+            async with open_memory(sqlite_url, options=replace(memory_options, store=StoreOptions(key=key))):
+                pass
+    assert KEY not in repr(options)
+
+
+def test_a_key_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
+    """With the sentence that says how to make one; the key is never shown."""
+    with pytest.raises(InvalidSettings, match="openssl rand -hex 32") as caught:
+        load_settings(database_url=f"sqlite:///{tmp_path}/x.db", database_key="secret")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_the_suite_of_the_store_runs_on_encrypted_files() -> None:
+    """All tests that open SQLite files in `tests/store`, `tests/graph_store` and `tests/history`."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "-k", "sqlite-file", "-x"]
+    folders = ["tests/store", "tests/graph_store", "tests/history"]
+    run = subprocess.run(
+        [*command, *folders],
+        env={**os.environ, "THREADKEEP_TEST_DATABASE_KEY": KEY},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=6 * HANG_SECONDS,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout[-4000:]
