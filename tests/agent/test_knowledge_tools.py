@@ -208,3 +208,22 @@ async def test_evidence_is_the_run_where_no_message_is_kept(memory: Memory) -> N
     await agent.ainvoke(input_of("I am vegan."), config)
     [fact] = await memory.knowledge.facts(ANN)
     assert fact.evidence == (Evidence(ROOM, None, str(run_id)),)
+
+
+async def test_an_agent_promotes_what_outlives_the_conversation(memory: Memory) -> None:
+    """With its kind, for the run's workspace or user, with the message as evidence; and never a secret."""
+
+    async def promote(text: str, config: RunnableConfig = IN_ROOM, **more: str) -> str:
+        model = ScriptedModel([calling("promote", {"kind": "decision", "text": text, **more}), "I see."])
+        agent = make_agent(model, [SessionMemory(memory)], knowledge_tools(memory, kinds=["promotions"]))
+        return result_of((await agent.ainvoke(input_of("Please keep that."), config))["messages"])
+
+    assert (await promote("Use PostgreSQL.")).startswith("Stored under the key decision_")
+    [fact] = await memory.knowledge.facts(SHOP)
+    assert (fact.value, fact.kind) == ("Use PostgreSQL.", "decision")
+    assert (fact.evidence[0].session_id, fact.evidence[0].seq) == (ROOM, 1)
+    await promote("Ann decides on Fridays.", about="user")
+    assert [fact.value for fact in await memory.knowledge.facts(ANN)] == ["Ann decides on Fridays."]
+    assert "secret" in await promote("The password is hunter2hunter2.")
+    assert "no memory about the workspace" in await promote("Use SQLite.", config_of("other", user_id="ann"))
+    assert len(await memory.knowledge.facts()) == 2

@@ -26,7 +26,7 @@ from threadkeep.errors import InvalidInput, SessionNotFound, StoreClosed, StoreE
 from threadkeep.history import memory as history
 from threadkeep.history.keys import channel_of
 from threadkeep.history.session import Session
-from threadkeep.knowledge.promotion import looks_like_secret
+from threadkeep.knowledge.promotion import Promotion, looks_like_secret
 from threadkeep.memory import Memory, SyncMemory
 from threadkeep.memory.on_loop import OnLoop
 from threadkeep.observe import ReadFailed, WriteFailed
@@ -95,6 +95,8 @@ class RunScopes:
 
 
 type MemoryKind = Literal["facts", "episodes", "procedures"]
+type MemoryToolKind = Literal["facts", "episodes", "procedures", "promotions"]
+type LastingKind = Literal["decision", "lesson_learned", "preference", "procedure", "task_update", "terminology"]
 
 _MOST_FACTS = 10
 _MOST_EPISODES = 5
@@ -113,7 +115,7 @@ def knowledge_tools(
     memory: Memory | SyncMemory,
     *,
     scopes: Sequence[ScopeKind] = ALL_SCOPES,
-    kinds: Sequence[MemoryKind] = ("facts", "procedures"),
+    kinds: Sequence[MemoryToolKind] = ("facts", "procedures"),
     workspace: str | IdOf | None = None,
     session_id: IdOf | None = None,
     user_id: IdOf | None = None,
@@ -126,7 +128,8 @@ def knowledge_tools(
         memory: the memory with the agent's knowledge.
         scopes: the kinds of scopes that the agent may use: the run's session, its workspace, its user.
         kinds: `facts` for the tools `remember`, `recall` and `forget`, `procedures` for `recall_procedure`, `episodes`
-            for `recall_episodes`, which finds questions and answers of earlier conversations.
+            for `recall_episodes`, which finds questions and answers of earlier conversations, and `promotions` for
+            `promote`, which stores decisions, lessons and the like, and sends them to Graphiti if consent covers it.
         workspace: the workspace of runs that name none in `configurable["workspace"]` or in their context; or a
             function of a run's config that returns it.
         session_id: the function of `SessionMemory` that returns the session of a run, if it has one.
@@ -194,6 +197,40 @@ class _KnowledgeTools:
             self._notify_write_failed(session, error)
             return _NOT_WRITTEN
         return f"Remembered under the key {fact.key}." if fact.confirmed == 1 else "Known already, and confirmed now."
+
+    async def promote(
+        self,
+        kind: LastingKind,
+        text: str,
+        runtime: ToolRuntime[Any, Any],
+        about: Literal["workspace", "user"] = "workspace",
+    ) -> str:
+        """Store something of lasting value, such as a decision or a lesson, so that later conversations know it.
+
+        Args:
+            kind: What kind of statement it is.
+            text: The statement, complete and understandable by itself.
+            about: Whether it belongs to the workspace (project) or to the user.
+        """
+        session = self._scopes.session(runtime.config)
+        scope = self._scopes.of(session, runtime.config).get(about)
+        if scope is None:
+            return self._no_scope(session, runtime, about)
+        if looks_like_secret(text):
+            return _REFUSED
+        try:
+            async with session.patience():
+                evidence = await _evidence(session, runtime)
+                promotion = Promotion(kind, text, about)
+                promoted = await self._memory.graphiti.promote(promotion, scope.owner, evidence=evidence)
+        except InvalidInput as error:
+            return f"Not stored. {error}"
+        except StoreClosed:
+            raise
+        except (StoreError, TimeoutError) as error:
+            self._notify_write_failed(session, error)
+            return _NOT_WRITTEN
+        return f"Stored under the key {promoted.fact.key}."
 
     async def recall(self, query: str, runtime: ToolRuntime[Any, Any]) -> str:
         """Recall what was remembered in earlier conversations about something.
@@ -301,10 +338,11 @@ class _KnowledgeTools:
         )
 
 
-_VERBS: Mapping[MemoryKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coroutine[Any, Any, str]]], ...]] = {
+_VERBS: Mapping[MemoryToolKind, tuple[Callable[[_KnowledgeTools], Callable[..., Coroutine[Any, Any, str]]], ...]] = {
     "facts": (lambda made: made.remember, lambda made: made.recall, lambda made: made.forget),
     "episodes": (lambda made: made.recall_episodes,),
     "procedures": (lambda made: made.recall_procedure,),
+    "promotions": (lambda made: made.promote,),
 }
 
 

@@ -488,10 +488,14 @@ class ChannelTrouble(Event):
     error: str
 
 
-type DeliveryResult = Literal["sent", "confirmed", "repeated", "dead"]
+type DeliveryResult = Literal["queued", "sent", "confirmed", "repeated", "dead"]
+type DeadReason = Literal[
+    "not_stored", "refused", "outbox_full", "gone", "consent_withdrawn", "dropped", "purged", "undone"
+]
 type GraphitiWork = Literal["delivery", "recall", "backfill"]
 type GraphRecallOutcome = Literal["ok", "partial", "deadline", "failed", "breaker_open"]
 
+DEAD_REASONS: tuple[DeadReason, ...] = get_args(DeadReason.__value__)
 DELIVERY_RESULTS: tuple[DeliveryResult, ...] = get_args(DeliveryResult.__value__)
 GRAPHITI_WORKS: tuple[GraphitiWork, ...] = get_args(GraphitiWork.__value__)
 GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutcome.__value__)
@@ -499,10 +503,11 @@ GRAPH_RECALL_OUTCOMES: tuple[GraphRecallOutcome, ...] = get_args(GraphRecallOutc
 
 @dataclass(frozen=True, kw_only=True)
 class EpisodesDelivered(Event):
-    """Messages were sent to a Graphiti server, confirmed there, sent again, or given up."""
+    """Messages were queued for a Graphiti server, sent, confirmed there, queued again, or given up for a `reason`."""
 
     result: DeliveryResult
     count: int
+    reason: DeadReason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

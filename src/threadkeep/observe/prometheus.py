@@ -14,6 +14,7 @@ from threadkeep.observe.events import (
     BACKENDS,
     CHANNEL_WORKS,
     CHANNELS,
+    DEAD_REASONS,
     DELIVERY_OUTCOMES,
     DELIVERY_RESULTS,
     GRAPH_RECALL_OUTCOMES,
@@ -77,6 +78,7 @@ METRICS: Mapping[str, str] = {
     "threadkeep_channel_answer_latency_ms": "Duration from taking a message to delivering its answer in milliseconds.",
     "threadkeep_channel_troubles_total": "Work of channels that failed and is tried again.",
     "threadkeep_graphiti_episodes_total": "Messages for Graphiti, by what became of them.",
+    "threadkeep_graphiti_dead_total": "Messages for Graphiti that were given up, by reason.",
     "threadkeep_graphiti_recalls_total": "Turns for which Graphiti was asked, by how that ended.",
     "threadkeep_graphiti_recalled_facts_total": "Facts of Graphiti that were shown to models.",
     "threadkeep_graphiti_recall_latency_ms": "Duration that a turn waited for Graphiti in milliseconds.",
@@ -180,6 +182,7 @@ class PrometheusObserver:
 
     def _add_graphiti(self) -> None:
         self._episodes = self._counter("threadkeep_graphiti_episodes_total", "result")
+        self._dead_episodes = self._counter("threadkeep_graphiti_dead_total", "reason")
         self._recalls = self._counter("threadkeep_graphiti_recalls_total", "result")
         self._recalled = self._counter("threadkeep_graphiti_recalled_facts_total")
         self._recall_times = self._histogram("threadkeep_graphiti_recall_latency_ms", buckets=RECALL_BUCKETS_MS)
@@ -305,6 +308,8 @@ class PrometheusObserver:
     def _count_episodes(self, event: EpisodesDelivered) -> None:
         if event.result in DELIVERY_RESULTS:
             self._episodes.labels(event.result).inc(event.count)
+        if event.reason in DEAD_REASONS:
+            self._dead_episodes.labels(event.reason).inc(event.count)
 
     def _count_recall(self, event: GraphRecalled) -> None:
         if event.outcome in GRAPH_RECALL_OUTCOMES:
@@ -350,6 +355,8 @@ class PrometheusObserver:
     def _start_far_at_zero(self) -> None:
         for result in DELIVERY_RESULTS:
             self._episodes.labels(result)
+        for dead_reason in DEAD_REASONS:
+            self._dead_episodes.labels(dead_reason)
         for outcome in GRAPH_RECALL_OUTCOMES:
             self._recalls.labels(outcome)
         for work in GRAPHITI_WORKS:

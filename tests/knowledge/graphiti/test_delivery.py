@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -299,6 +300,34 @@ async def test_a_full_queue_gives_up_whole_turns_of_what_is_least_urgent(
         status = await memory.graphiti.status()
         assert (status.counts["queued"], status.dead) == (6, {"outbox_full": 6})
         assert {one.scope for one in await memory.graphiti.deliveries(status="queued")} == {"workspace"}
+
+
+async def test_each_step_of_a_delivery_is_counted(
+    opening: Opening, graphiti: FakeGraphiti, clock: SettableClock, events: RecordedEvents
+) -> None:
+    """What is queued, sent and confirmed, and what is given up for which reason."""
+
+    def counted() -> Counter[tuple[str, str | None]]:
+        found: Counter[tuple[str, str | None]] = Counter()
+        for one in events.of(EpisodesDelivered):
+            found[one.result, one.reason] += one.count
+        return found
+
+    async with opening(max_queue=8) as memory:
+        await allow(memory)
+        await talk(memory, 3)
+        await deliver(memory, clock)
+        arrived = {("queued", None): 12, ("dead", "outbox_full"): 4, ("sent", None): 8, ("confirmed", None): 8}
+        assert counted() == arrived
+        graphiti.fail("status", "/messages", status=422)
+        await talk(memory, 1, session_id="room:2")
+        await deliver(memory, clock)
+        assert counted()["dead", "refused"] == 4
+        graphiti.mend()
+        await talk(memory, 1, session_id="room:3")
+        await memory.graphiti.decline(by="ann")
+        assert counted()["dead", "consent_withdrawn"] == 4
+        assert await memory.graphiti.drop() == counted()["dead", "dropped"] == 12
 
 
 async def test_two_processes_send_nothing_twice(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from threadkeep.errors import KnowledgeNotFound
+from threadkeep.observe import DeadReason, EpisodesDelivered, Observer
 from threadkeep.records.graphiti import CONSENT_VERSION, DataClass, Delivery, DeliveryStatus
 from threadkeep.records.knowledge import Scope
 from threadkeep.store.codec import time_of, time_text
@@ -77,8 +78,9 @@ class Deliveries:
     and only while that is allowed; a message is in a group once.
     """
 
-    def __init__(self, driver: Driver, endpoint: str, *, clock: Callable[[], datetime]) -> None:
+    def __init__(self, driver: Driver, endpoint: str, *, observer: Observer, clock: Callable[[], datetime]) -> None:
         self._driver = driver
+        self._observer = observer
         self._endpoint = endpoint
         self._clock = clock
         locks = ("postgres/knowledge.sql",) if driver.backend == "postgres" else ()
@@ -146,32 +148,38 @@ class Deliveries:
         return marked
 
     async def confirm(self, group_id: str, numbers: Sequence[int]) -> None:
-        """Note that messages are episodes now."""
+        """Mark messages as confirmed: the server shows them as episodes."""
         now = self._now()
         async with self._driver.writing() as connection:
             await connection.execute_many(self._sql["confirm"], [{"number": one, "now": now} for one in numbers])
             await connection.execute(self._sql["note_seen"], {"group_id": group_id, "now": now})
+        self._observer.notify(EpisodesDelivered(result="confirmed", count=len(numbers)))
 
     async def take_back(self, numbers: Sequence[int]) -> None:
-        """Let messages wait again that the server did not take; that was no attempt."""
+        """Queue messages again that the server did not accept; this does not count as an attempt."""
         await self._execute_each("take_back", [{"number": number} for number in numbers])
 
     async def repeat(self, numbers: Sequence[int]) -> None:
-        """Let messages wait again that the server took and did not store; each counts as repeated."""
+        """Queue messages again that the server accepted but did not store, and count each as repeated."""
         await self._execute_each("repeat", [{"number": number} for number in numbers])
+        if numbers:
+            self._observer.notify(EpisodesDelivered(result="repeated", count=len(numbers)))
 
-    async def bury(self, numbers: Sequence[int], reason: str) -> None:
-        """Give messages up, for a reason that is kept with them."""
-        now = self._now()
-        await self._execute_each("bury", [{"number": one, "reason": reason, "now": now} for one in numbers])
+    async def bury(self, numbers: Sequence[int], reason: DeadReason, *, status: int | None = None) -> None:
+        """Give messages up for a reason, which is stored with them; `status` is that of an HTTP refusal."""
+        now, stored = self._now(), reason if status is None else f"{reason}_{status}"
+        await self._execute_each("bury", [{"number": one, "reason": stored, "now": now} for one in numbers])
+        self._count_dead(len(numbers), reason)
 
-    async def bury_waiting(self, reason: str, group_id: str | None = None) -> int:
-        """Give up all that is not there yet, of one group or of all; return how much that was."""
-        return await self._execute("bury_waiting", {"group_id": group_id, "reason": reason, "now": self._now()})
+    async def bury_open(self, reason: DeadReason, group_id: str | None = None, *, queued_only: bool = False) -> int:
+        """Give up the queued messages of a group or of all groups, and the unconfirmed ones; return their number."""
+        row = {"group_id": group_id, "reason": reason, "queued_only": queued_only, "now": self._now()}
+        return self._count_dead(await self._execute("bury_open", row), reason)
 
-    async def bury_queued(self, reason: str, group_id: str) -> int:
-        """Give up what waits for a group; return how much that was."""
-        return await self._execute("bury_queued", {"group_id": group_id, "reason": reason, "now": self._now()})
+    async def bury_named(self, group_id: str, name: str, reason: DeadReason) -> int:
+        """Give a message up by its name, whatever its status; return 0 if there is none."""
+        row = {"group_id": group_id, "name": name, "reason": reason, "now": self._now()}
+        return self._count_dead(await self._execute("bury_named", row), reason)
 
     async def group_with_key(self, key: str) -> str | None:
         """Return the id of the group of a scope; None if nothing was sent to it."""
@@ -183,11 +191,6 @@ class Deliveries:
         rows = await self._fetch("status_of", {"group_id": group_id, "name": name})
         found: DeliveryStatus | None = rows[0][0] if rows else None
         return found
-
-    async def bury_named(self, group_id: str, name: str, reason: str) -> int:
-        """Give a message up by its name, whatever its status."""
-        row = {"group_id": group_id, "name": name, "reason": reason, "now": self._now()}
-        return await self._execute("bury_named", row)
 
     async def progress(self) -> tuple[int, datetime | None]:
         """Return how much the server has taken and not shown yet, and when it last showed something."""
@@ -223,7 +226,7 @@ class Deliveries:
             KnowledgeNotFound: there is no such message that waits or is dead.
         """
         row = {"number": number, "status": status, "now": self._now()}
-        return self._found(number, await self._execute("drop", row))
+        return self._count_dead(self._found(number, await self._execute("drop", row)), "dropped")
 
     async def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
         """Return how many messages have each status, the dead ones by reason, and how many were sent again."""
@@ -259,6 +262,11 @@ class Deliveries:
     def _found(number: int | None, count: int) -> int:
         if number is not None and not count:
             raise KnowledgeNotFound("delivery", str(number))
+        return count
+
+    def _count_dead(self, count: int, reason: DeadReason) -> int:
+        if count:
+            self._observer.notify(EpisodesDelivered(result="dead", count=count, reason=reason))
         return count
 
     async def _fetch(self, statement: str, parameters: Parameters) -> list[Row]:

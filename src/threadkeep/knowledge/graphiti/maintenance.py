@@ -231,13 +231,13 @@ async def purge(
         pass
     async with driver.writing() as connection:
         group_id = await turns.group_of(connection, scope)
-    dropped = await deliveries.bury_queued("purged", group_id)
+    dropped = await deliveries.bury_open("purged", group_id, queued_only=True)
     until = time.monotonic() + _DRAIN_SECONDS
     while (await deliveries.open_of(group_id))[1] and time.monotonic() < until:
         await deliveries.wake(group_id)
         await look()
         await asyncio.sleep(_LOOK_SECONDS)
-    dropped += await deliveries.bury_waiting("purged", group_id)
+    dropped += await deliveries.bury_open("purged", group_id)
     await client.delete_group(group_id)
     return Purged(group_id, dropped, await remains(client, group_id))
 

@@ -89,9 +89,10 @@ class Graphiti:
         self._worker: DeliveryWorker | None = None
         self._recaller: GraphRecaller | None = None
         self._git = GitMetadata(None if self.options is None else self.options.git_folder)
+        endpoint = "" if self.options is None else self.options.endpoint
+        self._deliveries = Deliveries(driver, endpoint, observer=observer, clock=clock)
         if self.options is not None:
-            self._deliveries = Deliveries(driver, self.options.endpoint, clock=clock)
-            self._turns = TurnQueue(driver, self.options, clock=clock)
+            self._turns = TurnQueue(driver, self.options, observer=observer, clock=clock)
 
     @property
     def is_on(self) -> bool:
@@ -135,8 +136,7 @@ class Graphiti:
             StoreUnavailable: the database does not answer.
         """
         options = self.options
-        deliveries = Deliveries(self._driver, "", clock=self._clock)
-        counts, dead, repeats = await deliveries.counts()
+        counts, dead, repeats = await self._deliveries.counts()
         return GraphitiStatus(
             enabled=options is not None,
             endpoint=None if options is None else options.endpoint,
@@ -147,7 +147,7 @@ class Graphiti:
             counts=counts,
             dead=dead,
             repeats=repeats,
-            troubles=await deliveries.troubles(),
+            troubles=await self._deliveries.troubles(),
         )
 
     async def grant(self, data_classes: Sequence[DataClass], *, by: str) -> Consent:
@@ -172,7 +172,7 @@ class Graphiti:
         consent = await self.consents.decide("withdrawn" if before else "declined", (), by=by)
         while await self._turns.make_deliveries():
             pass
-        await self._require().bury_waiting("consent_withdrawn")
+        await self._require().bury_open("consent_withdrawn")
         return consent
 
     async def deliveries(
@@ -181,7 +181,7 @@ class Graphiti:
         """Return messages on their way, and those that arrived or were given up, in the order of their numbers."""
         if not 1 <= limit <= 1000:
             raise InvalidInput("A page has 1 to 1000 entries; ask for more with its cursor.")
-        return await Deliveries(self._driver, "", clock=self._clock).entries(status, after=after, limit=limit)
+        return await self._deliveries.entries(status, after=after, limit=limit)
 
     async def retry(self, number: int | None = None) -> int:
         """Let a dead message be sent again, or all that nobody dropped; return how many.
@@ -201,7 +201,7 @@ class Graphiti:
         Raises:
             KnowledgeNotFound: there is no such message.
         """
-        return await Deliveries(self._driver, "", clock=self._clock).drop(number, status)
+        return await self._deliveries.drop(number, status)
 
     async def test(self, *, smoke: bool = False) -> list[Check]:
         """Look at the server; with `smoke` also write a message of our own, and delete it again.
@@ -243,6 +243,7 @@ class Graphiti:
         outbound = Outbound(fact.id, name, "user", fact.updated_at, len(text), content=text, workspace=workspace)
         async with self._driver.writing() as connection:
             queued = await self._turns.add(connection, [fact.scope], [outbound])
+        self._turns.notify_queued(queued)
         self.wake()
         return Promoted(fact, queued, None)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 from threadkeep.knowledge.rows import owner_statements
+from threadkeep.observe import EpisodesDelivered, Observer
 from threadkeep.records import Message
 from threadkeep.records.graphiti import GraphitiOptions, GroupStrategy, check_group_id
 from threadkeep.records.knowledge import Scope
@@ -124,8 +125,11 @@ class Outbound:
 class TurnQueue:
     """Makes deliveries of the turns that were noted as they were stored, one process at a time and in their order."""
 
-    def __init__(self, driver: Driver, options: GraphitiOptions, *, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, driver: Driver, options: GraphitiOptions, *, observer: Observer, clock: Callable[[], datetime]
+    ) -> None:
         self._driver = driver
+        self._observer = observer
         self._options = options
         self._clock = clock
         self._sql = owner_statements(driver.backend, "graph_turns.sql")
@@ -144,12 +148,21 @@ class TurnQueue:
             if "lock_turns" in self._sql:
                 await connection.fetch(self._sql["lock_turns"], {})
             rows = await connection.fetch(self._sql["oldest_turns"], {"limit": _TURNS_AT_ONCE})
+            queued = 0
             for row in rows:
                 turn = _Turn(*row)
-                await self._make(connection, turn, now)
+                queued += await self._make(connection, turn)
                 await connection.execute(self._sql["remove_turn"], {"number": turn.number})
-            await self._bound(connection, now)
+            dead = await self._bound(connection, now)
+        self.notify_queued(queued)
+        if dead:
+            self._observer.notify(EpisodesDelivered(result="dead", count=dead, reason="outbox_full"))
         return len(rows)
+
+    def notify_queued(self, count: int) -> None:
+        """Report messages that `add` queued, after the transaction is committed."""
+        if count:
+            self._observer.notify(EpisodesDelivered(result="queued", count=count))
 
     async def add(self, connection: Connection, scopes: Sequence[Scope], messages: Sequence[Outbound]) -> int:
         """Queue messages for the groups of some scopes, and return how many are new there."""
@@ -200,10 +213,10 @@ class TurnQueue:
         owners = {"session": session_id, "workspace": workspace, "user": person}
         return [Scope(kind, owner) for kind in self._options.scopes if (owner := owners[kind])]
 
-    async def _make(self, connection: Connection, turn: _Turn, now: datetime) -> None:
-        # What an agent asks another one is no talk of a person.
+    async def _make(self, connection: Connection, turn: _Turn) -> int:
+        """Queue the messages of a turn; return their number, 0 for a turn between two agents."""
         if turn.agent is not None:
-            return
+            return 0
         between = {"session_id": turn.session_id, "first_seq": turn.first_seq - _REACH, "last_seq": turn.last_seq}
         rows = await connection.fetch(self._sql["turn_messages"], between)
         messages = [message_of(row) for row in rows]
@@ -213,7 +226,7 @@ class TurnQueue:
                 outbound += await self._of_answer(connection, turn, answer, messages)
         scopes = await self.scopes_of(connection, turn.session_id, turn.user_id, turn.workspace)
         marked = [replace(one, workspace=turn.workspace, backfill=bool(turn.backfill)) for one in outbound]
-        await self.add(connection, scopes, marked)
+        return await self.add(connection, scopes, marked)
 
     async def _of_answer(
         self, connection: Connection, turn: _Turn, answer: Message, messages: Sequence[Message]
@@ -275,15 +288,16 @@ class TurnQueue:
             one for one in messages if one.role == "system" and first < (one.seq or 0) < last and one.content.strip()
         ]
 
-    async def _bound(self, connection: Connection, now: datetime) -> None:
-        """Give up what is too much for the queue."""
+    async def _bound(self, connection: Connection, now: datetime) -> int:
+        """Give up the turns that exceed the limits of the queue; return the number of their messages."""
+        dead = 0
         while True:
             [(count, size)] = await connection.fetch(self._sql["queue_size"], {})
             if count <= self._options.max_queue and size <= self._options.max_queue_bytes:
-                return
+                return dead
             [(group_id, turn)] = await connection.fetch(self._sql["least_urgent"], {})
             given_up = {"group_id": group_id, "turn": turn, "reason": "outbox_full", "now": time_text(now)}
-            await connection.execute(self._sql["bury_turn"], given_up)
+            dead += await connection.execute(self._sql["bury_turn"], given_up)
 
 
 def source_of(scope: str, git: dict[str, object] | None) -> str:

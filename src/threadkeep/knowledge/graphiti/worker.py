@@ -19,7 +19,7 @@ from threadkeep.knowledge.graphiti.consent import Consents
 from threadkeep.knowledge.graphiti.deliveries import Deliveries, Lease, OnTheWay, Waiting
 from threadkeep.knowledge.graphiti.repo_state import GitMetadata
 from threadkeep.knowledge.graphiti.turns import TurnQueue, clamped, sendable, source_of
-from threadkeep.observe import DeliveryResult, EpisodesDelivered, GraphitiTrouble, Observer
+from threadkeep.observe import EpisodesDelivered, GraphitiTrouble, Observer
 from threadkeep.records.graphiti import DataClass, GraphitiOptions
 
 _GROUPS_AT_ONCE = 8
@@ -208,7 +208,6 @@ class DeliveryWorker:
         seen = [one.number for one in sent if one.name in names]
         if seen:
             await self._deliveries.confirm(lease.group_id, seen)
-            self._tell("confirmed", len(seen))
         return [one for one in sent if one.name not in names]
 
     async def _wait_for(self, lease: Lease, left: Sequence[OnTheWay], *, progressed: bool) -> _Pause:
@@ -229,8 +228,6 @@ class DeliveryWorker:
         await self._deliveries.bury(lost, "not_stored")
         again = [one.number for one in left if one.number not in lost]
         await self._deliveries.repeat(again)
-        self._tell("dead", len(lost))
-        self._tell("repeated", len(again))
         return _Pause(0.0, error="not_stored")
 
     async def _send(self, lease: Lease, batch: Sequence[Waiting]) -> None:
@@ -248,13 +245,12 @@ class DeliveryWorker:
                 await self._send_each(lease, batch, episodes)
                 return
             if error.is_final:
-                await self._deliveries.bury([batch[0].number], f"refused_{error.status}")
-                self._tell("dead", 1)
+                await self._deliveries.bury([batch[0].number], "refused", status=error.status)
                 return
             if not error.uncertain:
                 await self._deliveries.take_back([one.number for one in batch])
             raise
-        self._tell("sent", len(batch))
+        self._observer.notify(EpisodesDelivered(result="sent", count=len(batch)))
 
     async def _send_each(self, lease: Lease, batch: Sequence[Waiting], episodes: Sequence[Episode]) -> None:
         """Send messages one by one, since one of them is refused, and would hold up the others."""
@@ -263,11 +259,10 @@ class DeliveryWorker:
                 return
             try:
                 await self._client.send(lease.group_id, [episode])
-                self._tell("sent", 1)
+                self._observer.notify(EpisodesDelivered(result="sent", count=1))
             except GraphitiError as error:
                 if error.is_final:
-                    await self._deliveries.bury([one.number], f"refused_{error.status}")
-                    self._tell("dead", 1)
+                    await self._deliveries.bury([one.number], "refused", status=error.status)
                     continue
                 certain = batch[place + 1 :] if error.uncertain else batch[place:]
                 await self._deliveries.take_back([one.number for one in certain])
@@ -297,10 +292,6 @@ class DeliveryWorker:
         failures = lease.failures + 1
         most = min(self._options.first_pause_seconds * 2.0 ** min(failures, 30), self._options.longest_pause_seconds)
         return _Pause(max(random.uniform(0.0, most), asked), failures, error.kind)
-
-    def _tell(self, result: DeliveryResult, count: int) -> None:
-        if count:
-            self._observer.notify(EpisodesDelivered(result=result, count=count))
 
 
 def _class_of(one: Waiting) -> DataClass:

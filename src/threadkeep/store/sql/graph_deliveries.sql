@@ -93,13 +93,11 @@ WHERE number = :number AND status = 'sent'
 UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
 WHERE number = :number AND status IN ('queued', 'sent')
 
--- name: bury_waiting
-UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now
+-- name: bury_open
+UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, ended_at = :now,
+    content = CASE WHEN CAST(:reason AS TEXT) = 'purged' THEN NULL ELSE content END
 WHERE status IN ('queued', 'sent') AND (CAST(:group_id AS TEXT) IS NULL OR group_id = :group_id)
-
--- name: bury_queued
-UPDATE chat_graph_deliveries SET status = 'dead', reason = :reason, content = NULL, ended_at = :now
-WHERE group_id = :group_id AND status IN ('queued', 'sent') AND status = 'queued'
+    AND (status = 'queued' OR NOT CAST(:queued_only AS BOOLEAN))
 
 -- name: status_of
 SELECT status FROM chat_graph_deliveries WHERE group_id = :group_id AND name = :name

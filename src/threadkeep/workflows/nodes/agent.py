@@ -18,7 +18,7 @@ from pydantic import Field, InstanceOf, PrivateAttr
 from pydantic.json_schema import SkipJsonSchema
 
 from threadkeep.agent.conversion import text_of
-from threadkeep.agent.knowledge_tools import MemoryKind, knowledge_tools
+from threadkeep.agent.knowledge_tools import MemoryToolKind, knowledge_tools
 from threadkeep.agent.lookup_tools import history_tools
 from threadkeep.agent.middleware import SessionMemory
 from threadkeep.agent.turn_options import CallPlace, NodeTurnOptions, TurnOptions
@@ -67,11 +67,11 @@ class AgentNode(SpeakingNode, HistoryFields):
     history_tools: bool = Field(
         False, description="Whether it may look up what is not in its context: older messages, results that were cut."
     )
-    memory_tools: tuple[MemoryKind, ...] = Field(
+    memory_tools: tuple[MemoryToolKind, ...] = Field(
         (),
-        max_length=3,
+        max_length=4,
         description="Which tools of the memory it has: facts (remember, recall, forget), episodes (what was asked and "
-        "answered earlier), procedures (how something is done).",
+        "answered earlier), procedures (how something is done), promotions (promote: decisions, lessons and the like).",
     )
     tool_memory: int | None = Field(
         None,
