@@ -63,7 +63,7 @@ async def test_a_slow_hook_after_the_answer_changes_nothing(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The run is alive, however long nothing is heard of it: the answer is stored once, as complete."""
-    monkeypatch.setattr("threadkeep.agent.participation._MOST_LOOKS", 1_000_000)
+    monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1_000_000)
     slow = Slow()
     run = asyncio.create_task(ask(make_agent(ScriptedModel(["hello"]), [SessionMemory(small_memory), slow]), "hi"))
     await slow.gate.reached()
@@ -79,7 +79,7 @@ async def test_the_complete_answer_is_kept_after_the_patience_was_over(
     small_memory: Memory, monkeypatch: pytest.MonkeyPatch, checkpointed: bool
 ) -> None:
     """What was stored for fear of losing it takes nothing from the answer: a repeat of the question gets that."""
-    monkeypatch.setattr("threadkeep.agent.participation._MOST_LOOKS", 1)
+    monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     slow = Slow()
     model = ScriptedModel(["hello"])
     saver = InMemorySaver() if checkpointed else None
@@ -103,7 +103,7 @@ async def test_the_complete_answer_is_kept_after_the_patience_was_over(
 async def test_a_draft_that_is_sent_back_is_not_stored(small_memory: Memory, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the model is asked again nothing waits to be stored, however long it takes."""
     monkeypatch.setattr("threadkeep.agent.participation.ABANDONED_SECONDS", 0.3)
-    monkeypatch.setattr("threadkeep.agent.participation._MOST_LOOKS", 1)
+    monkeypatch.setattr("threadkeep.agent.participation._MOST_CHECKS", 1)
     gate = Gate()
     model = ScriptedModel(["a draft", [gate, "hello"]])
     run = asyncio.create_task(ask(make_agent(model, [SessionMemory(small_memory), Again()]), "hi"))

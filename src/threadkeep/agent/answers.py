@@ -141,7 +141,7 @@ class OtherMiddleware:
 
     def check_state(self, messages: Sequence[BaseMessage]) -> None:
         """Look for summaries and cleared tool results in the messages of the state."""
-        if any(message.additional_kwargs.get("lc_source") == "summarization" for message in messages):
+        if "summarization" in [message.additional_kwargs.get("lc_source") for message in messages]:
             self._warn("summaries")
         if any(map(_is_cleared, messages)):
             self._warn("cleared")

@@ -78,8 +78,11 @@ def _is_id(value: object) -> bool:
 def _in_context(runtime: Runtime[Any], *names: str) -> object:
     """Return the first of these fields in the run's context, which is a mapping or an object."""
     context = runtime.context
-    values = (context.get(name) if isinstance(context, Mapping) else getattr(context, name, None) for name in names)
-    return next((value for value in values if value is not None), None)
+    for name in names if context is not None else ():
+        value = context.get(name) if isinstance(context, Mapping) else getattr(context, name, None)
+        if value is not None:
+            return value
+    return None
 
 
 def _runtime() -> Runtime[Any]:
@@ -125,7 +128,7 @@ def call_key(config: RunnableConfig, runtime: Runtime[Any]) -> CallKey:
 def in_tool(config: RunnableConfig) -> bool:
     """Return whether an agent runs in a tool of another agent: below the node `tools` of LangChain's agents."""
     *outer, _ = str(config.get("configurable", {}).get("checkpoint_ns", "")).split("|")
-    return any(node.partition(":")[0] == "tools" for node in outer)
+    return "tools" in [node.partition(":")[0] for node in outer]
 
 
 def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
@@ -136,7 +139,7 @@ def redacted_kinds(config: RunnableConfig) -> frozenset[str]:
     """
     reader = config.get("configurable", {}).get(_READER)
     channels = [name for part in getattr(reader, "args", ()) if isinstance(part, Mapping) for name in part]
-    return frozenset(found[1] for name in channels if (found := _REDACTING.search(str(name))))
+    return frozenset({found[1] for name in channels if (found := _REDACTING.search(str(name)))})
 
 
 def author_of(config: RunnableConfig, place: CallPlace | None) -> str | None:

@@ -235,16 +235,17 @@ class Participation:
     def begun_by(self, runtime: Runtime[Any]) -> None:
         """Store a weak reference to the writer of a run at its first node."""
         writer = weakref.ref(runtime.stream_writer)
-        self._begun = [*(begun for begun in self._begun if begun() is not None), writer]
+        self._begun = [begun for begun in self._begun if begun() is not None] + [writer]
         self.root.writers.append(writer)
 
     def hold(self, said: BaseMessage | str, status: Status, runtime: Runtime[Any]) -> None:
         """Hold an answer. Only a writer that a second node of the run has too is known to live as long as the run."""
         self.stop_waiting()
         self.text, self.status = said, status
-        run_wide = any(begun() is runtime.stream_writer for begun in self._begun)
-        self._all_runs_known = self._all_runs_known and run_wide
-        self._runs = [*(run for run in self._runs if run() is not None), weakref.ref(runtime.stream_writer)]
+        writer = weakref.ref(runtime.stream_writer)
+        # References to one object are equal.
+        self._all_runs_known = self._all_runs_known and writer in self._begun
+        self._runs = [run for run in self._runs if run() is not None] + [writer]
 
     def wait(self, settle: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Store the held answer after a while, unless `stop_waiting` is called."""

@@ -83,7 +83,7 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
     It is the newest block of human messages; if the program wrote it, the caller's question before it.
     """
     question, own = question_before(messages), callers_question(messages)
-    if any(message in own for message in question):
+    if {id(message) for message in question} & {id(message) for message in own}:
         return question
     return own or (None if root_callbacks.in_branch and _asked_by_caller() else question)
 
@@ -91,7 +91,8 @@ def question_asked(messages: Sequence[BaseMessage]) -> list[BaseMessage] | None:
 def callers_question(messages: Sequence[BaseMessage]) -> list[BaseMessage]:
     """Return the messages of an agent that are the question in the input of the root run."""
     asked = _asked_by_caller()
-    own = [message for message in messages if is_question(message) and _is_one_of(message, asked)]
+    ids, texts = {one.id for one in asked if one.id}, {text_of(one) for one in asked}
+    own = [one for one in messages if is_question(one) and (one.id in ids or text_of(one) in texts)]
     return own[-len(asked) :] if asked else []
 
 
@@ -105,10 +106,6 @@ def _asked_by_caller() -> list[BaseMessage]:
         return question_before(convert_to_messages([sent] if isinstance(sent, str) or _is_pair(sent) else sent))
     except (TypeError, ValueError, NotImplementedError):
         return []  # the program has other values under this name
-
-
-def _is_one_of(message: BaseMessage, asked: Sequence[BaseMessage]) -> bool:
-    return any((message.id is not None and message.id == one.id) or text_of(message) == text_of(one) for one in asked)
 
 
 async def compare_history(

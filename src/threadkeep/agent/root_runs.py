@@ -12,7 +12,6 @@ from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import count
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -128,6 +127,8 @@ class RootRun:
         """
         by_text = {text_of(message): id_of(message) for message in self.question}
         ids = {id_of(message) for message in self.question}
+        if not [one for one in messages if id_of(one) not in ids and _is_human(one, by_text)]:
+            return list(messages)
         present = {id_of(message) for message in messages} & ids
         earlier = self._earlier_turns(messages, by_text)
         found: list[BaseMessage] = list(messages[:earlier])
@@ -166,8 +167,7 @@ class RootRun:
         """Return the number of an author's answer in this run, from 1; it is the same for the same call."""
         claims = self._claims.setdefault(author, {})
         if call not in claims:
-            taken = set(claims.values())
-            claims[call] = next(number for number in count(1) if number not in taken)
+            claims[call] = min({*range(1, len(claims) + 2)} - {*claims.values()})
         return claims[call]
 
     def release(self, author: str | None, call: Hashable) -> None:
@@ -187,7 +187,7 @@ class RootRun:
         In a root run that is resumed in another process, the input has the earlier answers.
         """
         ids = {id_of(message) for message in messages}
-        seen = sum(1 for one in self.answers if one.name == author and id_of(one) in ids)
+        seen = len([one for one in self.answers if one.name == author and id_of(one) in ids])
         claims = self._claims.setdefault(author, {})
         claims[call] = max(self.claim(author, call), seen + 1)
         return claims[call]
@@ -200,7 +200,7 @@ class RootRun:
 
     def add_answer(self, message: BaseMessage, author: str | None) -> None:
         """Add a complete answer of the turn, once."""
-        if all(id_of(message) != one.id for one in self.answers):
+        if id_of(message) not in [one.id for one in self.answers]:
             self.answers.append(AIMessage(text_of(message), id=id_of(message), name=author))
 
 

@@ -110,9 +110,9 @@ class OpenTurn:
             return
         question = await self._question_rows(metadata or {}, received)
         waiting = self.session.waiting()
-        self.earlier = tuple(m for m in waiting if m.answers == self.question_id and m.status == "complete")
+        self.earlier = tuple([m for m in waiting if m.answers == self.question_id and m.status == "complete"])
         self._known_question_id = self.question_id
-        if self.earlier or any(message.id == self.question_id for message in waiting):
+        if self.earlier or self.question_id in [message.id for message in waiting]:
             self._repeated = True
             if question[:-1]:
                 # The newest message is pending; the others may not be stored yet.
@@ -320,8 +320,8 @@ class OpenTurn:
         self._find_answer()
 
     def _find_answer(self) -> None:
-        found = next((answer for answer in reversed(self.earlier) if self.speaker.said(answer)), None)
-        self.answered = None if found is None else AIMessage(content=found.content, id=found.id)
+        found = [answer for answer in self.earlier if self.speaker.said(answer)]
+        self.answered = AIMessage(content=found[-1].content, id=found[-1].id) if found else None
 
     async def _find(self, message_id: str | None) -> Message | None:
         return await self._read(self.session.find(message_id)) if message_id else None
