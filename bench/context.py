@@ -16,6 +16,7 @@ from rich.table import Table
 
 from bench.context_assembly import (
     ALL_THAT_FITS,
+    ALL_THAT_FITS_LARGE,
     APPROXIMATE,
     ESTIMATE,
     MAX_TOKENS,
@@ -34,7 +35,7 @@ from bench.tables import ENGINE_TITLES, Sheet, markdown
 
 FULL, QUICK = AssemblyPlan(), AssemblyPlan(stored=(100, 1_000), rounds=4, seconds=1.0)
 TURNS, FEW_TURNS = 200, 30
-_FASTER, _FLAT, _SHARE = 50.0, 1.2, 0.85
+_FASTER, _FLAT, _SHARE = 100.0, 1.2, 0.85
 _COMPARED = 10_000
 
 
@@ -133,7 +134,7 @@ def _aims(found: Found) -> Sheet:
     compared = _COMPARED if _COMPARED in lengths else lengths[-1]
     for engine in dict.fromkeys(contest.engine for contest in assembly if contest.engine):
         title = ENGINE_TITLES[engine]
-        for kind in (NEWEST_20, ALL_THAT_FITS):
+        for kind in (NEWEST_20, ALL_THAT_FITS, ALL_THAT_FITS_LARGE):
             ours = assembly[Contest(engine, kind, compared)]
             for counter in (ESTIMATE, APPROXIMATE):
                 factor = assembly[Contest(None, counter, compared)] / ours

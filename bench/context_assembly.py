@@ -1,7 +1,8 @@
-"""How long it takes to lay out one model call, beside langchain-core's `trim_messages` over the same messages.
+"""Time to lay out one model call, beside langchain-core's `trim_messages` over the same messages.
 
-Threadkeep reads its database for each call, chooses the window and writes the record of it; `trim_messages` has all
-messages in memory already. All take turns, so that a slow moment of the machine touches all alike.
+Threadkeep reads what is new in the session with the transaction that stores the question, which is not measured. It
+chooses the window and makes the record of the call; `trim_messages` has all messages in memory already. The contenders
+alternate, so that a slow moment of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -30,9 +31,15 @@ from threadkeep.agent.turns import OpenTurn
 from threadkeep.testing import ScriptedModel
 
 MAX_TOKENS = 4_000
+LARGE_TOKENS = 32_000
 NEWEST_20, ALL_THAT_FITS = "the newest 20 messages", f"all that fits in {MAX_TOKENS:,} tokens"
+ALL_THAT_FITS_LARGE = f"all that fits in {LARGE_TOKENS:,} tokens"
 APPROXIMATE, ESTIMATE = "its own approximate counter", "Threadkeep's estimate"
-_LIMITS = {NEWEST_20: TurnOptions(), ALL_THAT_FITS: TurnOptions(max_messages=None)}
+_LIMITS = {
+    NEWEST_20: TurnOptions(),
+    ALL_THAT_FITS: TurnOptions(max_messages=None),
+    ALL_THAT_FITS_LARGE: TurnOptions(max_messages=None, max_tokens=LARGE_TOKENS),
+}
 _SYSTEM = SystemMessage("You help the customers of a shop. Be brief.")
 _QUESTION = "My parcel has not come yet, what can I do now?"
 _MESSAGES_AT_ONCE = 5_000

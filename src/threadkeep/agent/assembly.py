@@ -9,13 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import Final
 
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 
-from threadkeep.agent.conversion import add_to_digest, digest_of, dump_message, id_of, is_plain, is_stored_as
+from threadkeep.agent.conversion import (
+    add_to_digest,
+    digest_of,
+    dump_message,
+    id_of,
+    is_only_text,
+    is_plain,
+    is_stored_as,
+)
 from threadkeep.agent.counting import count_message
 from threadkeep.agent.earlier_steps import EarlierSteps
 from threadkeep.agent.exclusions import dropped, exclusions
@@ -402,10 +410,20 @@ def _ordered(extras: Sequence[Extra], order: Sequence[Section]) -> list[_Sent]:
 
 def _added(message: BaseMessage, texts: dict[str, str]) -> str:
     """Add a message to the texts, and return its digest."""
-    body = dump_message(message)
-    digest = digest_of(body)
+    if type(message) is SystemMessage and is_only_text(message):
+        digest, body = _system_text(str(message.content), message.id)
+    else:
+        body = dump_message(message)
+        digest = digest_of(body)
     texts[digest] = body
     return digest
+
+
+@lru_cache(maxsize=64)
+def _system_text(content: str, message_id: str | None) -> tuple[str, str]:
+    """Return the digest and the JSON of a system message, which is mostly the same in all calls."""
+    body = dump_message(SystemMessage(content, id=message_id))
+    return digest_of(body), body
 
 
 def _no_text(_: str) -> int:

@@ -207,6 +207,13 @@ def is_plain(message: BaseMessage) -> bool:
     return not message.name and not message.additional_kwargs and _is_storable(message.content)
 
 
+def is_only_text(message: BaseMessage) -> bool:
+    """Return whether a message has nothing but a text and an id."""
+    return isinstance(message.content, str) and not (
+        message.name or message.additional_kwargs or message.response_metadata or message.model_extra
+    )
+
+
 def is_stored_as(row: Message, message: BaseMessage) -> bool:
     """Return whether a sent message equals the stored one as it is read; plain messages only."""
     read = to_langchain(row)

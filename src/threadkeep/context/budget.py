@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from functools import lru_cache
 
 from threadkeep.errors import BudgetTooSmall
 
@@ -196,8 +197,11 @@ def context_window(model: str | None, override: object = None) -> int:
 
 def known_window(model: str | None, override: object = None) -> int | None:
     """Return the context window of a model as `context_window` does; None for an unknown one."""
-    if (given := _positive(override)) is not None:
-        return given
+    return _positive(override) or _window_by_name(model)
+
+
+@lru_cache(maxsize=256)
+def _window_by_name(model: str | None) -> int | None:
     names = names_of(model)
     for name in names:
         if name in WINDOWS:

@@ -1,0 +1,93 @@
+"""The window of a session that a process keeps between model calls: a call is the same as without it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from tests.agent.talking import ROOM
+from threadkeep import ContextPlan, Memory, MemoryOptions, Message, TurnOptions, open_memory
+from threadkeep.agent.context_view import ContextLook, look_ahead
+from threadkeep.records import Role, Status
+
+_OPTIONS = (
+    TurnOptions(),
+    TurnOptions(max_messages=None, max_tokens=600),
+    TurnOptions(max_messages=8, max_tokens=3_000, plan=ContextPlan(window="sliding")),
+    TurnOptions(max_messages=None, max_tokens=20_000, plan=ContextPlan(fold_repeats=True)),
+)
+
+
+@pytest.fixture
+async def two(shared_url: str, memory_options: MemoryOptions) -> AsyncIterator[tuple[Memory, Memory]]:
+    """A memory that keeps windows, and one that keeps nothing, on one database."""
+    options = replace(memory_options, background=False)
+    async with (
+        open_memory(shared_url, options=options) as keeping,
+        open_memory(shared_url, options=replace(options, context_cache_bytes=0)) as forgetful,
+    ):
+        yield keeping, forgetful
+
+
+class Conversation:
+    """A conversation with all that a window has to notice, written by another process."""
+
+    def __init__(self, memory: Memory, random: Random) -> None:
+        self._session = memory.session(ROOM)
+        self._random = random
+        self._number = 0
+
+    async def begin(self) -> None:
+        """Store the first turn."""
+        await self._turn()
+
+    async def go_on(self) -> None:
+        """Do one thing, mostly a plain turn."""
+        acts = (self._turn, self._turn, self._turn, self._turn, self._odd_turn, self._note, self._change)
+        await self._random.choice(acts)()
+
+    def _message(self, role: Role, text: str, *, run: int, status: Status = "complete") -> Message:
+        self._number += 1
+        return Message(role, text, id=f"m-{self._number}", run_id=f"run-{run}", status=status)
+
+    async def _turn(self) -> None:
+        text = "something " * self._random.choice((1, 3, 20))
+        run = self._number
+        await self._session.append([self._message("user", text, run=run), self._message("assistant", text, run=run)])
+
+    async def _odd_turn(self) -> None:
+        """Ask without an answer, ask in two parts, answer with a failure, answer late, or speak first."""
+        statuses: tuple[Status, ...] = ("failed", "interrupted", "complete")
+        run, status = self._number, self._random.choice(statuses)
+        asked = [self._message("user", "a question", run=run) for _ in range(self._random.choice((1, 2)))]
+        answer = self._message("assistant", "an answer", run=run, status=status)
+        await self._session.append(self._random.choice(([*asked], [*asked, answer], [answer])))
+
+    async def _note(self) -> None:
+        await self._session.append([self._message("system", "a note", run=self._number)])
+
+    async def _change(self) -> None:
+        if self._random.random() < 0.3:
+            await self._session.reset()
+        elif self._random.random() < 0.5:
+            await self._session.take_back(self._random.choice((1, 2)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_a_call_is_the_same_with_and_without_a_kept_window(two: tuple[Memory, Memory], seed: int) -> None:
+    """Messages, entries, exclusions and digest are those of a process that reads everything again."""
+    conversation = Conversation(two[1], Random(seed))
+    await conversation.begin()
+    for _ in range(40):
+        for options in _OPTIONS:
+            look = ContextLook(options, system_prompt="Be brief.")
+            kept, fresh = [await look_ahead(each, each.session(ROOM), look) for each in two]
+            # The digest of all messages includes the id of the placeholder for the question.
+            assert replace(kept.manifest, created_at=None, digest="") == replace(
+                fresh.manifest, created_at=None, digest=""
+            )
+            assert kept.messages == fresh.messages
+        await conversation.go_on()
